@@ -1,0 +1,1 @@
+"""Ready-made scripts for cron.minutely, cron.hourly and the like; ``ftsupervise.cron`` once installed."""

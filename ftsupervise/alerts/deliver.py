@@ -1,0 +1,253 @@
+"""Send what waits: claimed before it is sent, its outcome written after, and never longer than ``budget``.
+
+Each round claims the next message of every receiver in one commit and sends all of them at the same time, each in a
+thread that is left behind when it does not end. Outcomes are written as they come, for what a
+crash finds unwritten is sent twice. A receiver that failed rests until its
+back-off (or ``Retry-After``) is over, which may be many ticks away: nothing sleeps here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from ftsupervise.alerts import outbox
+from ftsupervise.alerts.advance import advance
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.outbox import Message, ReceiverState, State
+from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, sender
+from ftsupervise.alerts.trouble import hand_over, receiver_finding, reroute
+from ftsupervise.model import AlertState, Notice, Severity
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Alerts, Receiver
+
+PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts make of it
+TOGETHER = 0.01  # seconds: outcomes this close are written in one commit
+ROUNDS = 50
+FINE = ReceiverState()
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What became of the messages that were due."""
+
+    sent: tuple[Message, ...] = ()
+    failed: tuple[tuple[Message, str], ...] = ()
+    waiting: int = 0  # left in the outbox, for whatever reason
+    critical_waiting: int = 0  # … with something critical that has reached nobody: no dead-man ping while there are any
+
+
+@dataclass
+class _Attempt:
+    journal: Journal
+    settings: Alerts
+    receiver: Receiver
+    message: Message
+    parcel: Parcel
+    receipt: dict[str, str] | None = None
+    error: Exception | None = field(default=None)
+
+
+def deliver(
+    journals: Sequence[Journal],
+    settings: Alerts | Sequence[Alerts],
+    now: datetime,
+    *,
+    budget: timedelta = timedelta(seconds=45),
+    jitter: Callable[[], float] = random.random,
+) -> Delivered:
+    """Send what is due in ``journals``; ``settings`` is for all of them, or one for each. Bounded by about ``budget``.
+
+    Never raises for a receiver: what went wrong is in the answer and in the journal.
+    """
+    each = list(settings) if isinstance(settings, Sequence) else [settings] * len(journals)
+    who = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+    start = time.monotonic()
+    sent: list[Message] = []
+    failed: list[tuple[Message, str]] = []
+    for _ in range(ROUNDS):
+        passed = timedelta(seconds=time.monotonic() - start)
+        if passed >= budget:
+            break
+        attempts: list[_Attempt] = []
+        for journal, own in zip(journals, each, strict=True):
+            attempts += _claim(journal, own, who, now + passed)
+        if not attempts:
+            break
+        for ended in _send_all(attempts, min(PATIENCE, budget - passed + timedelta(seconds=1))):
+            at = now + timedelta(seconds=time.monotonic() - start)
+            for journal in {id(a.journal): a.journal for a in ended}.values():
+                _write_down([a for a in ended if a.journal is journal], who, at, jitter)
+        sent += [a.message for a in attempts if a.error is None]
+        failed += [(a.message, str(a.error)) for a in attempts if a.error is not None]
+    states = [journal.read() for journal in journals]
+    critical = sum(1 for state in states for message in state.outbox if _nobody_knows(state, message))
+    return Delivered(tuple(sent), tuple(failed), sum(len(state.outbox) for state in states), critical)
+
+
+def _nobody_knows(state: State, message: Message) -> bool:
+    """Is there something critical in it that has reached no receiver at all?"""
+    told = {notice.key for post in state.posts.values() for notice in post.notices}
+    return any(n.finding.severity is Severity.CRITICAL and n.key not in told for n in message.notices)
+
+
+def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[_Attempt]:
+    named = settings.named
+    out: list[_Attempt] = []
+
+    def make(state: State) -> State:
+        out.clear()
+        state = _mend(state, settings, now)
+        chosen = [m for m in outbox.due(state, now) if m.receiver in named]
+        if not chosen:
+            return state
+        state = outbox.claim(state, frozenset(m.id for m in chosen), who, now)
+        for message in state.outbox:
+            if message.claimed_by == who and any(m.id == message.id for m in chosen):
+                parcel = _parcel(state, message, settings, now)
+                out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
+        return state
+
+    journal.change(make)
+    return out
+
+
+def _mend(state: State, settings: Alerts, now: datetime) -> State:
+    """A receiver that said no for good gets another chance after a change of its settings, or after a day."""
+    for name, receiver in settings.named.items():
+        health = state.receivers.get(name)
+        if health is not None and health.broken:
+            rested = health.broken_since is None or now - health.broken_since >= outbox.BROKEN_FOR
+            if rested or health.print != fingerprint(receiver):
+                state = outbox.mend(state, name)
+    return state
+
+
+def fingerprint(receiver: Receiver) -> str:
+    """Changes when the settings change or a file they name does. Made of names and times, not of secrets."""
+    parts = [receiver.model_dump_json()]
+    for name, value in receiver.settings:
+        if name.endswith("_file") and value is not None:
+            try:
+                found = Path(value).stat()
+                parts.append(f"{found.st_mtime_ns} {found.st_size} {found.st_ino} {found.st_mode}")
+            except OSError as error:
+                parts.append(str(error.errno))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _parcel(state: State, message: Message, settings: Alerts, now: datetime) -> Parcel:
+    earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
+    over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
+    return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates)
+
+
+def _ended(state: State, notice: Notice, now: datetime) -> datetime:
+    alert = state.alerts.get(notice.alert_id)
+    return alert.ended if alert is not None and alert.ended is not None else now
+
+
+def _is_over(state: State, notice: Notice, post: Message) -> bool:
+    alert = state.alerts.get(notice.alert_id)
+    return alert is None or alert.state is not AlertState.FIRING or alert.posts.get(post.receiver) != post.id
+
+
+def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_Attempt]]:
+    """The attempts as they end, those that end together together; at the latest after ``patience``."""
+    done: SimpleQueue[_Attempt] = SimpleQueue()
+    for attempt in attempts:
+        Thread(target=_send, args=(attempt, done), daemon=True).start()
+    end, left = time.monotonic() + patience.total_seconds(), {id(attempt): attempt for attempt in attempts}
+    while left:
+        batch: list[_Attempt] = []
+        try:
+            batch.append(done.get(timeout=max(0.0, end - time.monotonic())))
+            while len(batch) < len(left):
+                batch.append(done.get(timeout=TOGETHER))
+        except Empty:
+            pass
+        if not batch:
+            break
+        for attempt in batch:
+            del left[id(attempt)]
+        yield batch
+    for attempt in left.values():
+        if attempt.receipt is None and attempt.error is None:
+            attempt.error = TryLater(f"no answer within {patience.total_seconds():.0f}s")
+    if left:
+        yield list(left.values())
+
+
+def _send(attempt: _Attempt, done: SimpleQueue[_Attempt]) -> None:
+    try:
+        receipt = sender(attempt.receiver.kind)(attempt.parcel, attempt.receiver.settings)
+    except (TryLater, Broken, Unsendable) as error:
+        attempt.error = attempt.error or error
+    except Exception as error:  # law 7 in spirit: one receiver's bug must not cost the others their messages
+        attempt.error = attempt.error or TryLater(f"{type(error).__name__} in the receiver {attempt.receiver.kind}")
+    else:
+        if attempt.error is None:
+            attempt.receipt = receipt
+    done.put(attempt)
+
+
+def _write_down(attempts: list[_Attempt], who: str, now: datetime, jitter: Callable[[], float]) -> None:
+    journal = attempts[0].journal
+    jitters = [jitter() for _ in attempts]
+
+    def make(state: State) -> State:
+        for attempt, fraction in zip(attempts, jitters, strict=True):
+            state = _outcome(state, attempt, who, now, fraction)
+        return state
+
+    journal.change(make)
+
+
+def _outcome(state: State, attempt: _Attempt, who: str, now: datetime, fraction: float) -> State:
+    message, error, home = attempt.message, attempt.error, attempt.journal.home
+    if error is None:
+        receipt = attempt.receipt or {}
+        state = outbox.sent(state, message, receipt, now)
+        return _say(state, attempt, now) if "refused" in receipt else state
+    if not outbox.mine(state, message, who):
+        return state  # the lease ran out and another took it over: its outcome counts
+    if isinstance(error, Broken):
+        state = outbox.broke(state, message, str(error), fingerprint(attempt.receiver), now)
+        return _say(reroute(state, attempt.settings, now, home), attempt, now)
+    if isinstance(error, Unsendable):
+        return _refused(state, attempt, str(error), now, fraction)
+    failures = state.receivers.get(message.receiver, ReceiverState()).failures + 1
+    asked = error.after if isinstance(error, TryLater) else None
+    wait = max(outbox.backoff(failures, fraction), asked or timedelta(0))
+    return outbox.put_back(state, message, str(error), not_before=now + wait, now=now)
+
+
+def _refused(state: State, attempt: _Attempt, error: str, now: datetime, fraction: float) -> State:
+    message, home = attempt.message, attempt.journal.home
+    if not message.plain:
+        return outbox.put_back_plain(state, message, error)
+    others = [n for n in attempt.settings.named if n != message.receiver and not state.receivers.get(n, FINE).broken]
+    state, _ = hand_over(state, message, others, now, home)
+    if now - message.created > outbox.GIVE_UP_AFTER:
+        return outbox.drop(state, message)
+    state = outbox.refuse(state, message, error, due=now + outbox.backoff(message.tries, fraction))
+    return _say(state, attempt, now)
+
+
+def _say(state: State, attempt: _Attempt, now: datetime) -> State:
+    """Tell the others now, not at the next tick."""
+    message = attempt.message
+    finding = receiver_finding(state, message.receiver, now, message.run)
+    names = (attempt.journal.home, message.where)
+    return advance(state, (finding,), attempt.settings, now, message.run, names, [], partial=True)

@@ -1,0 +1,41 @@
+"""Everything else people use (Telegram, Matrix, ntfy, Teams …) through Apprise, an extra.
+
+Apprise says only yes or no for each address, so every no is "try later"; an address it does not understand is broken.
+It remembers nothing and sleeps between requests to one service, which our own bound on a delivery covers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ftsupervise.alerts import secrets
+from ftsupervise.alerts.receivers import Broken, Parcel, TryLater
+from ftsupervise.alerts.wording import render, view
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Apprise
+
+
+def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
+    """Taken when every address took it."""
+    try:
+        import apprise  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'") from None
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it logs addresses
+    urls = secrets.read(settings, "urls").split()
+    box = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False, secure_logging=True))
+    for number, url in enumerate(urls, 1):
+        if not box.add(url):
+            raise Broken(f"address {number} of {len(urls)} is not one that Apprise understands")
+    seen = view(parcel.message, parcel.now)
+    text = render("alert.text.j2", seen, own=parcel.templates)
+    kind = "success" if seen.over else {"critical": "failure", "warning": "warning"}.get(seen.severity, "info")
+    try:
+        taken = box.notify(body=text, title=seen.title, notify_type=kind, body_format="text", interpret_escapes=False)
+    except Exception as error:  # a plug-in of Apprise may raise anything
+        raise TryLater(secrets.redact(f"{type(error).__name__}: {error}", urls)) from None
+    if not taken:
+        raise TryLater(f"Apprise could not deliver to all of {len(urls)} addresses (it does not say why)")
+    return {}

@@ -1,0 +1,217 @@
+"""Slack, through slack-sdk: Block Kit with a text fallback.
+
+With a bot token a post is edited when its trouble is over, and what follows (repeats, escalations, the end) goes into
+its thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
+slack-sdk's own retry handlers sleep in place, so they are switched off.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import datetime
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from ftsupervise.alerts import secrets
+from ftsupervise.alerts.outbox import Message
+from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers.http import failure
+from ftsupervise.alerts.wording import ENDS, render, slack_escape, view
+from ftsupervise.model import Reason
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Slack
+
+HEADER, SECTION, BLOCKS, TEXT = 150, 2900, 45, 3000
+_CHOKED = (
+    "invalid_blocks",
+    "invalid_blocks_format",
+    "msg_too_long",
+    "no_text",
+    "invalid_payload",
+    "too_many_attachments",
+)
+_PASSING = ("ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
+_GONE = ("message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found")
+_SILENT = logging.Logger("ftsupervise.slack", logging.CRITICAL + 1)  # slack-sdk logs bodies and headers
+
+
+def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
+    """Posted when Slack has answered ok. Receipt: ``ts`` and ``channel`` (with a token)."""
+    webhook, token = secrets.read(settings, "webhook"), secrets.read(settings, "token")
+    try:
+        return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
+    except HTTPError as error:
+        why = secrets.redact(error.reason, [webhook, token])
+        raise failure(error.code, why, error.headers.get("Retry-After"), parcel.now) from None
+    except (URLError, OSError, HTTPException) as error:
+        raise TryLater(secrets.redact(f"{type(error).__name__}: {error}", [webhook, token])) from None
+
+
+# ------------------------------------------------------------------------------------------------------- two ways
+
+
+def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
+    from slack_sdk.webhook import WebhookClient
+
+    class Client(WebhookClient):
+        def _perform_http_request_internal(self, url: str, req: Request) -> Any:
+            from slack_sdk.webhook import WebhookResponse
+
+            status, headers, body = _once(req, self.timeout, self.proxy)
+            return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
+
+    secrets.check(address, "webhook")
+    client = Client(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    body = _body(parcel, settings)
+    answer = client.send_dict(body)
+    if answer.status_code == 200:
+        return {}
+    why = secrets.redact(answer.body, [address])
+    if why.strip() in _CHOKED:
+        raise Unsendable(why)
+    retry = {key.lower(): value for key, value in dict(answer.headers).items()}.get("retry-after")
+    raise failure(answer.status_code, why, retry, parcel.now)
+
+
+def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
+    from slack_sdk import WebClient
+    from slack_sdk.errors import SlackApiError, SlackRequestError
+
+    class Client(WebClient):
+        def _perform_urllib_http_request_internal(self, url: str, req: Request) -> dict[str, Any]:
+            status, headers, body = _once(req, self.timeout, self.proxy)
+            return {"status": status, "headers": headers, "body": body}
+
+    base = secrets.check(settings.api_url, "api_url").rstrip("/") + "/"
+    client = Client(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    try:
+        posted = [post for post in parcel.earlier if post.receipt.get("ts")]
+        for post in posted:
+            _edit(client, parcel, post, settings)
+        first, where = _place(parcel.message, posted)
+        answer = client.chat_postMessage(
+            channel=first.get("channel") or settings.channel or "",
+            unfurl_links=False,
+            unfurl_media=False,
+            metadata={"event_type": "ftsupervise_alert", "event_payload": {"key": parcel.message.id}},
+            **_body(parcel, settings),
+            **where,
+        )
+        return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
+    except SlackApiError as error:
+        raise _meaning(error, token, parcel) from None
+    except SlackRequestError as error:
+        raise TryLater(secrets.redact(error, [token])) from None
+
+
+def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
+    """(receipt of the post it answers to, options): news go to the channel, what follows up goes into the thread.
+
+    A thread notifies only those who follow it, so an escalation shows in the channel as well.
+    """
+    reasons = {notice.reason for notice in message.notices}
+    if not posted or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
+        return {}, {}
+    louder = {"reply_broadcast": True} if Reason.ESCALATED in reasons else {}
+    return posted[0].receipt, {"thread_ts": posted[0].receipt["ts"], **louder}
+
+
+def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
+    """The earlier post as it stands now. Doing it twice does no harm, so a crash half-way does none either."""
+    from slack_sdk.errors import SlackApiError
+
+    now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
+    if not now_over.keys() & {n.alert_id for n in post.notices}:
+        return
+    edited = Parcel(post, parcel.now, templates=parcel.templates)
+    try:
+        client.chat_update(channel=post.receipt["channel"], ts=post.receipt["ts"], **_body(edited, settings, now_over))
+    except SlackApiError as error:
+        if _word(error) not in _GONE:  # somebody deleted it: the reply still says that it is over
+            raise
+
+
+def _meaning(error: Any, token: str, parcel: Parcel) -> Exception:
+    word = _word(error)
+    answer = error.response
+    headers = {str(k).lower(): v for k, v in dict(getattr(answer, "headers", None) or {}).items()}
+    status = int(getattr(answer, "status_code", 200) or 200)
+    why = secrets.redact(word or error, [token])
+    if status != 200:
+        return failure(status, why, headers.get("retry-after"), parcel.now)
+    if word in _CHOKED:
+        return Unsendable(why)
+    if word in _PASSING:
+        return failure(429, why, headers.get("retry-after"), parcel.now)
+    return Broken(f"Slack says {why}")
+
+
+def _word(error: Any) -> str:
+    answer = error.response
+    try:
+        return str(answer.get("error") or "")
+    except (AttributeError, ValueError):
+        return ""
+
+
+def _seconds(settings: Slack) -> Any:
+    return settings.timeout.total_seconds()  # slack-sdk says int, and passes it on as it is
+
+
+# ----------------------------------------------------------------------------------------------------- the request
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """urllib would carry the token to wherever it is sent."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dict[str, str], str]:
+    """One request, no redirect, no second try, at most a megabyte of answer."""
+    handlers: list[Any] = [_NoRedirect()]
+    if proxy:
+        handlers.append(ProxyHandler({"http": proxy, "https": proxy}))
+    with build_opener(*handlers).open(request, timeout=timeout) as answer:
+        return answer.status, dict(answer.headers.items()), answer.read(1_000_000).decode("utf-8", "replace")
+
+
+# -------------------------------------------------------------------------------------------------------- the body
+
+
+def _body(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
+    """``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
+    message = parcel.message
+    seen = view(message, parcel.now, over=over or {})
+    loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
+    text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
+    if message.plain:
+        return {"text": text}
+    paragraphs = re.split(r"\n\s*\n", render("alert.slack.j2", seen, own=parcel.templates, kind="slack").strip())
+    sections = [_section(_fit(part.strip("\n"), SECTION)) for part in paragraphs if part.strip()]
+    if len(sections) > BLOCKS:
+        sections = [*sections[:BLOCKS], _section("…")]
+    header = {"type": "header", "text": {"type": "plain_text", "text": _cut(seen.title, HEADER), "emoji": False}}
+    mention = [_section(settings.mention)] if loud and settings.mention else []
+    return {"text": text, "blocks": [header, *mention, *sections]}
+
+
+def _section(text: str) -> dict[str, Any]:
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text}}
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _fit(text: str, limit: int) -> str:
+    """Cut mrkdwn so that no entity is torn and no code span is left open."""
+    if len(text) <= limit:
+        return text
+    cut = re.sub(r"&[a-z]{0,3}$", "", text[: limit - 2])
+    return cut + "…" + ("`" if cut.count("`") % 2 else "")

@@ -1,0 +1,95 @@
+"""An HTTP POST to whatever takes one: our own JSON, PagerDuty Events v2, Alertmanager v2 (shapes are templates).
+
+PagerDuty takes one event for each alert, so a message of several is several requests; each carries the dedup key that
+joins trigger and resolve, so sending one twice is harmless. Redirects are not followed: they would carry the key along.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.alerts import secrets
+from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers.http import failure
+from ftsupervise.alerts.wording import Item, View, render, view
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Webhook
+
+PAGERDUTY = "https://events.pagerduty.com/v2/enqueue"
+_LARGEST = 512_000  # PagerDuty's own limit
+
+
+def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
+    """Taken when every request was answered with 2xx."""
+    key = secrets.read(settings, "key")
+    url = str(settings.url) if settings.url is not None else secrets.read(settings, "url")
+    url = url or PAGERDUTY
+    if not (settings.plain_http and url.startswith("http://")):
+        secrets.check(url, "url (or set plain_http)")
+    seen = view(parcel.message, parcel.now)
+    for body in _bodies(seen, settings, parcel):
+        if settings.shape == "pagerduty":
+            body["routing_key"] = key
+        _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
+    return {}
+
+
+def _bodies(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
+    if settings.shape == "pagerduty":
+        items = [item for item in seen.items if item.reason != "announced"]
+        return [_json(seen, settings, parcel, item=item, action=_action(item)) for item in items]
+    body = _json(seen, settings, parcel)
+    return [body] if body else []
+
+
+def _action(item: Item) -> str:
+    return "resolve" if item.reason in ("resolved", "unwatched") else "trigger"
+
+
+def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
+    """The template's text as the JSON value it must be; what goes into it went through ``tojson``."""
+    if settings.template is not None:
+        text = render(settings.template.name, seen, own=settings.template.parent, kind="json", **more)
+    else:
+        text = render(f"alert.{settings.shape}.j2", seen, own=parcel.templates, kind="json", **more)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Broken(f"the webhook's template does not make JSON: {error}") from None
+
+
+def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> None:
+    import requests
+
+    seconds = settings.timeout.total_seconds()
+    headers = {"User-Agent": "ftsupervise", "Idempotency-Key": parcel.message.id}
+    if bearer:
+        headers["Authorization"] = f"Bearer {bearer}"
+    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    if len(data) > _LARGEST:
+        raise Unsendable(f"{len(data)} bytes are too many")
+    hidden = [bearer, url, str(body.get("routing_key", "")) if isinstance(body, dict) else ""]
+    try:
+        with requests.post(
+            url,
+            data=data,
+            headers={**headers, "Content-Type": "application/json"},
+            timeout=(seconds, seconds),
+            allow_redirects=False,
+            stream=True,
+        ) as answer:
+            if answer.status_code >= 300:
+                said = answer.raw.read(300, decode_content=True).decode("utf-8", "replace")
+                why = secrets.redact(said or answer.reason, hidden)
+                raise failure(answer.status_code, why, answer.headers.get("Retry-After"), parcel.now)
+    except (requests.RequestException, OSError) as error:
+        raise TryLater(f"{type(error).__name__}: {secrets.redact(_cause(error), hidden)}") from None
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason: the outer ones of requests repeat the whole address."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,86 @@
+"""Which receivers hear of it, and from when: severity, watchdog, run, time of day. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, tzinfo
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from ftsupervise.alerts.mutes import plain_name
+from ftsupervise.alerts.step import Policy
+from ftsupervise.model import Finding, Severity
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Alerts
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def policy(settings: Alerts, finding: Finding) -> Policy:
+    """The patience that the settings ask for with this watchdog."""
+    rules = {plain_name(name): rule for name, rule in settings.watchdogs.items()}
+    rule = rules.get(plain_name(finding.watchdog))
+
+    def of(name: str) -> timedelta | None:
+        own: timedelta | None = getattr(rule, name) if rule is not None else None
+        general: timedelta | None = getattr(settings, name)
+        return own if own is not None else general
+
+    bad, total = (int(n) for n in ((rule.looks if rule else None) or settings.looks).split(" of "))
+    return Policy(
+        hold=of("hold") or timedelta(0),
+        clear=of("clear") or timedelta(0),
+        repeat=of("repeat"),
+        escalate_after=of("escalate_after"),
+        bad_looks=min(bad, total),
+        of_looks=total,
+        forget_after=settings.forget_after,
+    )
+
+
+def receivers(settings: Alerts, finding: Finding, now: datetime, *, escalated: bool = False) -> tuple[str, ...]:
+    """Names, by the first route that fits; everybody when none does."""
+    local = now.astimezone(_zone(settings))
+    for route in settings.routes:
+        if (
+            (route.severity is None or finding.severity >= Severity[route.severity.upper()])
+            and (not route.watchdog or plain_name(finding.watchdog) in map(plain_name, route.watchdog))
+            and (not route.run or any(fnmatchcase(finding.run, pattern) for pattern in route.run))
+            and (route.hours is None or within(route.hours, local))
+            and (not route.days or _DAYS[local.weekday()] in route.days)
+            and (route.escalated is None or route.escalated == escalated)
+        ):
+            return route.to
+    return tuple(settings.named)
+
+
+def due(settings: Alerts, severity: Severity, now: datetime) -> datetime:
+    """When this may be told: now, or at the end of the quiet hours."""
+    quiet = settings.quiet
+    if quiet is None or severity >= Severity[quiet.below.upper()]:
+        return now
+    local = now.astimezone(_zone(settings))
+    if not within(quiet.hours, local):
+        return now
+    hour, minute = (int(part) for part in quiet.hours[1].split(":"))
+    end = local.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if end <= local:
+        end = (end + timedelta(days=1)).replace(hour=hour, minute=minute)
+    return end.astimezone(now.tzinfo)
+
+
+def within(hours: tuple[str, str], local: datetime) -> bool:
+    """Is it between the two times of day? From 22:00 to 07:00 passes midnight; the same twice is the whole day."""
+    start, end = hours
+    clock = f"{local:%H:%M}"
+    if start < end:
+        return start <= clock < end
+    return clock >= start or clock < end
+
+
+def _zone(settings: Alerts) -> tzinfo | None:
+    if settings.timezone is None:
+        return None
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(settings.timezone)

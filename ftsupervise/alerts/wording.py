@@ -1,0 +1,259 @@
+"""The words people read: text made harmless once, for every receiver, and the templates that put it in order.
+
+Names of jobs, paths and error texts come from strangers. Before they enter the journal they lose control characters,
+line breaks and direction marks and are cut to a length one can read; each receiver then escapes what is special to it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.alerts.outbox import Message
+from ftsupervise.model import EventKind, Finding, Notice, Reason, Severity
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Control characters but for line feeds; direction overrides and isolates; zero-width marks; lone surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]+"
+)
+_LIMITS = {
+    "run": 100,
+    "watchdog": 60,
+    "subject": 160,
+    "summary": 400,
+    "value": 80,
+    "limit": 80,
+    "meaning": 300,
+    "look": 400,
+    "do": 400,
+}
+LATE = timedelta(minutes=10)
+
+WORDS = {
+    Reason.FIRED: "FIRING",
+    Reason.ESCALATED: "ESCALATED",
+    Reason.REPEATED: "STILL FIRING",
+    Reason.RESOLVED: "RESOLVED",
+    Reason.UNWATCHED: "NO LONGER WATCHED",
+    Reason.ANNOUNCED: "NEWS",
+}
+_ORDER = (Reason.ESCALATED, Reason.FIRED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED, Reason.ANNOUNCED)
+ENDS = (Reason.RESOLVED, Reason.UNWATCHED)
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    """``text`` as one harmless line of at most ``limit`` characters."""
+    return _cut(" ".join(_UNSEEN.sub(" ", text).split()), limit)
+
+
+def lines(text: str, limit: int = 1500) -> str:
+    """``text`` with its line breaks kept and everything else that could do harm gone."""
+    return _cut(_UNSEEN.sub(" ", text.replace("\r\n", "\n")).strip("\n"), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
+
+
+def clean(finding: Finding) -> Finding:
+    """The finding as it may be shown to people."""
+    short: dict[str, Any] = {name: one_line(getattr(finding, name), limit) for name, limit in _LIMITS.items()}
+    return replace(finding, detail=lines(finding.detail), **short)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One notice as the templates see it; every text is plain."""
+
+    word: str
+    reason: str  # "fired", "escalated", "repeated", "resolved", "unwatched", "announced"
+    severity: str
+    run: str
+    name: str  # "disk /scratch"
+    summary: str
+    value: str
+    limit: str
+    since: str  # "2026-11-21 02:10 UTC", or ""
+    age: str  # "for 12m"; how long it lasted, when it is over
+    ended: str
+    meaning: str
+    look: str
+    do: str
+    ack: str
+    silence: str
+    note: str
+    detail: str
+    key: str  # PagerDuty's dedup key: the same from trigger to resolve
+    alert_id: str
+    over: bool
+    at: str  # ISO 8601
+    since_iso: str
+
+
+@dataclass(frozen=True)
+class View:
+    """A message as the templates see it."""
+
+    title: str
+    word: str  # "FIRING", or "FIRING:2, RESOLVED:1"
+    run: str
+    severity: str
+    items: tuple[Item, ...]
+    more: int
+    more_of: str  # "137 disk fired, 4 hang fired"
+    notes: tuple[str, ...]
+    over: bool  # nothing in it is wrong any more
+    status: str  # the command to see for oneself
+    id: str
+
+
+def view(message: Message, now: datetime, *, over: Mapping[str, datetime] = MappingProxyType({})) -> View:
+    """What ``message`` says. ``over``: alerts that are over by now, since when (for a post that is edited)."""
+    items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
+    more = sum(message.more.values())
+    word = _word(message, items)
+    first = items[0].summary if items else ""
+    others = len(items) + more - 1
+    title = f"[{word}] {message.run + ': ' if message.run else ''}{first}{f' (+{others} more)' if others > 0 else ''}"
+    notes = [message.note] if message.note else []
+    if (message.sent or now) - max(message.created, message.due) >= LATE:
+        why = f": {message.error}" if message.error else "."
+        notes.append(f"Written {stamp(message.created)}; it could not be delivered sooner{why}")
+    return View(
+        title=_cut(title, 250),
+        word=word,
+        run=message.run,
+        severity=message.worst.word,
+        items=items,
+        more=more,
+        more_of=", ".join(f"{count} {what}" for what, count in sorted(message.more.items())),
+        notes=tuple(one_line(note, 500) for note in notes),
+        over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
+        status=command("status", message.where),
+        id=message.id,
+    )
+
+
+def _word(message: Message, items: tuple[Item, ...]) -> str:
+    if len(items) == 1 and not message.more:
+        return items[0].word
+    counts: dict[str, int] = {}
+    for reason in _ORDER:
+        of_reason = [item.word for item in items if item.reason == reason.value]
+        for one in of_reason:
+            counts[one] = counts.get(one, 0) + 1
+        hidden = sum(count for what, count in message.more.items() if what.endswith(f" {reason.value}"))
+        if hidden:
+            counts[WORDS[reason]] = counts.get(WORDS[reason], 0) + hidden
+    return ", ".join(f"{word}:{count}" if count > 1 else word for word, count in counts.items())
+
+
+def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
+    found, over, at = notice.finding, ended is not None, ended or notice.at
+    event = notice.event is not None
+    word = notice.event.name if notice.event else "RESOLVED" if over else WORDS[notice.reason]
+    ends = notice.reason in ENDS
+    lasted = show_duration((at - notice.since).total_seconds()) if notice.since and at > notice.since else ""
+    acting = bool(notice.alert_id) and not ends and not over
+    return Item(
+        word=word,
+        reason=notice.reason.value,
+        severity=found.severity.word,
+        run=found.run,
+        name=" ".join(part for part in (found.watchdog, found.subject) if part) if not event else "",
+        summary=found.summary,
+        value=found.value,
+        limit=found.limit,
+        since=stamp(notice.since) if notice.since and not event else "",
+        age=lasted if not event else "",
+        ended=stamp(at) if ends or over else "",
+        meaning="" if ends else found.meaning,
+        look=found.look,
+        do="" if ends else found.do,
+        ack=command(f"alerts ack {notice.alert_id}", message.where) if acting else "",
+        silence=command(f"alerts silence {notice.alert_id} --for 4h", message.where) if acting else "",
+        note=one_line(notice.note, 500),
+        detail="" if ends else found.detail,
+        key=_cut(f"{found.run}/{found.watchdog}/{notice.alert_id}", 255),
+        alert_id=notice.alert_id,
+        over=over,
+        at=at.isoformat(),
+        since_iso=(notice.since or at).isoformat(),
+    )
+
+
+def command(verb: str, where: str) -> str:
+    return f"ftsupervise {verb} {shlex.quote(where)}" if where else f"ftsupervise {verb}"
+
+
+def stamp(at: datetime) -> str:
+    return f"{at.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
+
+
+def render(template: str, seen: View, *, own: Path | None = None, kind: str = "text", **more: Any) -> str:
+    """One of ``templates/alert.*.j2``, or the file of that name in ``own``. ``kind``: text, html or slack (escaping).
+
+    A mistake in somebody's own template must not cost a message at night: then the built-in one is used and says so.
+    ``ftsupervise notify preview`` shows such mistakes by day.
+    """
+    if own is not None:
+        try:
+            return render_strictly(template, seen, own, kind, **more)
+        except Exception as error:  # whatever a template can do wrong: TemplateError, TypeError, OSError …
+            note = f"your own {template} cannot be used: {type(error).__name__}: {one_line(str(error), 200)}"
+            seen = replace(seen, notes=(*seen.notes, note))
+    return render_strictly(template, seen, None, kind, **more)
+
+
+def render_strictly(template: str, seen: View, own: Path | None, kind: str, **more: Any) -> str:
+    """Like ``render``, but raises what goes wrong (jinja2.TemplateError and others)."""
+    return _environment(own, kind).get_template(template).render(m=seen, **more)
+
+
+@lru_cache(maxsize=16)
+def _environment(own: Path | None, kind: str) -> Environment:
+    from importlib import resources
+
+    from jinja2 import ChoiceLoader, FileSystemLoader, FunctionLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    built_in = resources.files("ftsupervise.templates")
+    loaders = [FileSystemLoader(own)] if own else []
+    return ImmutableSandboxedEnvironment(
+        loader=ChoiceLoader([*loaders, FunctionLoader(lambda name: (built_in / name).read_text("utf-8"))]),
+        undefined=StrictUndefined,
+        autoescape=kind == "html",
+        finalize=_slack if kind == "slack" else None,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _slack(value: object) -> object:
+    return slack_escape(value) if isinstance(value, str) else value
+
+
+def slack_escape(text: str) -> str:
+    """Text that Slack shows as it stands: no mention, no link, no way out of a code span."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("`", "\u02cb")  # a look-alike
+
+
+def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
+    """An event in the form of a finding, so that routes and templates need to know only one form."""
+    from ftsupervise.model import Health
+
+    severity = Severity.WARNING if event is EventKind.FAILED else Severity.INFO
+    return Finding(run, "run", event.value, Health.OK, severity, summary, at, **more)

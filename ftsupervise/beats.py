@@ -1,0 +1,92 @@
+"""Beats: each rank's newest proof of progress, one small file per rank, rewritten whole by that rank alone.
+
+This is the slow, universal form (any shared file system, any number of nodes). Whoever wants to know how a run is doing
+calls ``read_beats`` and need not know how the beats got there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.truth import Beat
+
+WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
+
+
+def interval(world: int, wanted: float) -> float:
+    """Seconds between two beats of one rank, so that ``world`` ranks together stay below WRITES_PER_SECOND."""
+    return max(wanted, world / WRITES_PER_SECOND)
+
+
+def write_beat(rundir: RunDir, beat: Beat) -> None:
+    """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError."""
+    record = {
+        "rank": beat.rank,
+        "step": beat.step,
+        "phase": beat.phase,
+        "at": beat.at.isoformat(),
+        "pid": beat.pid,
+        "host": beat.host,
+        "facts": dict(beat.facts),
+    }
+    path = rundir.beats / f"rank-{beat.rank}"
+    temp = rundir.beats / f".tmp-rank-{beat.rank}-{beat.pid}"
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    try:
+        os.write(fd, (json.dumps(record) + "\n").encode())
+    finally:
+        os.close(fd)
+    os.replace(temp, path)
+
+
+def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
+    """The newest beat of every rank that has one, by rank. Raises OSError if the directory cannot be read.
+
+    () when nobody has beaten yet. A beat that is damaged or vanishes meanwhile is left out.
+    """
+    try:
+        names = os.listdir(rundir.beats)
+    except FileNotFoundError:
+        return ()
+    found = (_read_beat(rundir.beats / name) for name in names if name.startswith("rank-"))
+    return tuple(sorted((beat for beat in found if beat is not None), key=lambda beat: beat.rank))
+
+
+def _read_beat(path: Path) -> Beat | None:
+    try:
+        raw = read_json(path, limit=64_000)
+    except (OSError, ValueError):
+        return None
+    return None if raw is None else _beat(raw)
+
+
+def parse_beat(data: bytes) -> Beat | None:
+    """The beat in the text of a beat file; None if it is damaged or half there."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return _beat(raw) if isinstance(raw, dict) else None
+
+
+def _beat(raw: dict[str, object]) -> Beat | None:
+    step, facts, pid, rank = raw.get("step"), raw.get("facts"), raw.get("pid"), raw.get("rank")
+    try:
+        at = datetime.fromisoformat(str(raw.get("at")))
+    except ValueError:
+        return None
+    if not isinstance(rank, int):
+        return None
+    return Beat(
+        rank=rank,
+        step=step if isinstance(step, int) else None,
+        phase=str(raw.get("phase", "")),
+        at=at if at.tzinfo else at.replace(tzinfo=timezone.utc),
+        pid=pid if isinstance(pid, int) else 0,
+        host=str(raw.get("host", "")),
+        facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, dict) else {},
+    )

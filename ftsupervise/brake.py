@@ -1,0 +1,86 @@
+"""The brake: a mark in the run directory that says the chain is stopped, why, and how to go on.
+
+    RUN/marks/brake           there: no member starts. JSON: what failed, how often, at which step, since when
+    RUN/marks/brake-released  which attempt was the last one when a person released it: failures before it do not count
+
+Light (standard library): the gate, ``status`` and the watch read it.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from typing import NamedTuple
+
+from ftsupervise.ledger import numbers
+from ftsupervise.rundir import RunDir, read_json, sync_directory, write_json
+
+BRAKE = "brake"
+RELEASED = "brake-released"
+
+
+class Brake(NamedTuple):
+    """What stopped the chain."""
+
+    failure: str  # the failure as the ledger counts it
+    why: str  # one sentence
+    times: int
+    attempt: int  # the last one
+    step: int | None = None
+    detail: str = ""  # the line of the output that says most
+    held: tuple[str, ...] = ()  # jobs put on hold
+    at: str = ""
+
+    def words(self) -> str:
+        step = f" at step {self.step}" if self.step is not None else ""
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.failure}{step}, {self.why} (attempt {self.attempt}){detail}"
+
+
+def read_brake(rundir: RunDir) -> Brake | None:
+    """The brake when it is on; None when it is not. A mark somebody made with ``touch`` is a brake too. Raises OSError."""
+    try:
+        raw = read_json(rundir.marks / BRAKE, limit=64_000)
+    except ValueError:
+        raw = {}
+    if raw is None:
+        return None
+    step, held, times, attempt = raw.get("step"), raw.get("held"), raw.get("times"), raw.get("attempt")
+    return Brake(
+        failure=str(raw.get("failure", "stopped by hand")),
+        why=str(raw.get("why", "no reason given")),
+        times=times if isinstance(times, int) else 0,
+        attempt=attempt if isinstance(attempt, int) else 0,
+        step=step if isinstance(step, int) else None,
+        detail=str(raw.get("detail", "")),
+        held=tuple(str(job) for job in held) if isinstance(held, list) else (),
+        at=str(raw.get("at", "")),
+    )
+
+
+def write_brake(rundir: RunDir, brake: Brake) -> None:
+    """Raises OSError."""
+    write_json(rundir.marks / BRAKE, {**brake._asdict(), "held": list(brake.held)})
+
+
+def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
+    """Take the brake off; failures so far do not count any more. The brake that was on, None if none was. Raises OSError."""
+    found = read_brake(rundir)
+    last = max(numbers(rundir), default=0)
+    write_json(rundir.marks / RELEASED, {"attempt": last, "who": who, "at": now.isoformat()})
+    try:
+        os.unlink(rundir.marks / BRAKE)
+    except FileNotFoundError:
+        return None
+    sync_directory(rundir.marks)
+    return found
+
+
+def counts_from(rundir: RunDir) -> int:
+    """The first attempt whose failures count. Raises OSError."""
+    try:
+        raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
+    except ValueError:
+        return 1
+    attempt = raw.get("attempt")
+    return attempt + 1 if isinstance(attempt, int) else 1

@@ -1,0 +1,110 @@
+"""The command line. This room alone prints and exits; each command group is one module, imported when it is used.
+
+Start-up is part of the promise: ``--help`` costs no more than click, ``kill`` no more than click and YAML.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ftsupervise import __version__
+from ftsupervise.errors import Error, UsageError
+
+# name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "launch": ("launch", "launch", "Submit the run: a chain of jobs, so that a successor is always waiting."),
+    "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
+    "watch": ("watch", "watch", "Look at the run(s) once and tell people what changed; --every 60s to go on."),
+    "check": ("check", "check", "Run the watchdogs once and print what they see."),
+    "status": ("status", "status", "How is the run doing?"),
+    "kill": ("switches", "kill", "Raise the kill switch: the run saves and stops at its next step."),
+    "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
+    "clear": ("switches", "clear", "Take a switch down again."),
+    "cron": ("cron", "cron", "A crontab for clusters without one: install, status, drop files in and they run."),
+    "alerts": ("alerts", "alerts", "What fires, since when, and who was told; ack and silence."),
+    "notify": ("notify", "notify", "Prove that a receiver works; preview every message."),
+    "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),
+    "sandbox": ("sandbox", "sandbox", "A real Slurm on this machine, for trying things."),
+}
+
+
+class Lazy(click.Group):
+    """A group that knows its commands' one-liners and imports a command's module only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean '{close[0]}'?" if close else "ftsupervise --help lists the commands"
+            raise click.UsageError(f"no such command: {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+
+
+@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="ftsupervise %(version)s")
+def ftsupervise() -> None:
+    """Keep a long training run on a Slurm cluster alive.
+
+    \b
+    ftsupervise launch                  submit the run described in ./ftsupervise.yaml
+    ftsupervise status                  how is it doing?
+    ftsupervise watch --every 60s       tell people when something is wrong, and when it is over
+
+    Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
+    75 not now (kill switch up), 77 not permitted, 78 configuration, 100 already running. check and watch: Nagios 0-3.
+    """
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit. No error a person can cause prints a traceback."""
+    try:
+        code = ftsupervise.main(args=argv, prog_name="ftsupervise", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        click.echo("ftsupervise: stopped", err=True)
+        code = 130
+    except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
+            click.echo(error.format_message(), err=True)
+        elif isinstance(error, click.UsageError) and error.ctx is not None:
+            command = error.ctx.command_path
+            click.echo(f"{command}: {error.format_message()}\n  {command} --help says more", err=True)
+        else:
+            click.echo(f"ftsupervise: {error.format_message()}", err=True)
+        code = UsageError.exit_code
+    except Error as error:
+        click.echo(f"ftsupervise: {error}", err=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 141
+    except OSError as error:
+        from ftsupervise.errors import from_os_error
+
+        known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
+        click.echo(f"ftsupervise: {known}", err=True)
+        code = known.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

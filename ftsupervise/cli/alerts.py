@@ -1,0 +1,256 @@
+"""``ftsupervise alerts``: what fires, since when, who was told; acknowledge and silence.
+
+Reads and changes the run's journal and this account's own (for what belongs to no single run). Light: no pydantic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ftsupervise.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from ftsupervise.alerts.journal import Journal
+    from ftsupervise.alerts.outbox import State
+    from ftsupervise.model import Alert
+
+
+class _Listing(click.Group):
+    """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Listing)
+def alerts() -> None:
+    """What fires, since when, and who was told.
+
+    \b
+    ftsupervise alerts                        what fires in the run of this directory
+    ftsupervise alerts ack 3f9a1c20           I have seen it: no repeats, no escalation
+    ftsupervise alerts silence disk --for 4h  nobody is told of it until then
+    """
+
+
+@alerts.command("list")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_alerts(run: str | None, as_json: bool) -> None:
+    """What fires, since when, and who was told (the default)."""
+    now = datetime.now(timezone.utc)
+    journals = _journals(run)
+    if as_json:
+        click.echo(json.dumps(_as_json(journals), ensure_ascii=False, indent=1))
+        return
+    for journal in journals:
+        for line in _lines(journal, now):
+            click.echo(line)
+
+
+@alerts.command()
+@click.argument("key")
+@click.argument("run", required=False)
+@click.option("--reason", default="", help="What you know or do about it.")
+def ack(key: str, run: str | None, reason: str) -> None:
+    """Acknowledge what fires: no repeats and no escalation until it is over (or gets worse).
+
+    KEY is the id in the message, a watchdog ("disk"), or "watchdog: subject".
+    """
+    from ftsupervise.alerts.mutes import matches
+    from ftsupervise.alerts.wording import one_line
+    from ftsupervise.model import AlertState
+
+    now, who = datetime.now(timezone.utc), _who()
+    acked: list[Alert] = []
+
+    def make(state: State) -> State:
+        acked[:] = [
+            replace(a, acked_by=who, acked_at=now, ack_note=one_line(reason))
+            for a in state.alerts.values()
+            if a.state is AlertState.FIRING and matches(key, a.id, a.finding)
+        ]
+        return replace(state, alerts={**state.alerts, **{a.id: a for a in acked}}) if acked else state
+
+    done = [alert for journal in _journals(run) for alert in _change(journal, make, acked)]
+    if not done:
+        raise NotFound(f"nothing that fires is called {key!r}", hint="ftsupervise alerts lists what does")
+    for alert in done:
+        click.echo(f"acknowledged by {who}: {alert.id}  {alert.finding.watchdog} {alert.finding.subject}")
+
+
+@alerts.command()
+@click.argument("pattern")
+@click.argument("run", required=False)
+@click.option("--for", "duration", default="4h", show_default=True, help='How long: "30m", "4h", "2d".')
+@click.option("--reason", default="", help="Why, for the others.")
+def silence(pattern: str, run: str | None, duration: str, reason: str) -> None:
+    """Tell nobody of what matches PATTERN for a while; it still shows in `ftsupervise alerts`.
+
+    PATTERN is the id in the message, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the shell. What
+    still fires when the silence ends is told then; what was told before is told to be over in any case.
+    """
+    import os
+
+    from ftsupervise.alerts.outbox import Silence
+    from ftsupervise.alerts.wording import one_line, stamp
+    from ftsupervise.units import parse_duration
+
+    now, who = datetime.now(timezone.utc), _who()
+    try:
+        end = now + parse_duration(duration)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--for: {error}") from None
+    new = Silence(os.urandom(3).hex(), one_line(pattern, 200), who, one_line(reason), now, end)
+    for journal in _journals(run):
+        journal.change(lambda state: replace(state, silences=(*(s for s in state.silences if s.end > now), new)))
+        _must_be_saved(journal)
+    click.echo(f"silenced until {stamp(end)}: {pattern}\n  ftsupervise alerts unsilence {new.id} ends it sooner")
+
+
+@alerts.command()
+@click.argument("silence_id")
+@click.argument("run", required=False)
+def unsilence(silence_id: str, run: str | None) -> None:
+    """End a silence. What fires is told at the next tick."""
+    ended: list[Any] = []
+
+    def make(state: State) -> State:
+        ended[:] = [s for s in state.silences if s.id == silence_id or s.pattern == silence_id]
+        left = tuple(s for s in state.silences if s not in ended)
+        return replace(state, silences=left) if ended else state
+
+    done = [silence for journal in _journals(run) for silence in _change(journal, make, ended)]
+    if not done:
+        raise NotFound(f"no silence is called {silence_id!r}", hint="ftsupervise alerts lists them")
+    click.echo(f"no longer silenced: {done[0].pattern}")
+
+
+# ------------------------------------------------------------------------------------------------------------ parts
+
+
+def _journals(run: str | None) -> list[Journal]:
+    """The run's journal, and what this account keeps: about Slurm, about storage that did not answer, and about its cron.
+
+    A cron folder may stand for RUN: the messages about its entries name it.
+    """
+    import os
+
+    from ftsupervise.alerts.journal import Journal
+    from ftsupervise.config.locate import find_run, state_dir
+    from ftsupervise.crontab.place import journal_of, journal_of_default
+
+    crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
+    if run is not None and crons[0] is not None:
+        return [Journal(crons[0])]
+    beside = [Journal(path) for path in crons if path is not None]
+    own = state_dir() / "watch"
+    kept = [path for path in (own / "journal", *sorted((own / "storage").glob("*"))) if path.is_dir()]
+    try:
+        rundir = find_run(run)
+        if not rundir.root.is_dir():
+            raise NotFound(f"{rundir.root} does not exist yet", hint="ftsupervise launch makes it")
+    except NotFound:
+        if run is not None or not (kept or beside):
+            raise
+        return [*(Journal(path) for path in kept), *beside]
+    mark = hashlib.sha256(str(rundir.root).encode("utf-8", "surrogateescape")).hexdigest()[:12]  # as watch.storage does
+    kept = [path for path in kept if path.name == "journal" or path.name.endswith(f"-{mark}")]
+    return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]
+
+
+def _change(journal: Journal, make: Callable[[State], State], changed: list[Any]) -> list[Any]:
+    journal.change(make)
+    _must_be_saved(journal)
+    return list(changed)
+
+
+def _must_be_saved(journal: Journal) -> None:
+    from ftsupervise.errors import CannotWrite
+
+    if journal.unsaved:
+        raise CannotWrite(f"not saved: {journal.unsaved}", hint="free some space (df -h, df -i), then try again")
+
+
+def _who() -> str:
+    import getpass
+
+    return getpass.getuser()
+
+
+def _as_json(journals: list[Journal]) -> dict[str, Any]:
+    from ftsupervise.alerts.codec import encode
+
+    states = [journal.read() for journal in journals]
+    return {
+        "schema_version": 1,
+        "alerts": [encode(a) for state in states for a in state.alerts.values()],
+        "waiting": [encode(m) for state in states for m in state.outbox],
+        "receivers": {name: encode(r) for state in states for name, r in state.receivers.items()},
+        "silences": [encode(s) for state in states for s in state.silences],
+        "problems": [problem for journal in journals for problem in journal.problems],
+    }
+
+
+def _lines(journal: Journal, now: datetime) -> list[str]:
+    from ftsupervise.alerts.wording import stamp
+    from ftsupervise.model import AlertState
+
+    state = journal.read()
+    shown = [a for a in state.alerts.values() if a.state in (AlertState.FIRING, AlertState.PENDING)]
+    shown.sort(key=lambda a: (a.state is not AlertState.FIRING, -a.finding.severity, a.since or now))
+    out = [line for alert in shown for line in _alert_lines(alert, now)]
+    if not out:
+        out.append(
+            f"nothing fires in {journal.directory}"
+            if state.alerts or state.posts
+            else f"no alerts so far in {journal.directory}"
+        )
+    for name, health in state.receivers.items():
+        waiting = sum(1 for m in state.outbox if m.receiver == name)
+        if health.broken:
+            out.append(
+                f"receiver {name}: broken since {stamp(health.broken_since or now)}: {health.broken}; {waiting} waiting"
+            )
+        elif health.failures:
+            after = f", next try {stamp(health.not_before)}" if health.not_before else ""
+            out.append(
+                f"receiver {name}: {health.failures} failures in a row{after}: {health.error}; {waiting} waiting"
+            )
+    for silence in state.silences:
+        if silence.end > now:
+            why = f": {silence.reason}" if silence.reason else ""
+            out.append(f"silence {silence.id}: {silence.pattern} until {stamp(silence.end)} by {silence.author}{why}")
+    return out + [f"journal: {problem}" for problem in journal.problems]
+
+
+def _alert_lines(alert: Alert, now: datetime) -> list[str]:
+    from ftsupervise.alerts.wording import stamp
+    from ftsupervise.units import show_duration
+
+    found = alert.finding
+    since = f"since {stamp(alert.since)}, {show_duration((now - alert.since).total_seconds())}" if alert.since else ""
+    told = f"told {stamp(alert.told)} to {', '.join(alert.told_to) or 'nobody'}" if alert.told else "nobody told yet"
+    more = [told]
+    if alert.muted:
+        more.append(alert.muted)
+    if alert.acked_by:
+        more.append(f"acknowledged by {alert.acked_by}{': ' + alert.ack_note if alert.ack_note else ''}")
+    if alert.flapping:
+        more.append("flapping")
+    if alert.blind_since:
+        more.append(f"not seen since {stamp(alert.blind_since)}")
+    return [
+        f"{alert.state.value:8} {found.severity.word:8} {alert.id}  {found.run}: {found.watchdog} {found.subject}".rstrip(),
+        f"    {found.summary}",
+        f"    {since}; {'; '.join(more)}",
+    ]

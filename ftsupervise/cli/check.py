@@ -1,0 +1,214 @@
+"""``ftsupervise check``: the watchdogs once, now, for a person, a program, or Nagios."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.model import Finding
+    from ftsupervise.watch.looking import Seen
+
+SCHEMA_VERSION = 1
+_WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_COLOURS = ("green", "yellow", "red", "cyan")
+
+
+class Plugin(click.Command):
+    """A command whose every failure ends with 3, because Nagios takes 2 (click's usage error) for a critical finding."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            click.echo(f"ftsupervise check: {error.format_message()}\n  ftsupervise check --help says more", err=True)
+            raise SystemExit(3) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from ftsupervise.errors import Error
+
+        try:
+            return super().invoke(ctx)
+        except Error as error:
+            click.echo(f"ftsupervise: {error}", err=True)
+            raise SystemExit(3) from None
+
+
+@click.command(cls=Plugin)
+@click.argument("watchdog", default="all")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object with all findings.")
+@click.option("--nagios", is_flag=True, help="One line, as a Nagios plug-in.")
+def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
+    """Run WATCHDOG (or "all") once for RUN (a directory, an ftsupervise.yaml, or a name; default ./ftsupervise.yaml).
+
+    Nothing is written down and nobody is told. Ends with the Nagios codes: 0 ok, 1 warning, 2 critical, 3 could not see
+    (or could not be run at all). A watchdog that is named is run with its defaults if the configuration has it off.
+
+    \b
+    ftsupervise check all
+    ftsupervise check disk runs/my-training --nagios
+    """
+    from ftsupervise.cli.watch import load_settings, settings_of
+    from ftsupervise.errors import UsageError
+    from ftsupervise.watch.watchdogs import WATCHDOGS
+
+    names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
+    if watchdog != "all" and watchdog not in WATCHDOGS:
+        raise UsageError(_unknown(watchdog, list(WATCHDOGS)), hint=f"there are: all, {', '.join(WATCHDOGS)}")
+    settings = load_settings(settings_of(run))
+    if watchdog != "all":
+        settings = _switched_on(settings, watchdog)
+    seen, complaints = _look(settings, names)
+    code = verdict(seen.findings, complaints)
+    if as_json:
+        click.echo(_json(settings, seen, complaints, code))
+    elif nagios:
+        click.echo(one_line(watchdog, seen.findings, complaints, code))
+    else:
+        _table(seen.findings, complaints)
+    raise SystemExit(code)
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, [*known, "all"], 1)
+    return f"no watchdog is called {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+
+
+def _switched_on(run: Run, name: str) -> Run:
+    """The run with watchdog ``name`` on, by its defaults where it was off. Raises UsageError where it has none."""
+    from pydantic import ValidationError
+
+    from ftsupervise.config import watchdogs as sections
+    from ftsupervise.errors import UsageError
+
+    key = name.replace("-", "_")
+    if getattr(run.watch, key) not in (None, ()):
+        return run
+    try:
+        default = getattr(sections, key.title().replace("_", ""))()
+    except ValidationError:
+        raise UsageError(f"{name} has nothing to run", hint=f"say in ftsupervise.yaml what: watch.{key}") from None
+    section = (default,) if key in ("disk", "exec") else default
+    return run.model_copy(update={"watch": run.watch.model_copy(update={key: section})})
+
+
+def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
+    from ftsupervise.probe import Probe
+    from ftsupervise.rundir import RunDir
+    from ftsupervise.scheduler import kind_of, open_scheduler
+    from ftsupervise.watch.belongs import own_job_ids
+    from ftsupervise.watch.looking import ask, look_at
+    from ftsupervise.watch.watchdogs.preflight import complaints
+
+    assert run.run_dir is not None
+    now = datetime.now(timezone.utc)
+    with Probe() as probe:
+        queue = ask(open_scheduler(kind_of(run.scheduler)), _owners(run.run_dir, probe))
+        seen = look_at(run, RunDir(run.run_dir), queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
+        keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")  # gpu says it in its finding
+        return seen, tuple(sentence for sentence in complaints(run, probe, now) if sentence.startswith(keys))
+
+
+def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
+    """Me, and whoever owns the run directory."""
+    import pwd
+
+    from ftsupervise.probe import Entry
+
+    found = probe.look(run_dir)
+    uids = {os.getuid(), *([found.uid] if isinstance(found, Entry) else [])}
+    names = []
+    for uid in sorted(uids):
+        try:
+            names.append(pwd.getpwuid(uid).pw_name)
+        except KeyError:
+            names.append(str(uid))
+    return tuple(names)
+
+
+# ---------------------------------------------------------------------------------------------------------- telling
+
+
+def code_of(finding: Finding) -> int:
+    """The Nagios code of one finding."""
+    from ftsupervise.model import Health, Severity
+
+    if finding.health is Health.BAD:
+        return {Severity.CRITICAL: 2, Severity.WARNING: 1}.get(finding.severity, 0)
+    return 3 if finding.health is Health.UNKNOWN else 0
+
+
+def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
+    """The worst of them: critical before warning before could-not-see before ok. A setting that is wrong is a warning."""
+    codes = {code_of(finding) for finding in findings} | ({1} if complaints else set())
+    return next((code for code in (2, 1, 3) if code in codes), 0)
+
+
+def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
+    """What Nagios shows. A "|" would begin its performance figures."""
+    worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
+    said = [*worst, *(complaints if code == 1 else ())] or [f"{len(findings)} looks, all well"]
+    text = "; ".join(said).replace("|", "/").replace("\n", " ")
+    return f"{name.upper()} {_WORDS[code]} - {text[:2000]}"
+
+
+def _json(run: Run, seen: Seen, complaints: Sequence[str], code: int) -> str:
+    return json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "run": run.name,
+            "code": code,
+            "verdict": _WORDS[code].lower(),
+            "settings": list(complaints),
+            "findings": [_record(finding) for finding in seen.findings],
+        },
+        indent=1,
+        ensure_ascii=False,
+    )
+
+
+def _record(finding: Finding) -> dict[str, object]:
+    record: dict[str, object] = {}
+    for key, value in vars(finding).items():
+        if isinstance(value, datetime):
+            record[key] = value.isoformat()
+        elif key == "severity":
+            record[key] = finding.severity.word
+        else:
+            record[key] = value.value if key == "health" else value
+    return record
+
+
+def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
+    width = max((len(f.watchdog) for f in findings), default=0)
+    for finding in sorted(findings, key=lambda f: (2, 1, 3, 0).index(code_of(f))):
+        code = code_of(finding)
+        if finding.subject == "watchdog" and code == 0:
+            continue  # that the watchdog itself works goes without saying
+        word = click.style(f"{_WORDS[code]:8}", fg=_COLOURS[code], bold=code != 0)
+        click.echo(f"{word} {finding.watchdog:{width}}  {_printable(finding.summary)}")
+        if code in (1, 2):
+            for label, text in (("limit", finding.limit), ("look", finding.look), ("do", finding.do)):
+                if text:
+                    click.echo(f"         {'':{width}}    {label}: {_printable(text)}")
+            for line in finding.detail.splitlines():
+                click.echo(f"         {'':{width}}    {_printable(line)}")
+    for sentence in complaints:
+        click.echo(click.style("settings", fg="yellow", bold=True) + f" {_printable(sentence)}")
+
+
+def _printable(text: str) -> str:
+    """Names of files and words of plug-ins must not drive the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)

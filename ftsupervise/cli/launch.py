@@ -1,0 +1,156 @@
+"""``ftsupervise launch``: say what will be submitted, submit it once, say what was done and how to stop it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.launch.plan import Plan
+    from ftsupervise.launch.submit import Launched
+
+
+@click.command()
+@click.argument("config", default="ftsupervise.yaml", type=click.Path(path_type=Path))
+@click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would be submitted; touch nothing.")
+@click.option(
+    "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
+)
+@click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
+@click.option("--exclude", metavar="NODES", default="", help="Nodes to keep away from, besides launch.exclude.")
+@click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
+@click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")
+def launch(
+    config: Path, dry_run: bool, after: str, jobs: int | None, exclude: str, again: bool, scheduler: str | None
+) -> None:
+    """Submit the run that CONFIG describes (default: ./ftsupervise.yaml) as a chain of jobs.
+
+    One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
+    of sbatch finds the job that was accepted instead of making a second one.
+    """
+    from ftsupervise.config.load import load
+    from ftsupervise.scheduler import kind_of
+
+    run = load(config)
+    if jobs is not None:
+        run = run.model_copy(update={"launch": run.launch.model_copy(update={"jobs": jobs})})
+    if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
+        run = run.model_copy(update={"scheduler": scheduler})
+    plan = _plan(run, config, kind_of(run.scheduler), after.strip(), exclude)
+    if dry_run:
+        _show(plan, run)
+    else:
+        for sentence in _doubts(run):
+            click.echo(f"note: {sentence}", err=True)
+        _tell(_carry_out(plan, run, again), plan)
+        _tell_who_watches(plan, run)
+
+
+def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
+    import re
+
+    from ftsupervise.errors import UsageError
+    from ftsupervise.launch.plan import plan
+
+    if after and not re.fullmatch(r"(local-)?\d+(_\d+)?", after):
+        raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
+    if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
+        raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
+    return plan(
+        run,
+        kind=kind,
+        token=os.urandom(6).hex(),
+        workdir=config.absolute().parent,
+        python=sys.executable,
+        after=after,
+        exclude=(exclude,) if exclude else (),
+    )
+
+
+def _doubts(run: Run) -> tuple[str, ...]:
+    """Settings that are well-formed and yet will not do what is wanted: told now, not at 3 a.m."""
+    from ftsupervise.alerts.secrets import complaints as secrets
+    from ftsupervise.probe import Probe
+    from ftsupervise.watch.watchdogs.preflight import complaints
+
+    with Probe() as probe:
+        return (*complaints(run, probe, datetime.now(timezone.utc)), *secrets(run.alerts))
+
+
+def _show(plan: Plan, run: Run) -> None:
+    from ftsupervise.launch.render import render
+
+    for index in range(plan.submissions):
+        options = plan.link(index)
+        script = render(plan, run.launch, options)
+        if plan.submissions > 1:
+            click.echo(f"# ---- job {index + 1} of {plan.submissions}")
+        click.echo(script, nl=not script.endswith("\n"))
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(f"dry run: nothing was submitted, {plan.run_dir} was not touched", err=True)
+
+
+def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
+    from ftsupervise.errors import SchedulerUnavailable
+    from ftsupervise.launch.submit import launch_run
+    from ftsupervise.scheduler import open_scheduler
+
+    try:
+        return launch_run(
+            plan, run, open_scheduler(plan.kind), again=again, now=datetime.now(timezone.utc), env=dict(os.environ)
+        )
+    except SchedulerUnavailable as error:
+        if run.scheduler == "auto":  # Slurm's commands are installed; that does not make this machine part of a cluster
+            error.hint += (
+                "\n  no cluster here? --scheduler local runs it on this machine, ftsupervise sandbox up makes one"
+            )
+        raise
+
+
+def _tell(done: Launched, plan: Plan) -> None:
+    where = done.run_dir.root
+    ids = " ".join(done.job_ids)
+    members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
+    if done.found_again:
+        click.echo(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
+    else:
+        kind = "on this machine " if plan.kind == "local" else ""
+        attached = f", after job {plan.after}" if plan.after else ""
+        click.echo(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
+    click.echo(f"  run directory  {where}")
+    click.echo(f"  look           ftsupervise status {_short(where)}")
+    click.echo(f"  output         tail -f {_short(where)}/logs/*")
+    click.echo(f"  watch          ftsupervise watch --every 60s {_short(where)}")
+    click.echo(f"  save now       touch {_short(where)}/switches/save-switch")
+    click.echo(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
+    for note in plan.notes:
+        click.echo(f"  note: {note}")
+
+
+def _tell_who_watches(plan: Plan, run: Run) -> None:
+    """Launch makes sure that the cron that watches is alive, where there is one. The run is in the queue whatever this says."""
+    from ftsupervise.crontab.chain import see_to
+    from ftsupervise.scheduler.slurm import Slurm
+
+    if plan.kind != "slurm":
+        return
+    state = see_to(run.cron.directory, Slurm(), datetime.now(timezone.utc))
+    if state.installed:
+        click.echo(f"  cron           {state.words}")
+
+
+def _short(path: Path) -> str:
+    try:
+        text = str(path.relative_to(Path.cwd()))
+    except ValueError:
+        text = str(path)
+    import shlex
+
+    return shlex.quote(text)

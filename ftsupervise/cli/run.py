@@ -1,0 +1,133 @@
+"""``ftsupervise run``: the job ring's door. The batch script ends with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+
+def _share_or_off(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value in (None, "off"):
+        return value
+    try:
+        if 0 < float(value) <= 1:
+            return value
+    except ValueError:
+        pass
+    raise click.BadParameter(f'"{value}" is not a share between 0 and 1 (95 % is 0.95), nor "off"')
+
+
+def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
+    from ftsupervise.job.cause import Kind
+
+    kinds = [kind.value for kind in Kind]
+    found = {}
+    for text in value:
+        kind, _, number = text.partition("=")
+        if kind not in kinds or not number.isdigit() or number == "0":
+            raise click.BadParameter(f'"{text}" is not KIND=N with N from 1 and KIND one of {", ".join(kinds)}')
+        found[kind] = int(number)
+    return found
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option(
+    "--run-dir", metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
+)
+@click.option("--name", help="What the run is called; default: $FTSUPERVISE_RUN, or the directory's name.")
+@click.option(
+    "--forward",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Pass the warning signal on? auto: only to processes that handle it. A file tells the guards in any case.",
+)
+@click.option("--grace", type=click.FloatRange(min=0), default=25.0, show_default=True, metavar="S")
+@click.option(
+    "--in-place", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Restarts in this job."
+)
+@click.option(
+    "--same-failure",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Stop the chain when the same failure came so often without progress; 0: never.",
+)
+@click.option("--budget", multiple=True, callback=_budgets, metavar="KIND=N", help="Another number for one kind.")
+@click.option(
+    "--back-off",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Wait before the third start without progress; doubles.",
+)
+@click.option(
+    "--stop-within",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="After the kill switch was raised the command gets so long to leave.",
+)
+@click.option(
+    "--guard-poll", type=click.FloatRange(min=0), metavar="S", help="Seconds between two looks at the switches."
+)
+@click.option(
+    "--guard-memory", callback=_share_or_off, metavar="X", help='Memory share (0-1) at which to leave, or "off".'
+)
+@click.option(
+    "--guard-stop-before", type=click.FloatRange(min=0), metavar="S", help="Leave this long before the limit."
+)
+@click.option("--guard-run-for", type=click.FloatRange(min=0), metavar="S", help="Leave after so long.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    run_dir: str | None,
+    name: str | None,
+    forward: str,
+    grace: float,
+    in_place: int,
+    same_failure: int,
+    budget: dict[str, int],
+    back_off: float,
+    stop_within: float,
+    guard_poll: float | None,
+    guard_memory: str | None,
+    guard_stop_before: float | None,
+    guard_run_for: float | None,
+    command: tuple[str, ...],
+) -> None:
+    """Supervise COMMAND inside the job: ftsupervise run -- srun python train.py
+
+    Does not start it when the run has finished, its kill switch is up or its brake is on. Tells it to save and leave
+    when Slurm warns. Starts it again here when it fails (--in-place), as long as that helps and time is left. Ends with
+    its exit code, 128+N when a signal ended it, and writes how it ended to RUN/attempts/NNNN/end.json.
+    """
+    from pathlib import Path
+
+    from ftsupervise.config.locate import find_run
+    from ftsupervise.job import supervise
+    from ftsupervise.job.decide import Budgets
+    from ftsupervise.rundir import ENV_RUN, RunDir
+
+    rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
+    settings = {
+        "POLL": guard_poll,
+        "MEMORY": guard_memory,
+        "STOP_BEFORE": guard_stop_before,
+        "RUN_FOR": guard_run_for,
+    }
+    options = supervise.Options(
+        rundir=rundir,
+        command=command,
+        name=name or os.environ.get(ENV_RUN) or rundir.root.name,
+        forward=forward,
+        grace=grace,
+        stop_within=stop_within,
+        budgets=Budgets(in_place=in_place, same_failure=same_failure, of_kind=budget, back_off=back_off),
+        guard={key: f"{value}" for key, value in settings.items() if value is not None},
+    )
+    sys.exit(supervise.run(options, os.environ))

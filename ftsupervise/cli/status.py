@@ -1,0 +1,143 @@
+"""``ftsupervise status``: a verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Attempt, Job
+    from ftsupervise.report.status import Status
+
+_COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "yellow", "STOPPED": "yellow"}
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def status(run: str | None, as_json: bool) -> None:
+    """How is RUN (a directory, an ftsupervise.yaml, or a name) doing? Default: ./ftsupervise.yaml."""
+    from ftsupervise.config.locate import find_run
+    from ftsupervise.report.status import gather
+
+    seen = gather(find_run(run), datetime.now(timezone.utc), os.environ)
+    if as_json:
+        click.echo(_json(seen))
+        return
+    for line in _lines(seen):
+        click.echo(line)
+
+
+def _lines(seen: Status) -> list[str]:
+    step = f", step {seen.step}" if seen.step is not None else ""
+    why = f" ({seen.why})" if seen.why else ""
+    head = click.style(seen.verdict, fg=_COLOURS.get(seen.verdict, "cyan"), bold=True)
+    lines = [f"{seen.name}: {head}{why}{step}", *_queue(seen), *_progress(seen)]
+    for switch in seen.switches:
+        if switch.up or switch.problem:
+            lines.append(
+                f"  switch    {switch.problem or f'{switch.name} is up'}" + (f", by {switch.who}" if switch.who else "")
+            )
+    lines += _attempts(seen)
+    lines.append(f"  directory {seen.rundir.root}")
+    return lines
+
+
+def _queue(seen: Status) -> list[str]:
+    if seen.jobs is None:
+        return [f"  queue     unknown: {seen.blind}"]
+    from ftsupervise.hostlist import compress_hostlist
+    from ftsupervise.scheduler.parse import array_size
+
+    lines = []
+    for job in seen.jobs:
+        if job.state.waiting:
+            continue
+        where = f" on {compress_hostlist(job.nodes)}" if job.nodes else ""
+        lines.append(f"  queue     {job.id} {job.state.value}{where}{_until(job, seen.at)}")
+    waiting = sum(array_size(job.id) for job in seen.jobs if job.state.waiting)
+    if waiting:
+        reason = next(job.reason for job in seen.jobs if job.state.waiting)
+        lines.append(f"  queue     {waiting} waiting to take over{f' ({reason})' if reason else ''}")
+    return lines or ["  queue     no job of this run"]
+
+
+def _until(job: Job, now: datetime) -> str:
+    from ftsupervise.units import show_duration
+
+    if job.end_time is None or job.end_time <= now:
+        return ""
+    return f", {show_duration((job.end_time - now).total_seconds())} left"
+
+
+def _progress(seen: Status) -> list[str]:
+    if not seen.beats:
+        return []
+    from ftsupervise.units import show_duration
+
+    newest = max(beat.at for beat in seen.beats)
+    oldest = min(seen.beats, key=lambda beat: beat.at)
+    age = show_duration(max(0.0, (seen.at - newest).total_seconds()))
+    reached = "no step yet" if seen.step is None else f"step {seen.step}"
+    lines = [f"  progress  {reached}, {len(seen.beats)} rank(s), last beat {age} ago"]
+    behind = (newest - oldest.at).total_seconds()
+    if behind > 60:
+        lines.append(
+            f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
+        )
+    return lines
+
+
+def _attempts(seen: Status) -> list[str]:
+    shown = seen.attempts[-5:]
+    lines = []
+    if len(seen.attempts) > len(shown):
+        lines.append(f"  attempt   ({len(seen.attempts) - len(shown)} earlier ones: ls {seen.rundir.attempts})")
+    return lines + [f"  attempt   {_attempt(attempt, seen.at)}" for attempt in shown]
+
+
+def _attempt(attempt: Attempt, now: datetime) -> str:
+    from ftsupervise.units import show_duration
+
+    end = attempt.ended or now
+    lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
+    steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
+    if attempt.ended is None and not attempt.cause:
+        return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
+    cause = attempt.cause or "ended"
+    if attempt.ended is None:
+        return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}"
+    return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}"
+
+
+def _json(seen: Status) -> str:
+    import json
+
+    record = {key: _plain(value) for key, value in seen._asdict().items()}
+    return json.dumps({"schema_version": 1, "step": seen.step, **record}, indent=1)
+
+
+def _plain(value: object) -> object:
+    """Values of ours as JSON has them."""
+    import dataclasses
+    from collections.abc import Mapping
+    from enum import Enum
+
+    if isinstance(value, (str, int, float, bool, type(None))) and not isinstance(value, Enum):
+        return value
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value.root) if hasattr(value, "root") else str(value)

@@ -1,0 +1,161 @@
+"""``ftsupervise kill``, ``save`` and ``clear``: what ``touch`` and ``rm`` in RUN/switches do, with a name and a reason.
+
+These are typed in a hurry on a loaded login node: nothing is imported that they do not need.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ftsupervise.rundir import RunDir
+
+_WHY = click.option("--why", default="", metavar="TEXT", help="Told to everybody who meets the switch.")
+_DELAY = "at the next step after its guard looks: within a second or so, 60 s at worst on a shared file system"
+
+
+@click.command()
+@click.argument("run", required=False)
+@_WHY
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--confirm", metavar="NAME", help="Do not ask, but check that this is the run's name.")
+def kill(run: str | None, why: str, yes: bool, confirm: str | None) -> None:
+    """Raise the kill switch: the run saves and stops at its next step, and no further member trains."""
+    from ftsupervise.switches import KILL
+
+    rundir, name = _find(run)
+    if _is_up(rundir, KILL, name):
+        return
+    _make_sure(name, yes, confirm)
+    _raise(rundir, KILL, why)
+    click.echo(f"The kill switch of {name} is up. It saves and stops {_DELAY}.")
+    click.echo("Members of its chain that start later leave within seconds.")
+    click.echo(f"Undo:  ftsupervise clear {_quote(rundir)}")
+
+
+@click.command()
+@click.argument("run", required=False)
+@_WHY
+def save(run: str | None, why: str) -> None:
+    """Raise the save switch: the run saves a checkpoint and goes on."""
+    from ftsupervise.switches import SAVE
+
+    rundir, name = _find(run)
+    if _is_up(rundir, SAVE, name):
+        return
+    _raise(rundir, SAVE, why)
+    click.echo(f"The save switch of {name} is up. It saves {_DELAY}, and takes the switch down.")
+    click.echo(f"Undo:  ftsupervise clear {_quote(rundir)} --switch save")
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
+@click.option("--brake", is_flag=True, help="Take the brake off, and let the members that were held start.")
+def clear(run: str | None, switch: str, brake: bool) -> None:
+    """Take the switches down again. What was stopped stays stopped: ftsupervise launch continues it.
+
+    With --brake: take off the brake, which the same failure without progress put on; the failures so far do not count
+    any more, and the members of the chain that were held go on.
+    """
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.switches import clear_switch
+
+    rundir, name = _find(run)
+    if brake:
+        _release(rundir, name)
+        return
+    for word in ("kill", "save") if switch == "both" else (switch,):
+        path = rundir.switches / f"{word}-switch"
+        try:
+            removed = clear_switch(rundir, path.name)
+        except OSError as error:
+            raise from_os_error(error, f"remove {path}") from None
+        click.echo(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
+
+
+def _release(rundir: RunDir, name: str) -> None:
+    from datetime import datetime, timezone
+
+    from ftsupervise.brake import release_brake
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.scheduler import open_scheduler
+
+    try:
+        was = release_brake(rundir, who=_me(), now=datetime.now(timezone.utc))
+    except OSError as error:
+        raise from_os_error(error, f"take the brake of {name} off") from None
+    if was is None:
+        click.echo(f"The brake of {name} was not on.")
+        return
+    click.echo(f"The brake of {name} is off: {was.words()}")
+    for job in was.held:
+        open_scheduler("local" if job.startswith("local-") else "slurm").release(job)
+        click.echo(f"Job {job} may start again.")
+    if not was.held:
+        click.echo(f"Nothing was held. Go on:  ftsupervise launch   (run directory {_quote(rundir)})")
+
+
+def _find(run: str | None) -> tuple[RunDir, str]:
+    from ftsupervise.config.locate import find_run
+
+    rundir = find_run(run)
+    return rundir, rundir.root.name
+
+
+def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
+    """Say so if somebody has raised it already: the first reason stays."""
+    from ftsupervise.switches import read_switch
+
+    state = read_switch(rundir, switch)
+    if state.problem:
+        click.echo(f"ftsupervise: {state.problem}", err=True)
+    if state.up:
+        since = f" since {state.since:%Y-%m-%d %H:%M} UTC" if state.since else ""
+        why = f": {state.why}" if state.why else ""
+        click.echo(f"The {switch.replace('-', ' ')} of {name} is up already{since}, raised by {state.who}{why}")
+    return state.up
+
+
+def _make_sure(name: str, yes: bool, confirm: str | None) -> None:
+    from ftsupervise.errors import UsageError
+
+    if confirm is not None and confirm != name:
+        raise UsageError(f"this run is called {name!r}, not {confirm!r}: nothing was done")
+    if yes or confirm is not None:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"nobody to ask whether to stop {name}", hint=f"say --yes, or --confirm {name}")
+    if not click.confirm(f"Stop {name}? It saves, and its whole chain leaves", default=False):
+        raise click.Abort
+
+
+def _raise(rundir: RunDir, switch: str, why: str) -> None:
+    from datetime import datetime, timezone
+
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.switches import raise_switch
+
+    try:
+        raise_switch(rundir, switch, who=_me(), host=os.uname().nodename, why=why, now=datetime.now(timezone.utc))
+    except OSError as error:
+        raise from_os_error(error, f"write {rundir.switches / switch}") from None
+
+
+def _me() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def _quote(rundir: RunDir) -> str:
+    import shlex
+
+    return shlex.quote(str(rundir.root))

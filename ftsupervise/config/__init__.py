@@ -1,0 +1,1 @@
+"""``ftsupervise.yaml`` -> a frozen ``Run``. Pure code but for reading the file it is asked to read."""

@@ -1,0 +1,267 @@
+"""The ``alerts:`` section: who is told what, when, and how often.
+
+No setting holds a secret: passwords, tokens and webhook addresses are named by a file or an environment variable and
+read when a message is sent.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ftsupervise.config.fields import Duration, Matching, Positive, Strict, wrong_at
+
+Clock = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "a time of day in quotes", "22:00")]
+Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", "me@example.org")]
+Url = Annotated[
+    str, Matching(r"https?://[^\s@/]+(/\S*)?", "an address without a password in it", "https://example.org/x")
+]
+Looks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "so many bad looks of the last so many", "2 of 3")]
+Word = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,40}", "a short name", "night-shift")]
+SeverityWord = Literal["info", "warning", "critical"]
+DayWord = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+
+
+def _one_of(model: Strict, *names: str, needed: bool) -> None:
+    given = [name for name in names if getattr(model, name) is not None]
+    if len(given) > 1:
+        raise wrong_at((given[1],), f"{' and '.join(given)} exclude each other; keep one")
+    if needed and not given:
+        raise ValueError(f"missing: one of {', '.join(names)} (a secret itself never stands in this file)")
+
+
+class Email(Strict):
+    """Mail through an SMTP server."""
+
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Default 25; 587 with a user; 465 with ``security: tls``."""
+    from_: Address = Field(alias="from")
+    to: tuple[Address, ...] = Field(min_length=1)
+    security: Literal["none", "starttls", "tls"] | None = None
+    """Default: starttls when there is a user to log in, else none."""
+    ca_file: Path | None = None
+    """Certificates to trust besides the system's own."""
+    user: str | None = None
+    password_file: Path | None = None
+    password_env: str | None = None
+    html: bool = False
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+
+    @model_validator(mode="after")
+    def _login(self) -> Email:
+        _one_of(self, "password_file", "password_env", needed=self.user is not None)
+        if self.user is not None and self.security == "none":
+            raise wrong_at(("security",), "a password is never sent in the clear; use starttls or tls")
+        return self
+
+
+class Slack(Strict):
+    """Slack, by an incoming webhook or, better, by a bot token (posts are edited and threads kept)."""
+
+    webhook_file: Path | None = None
+    webhook_env: str | None = None
+    token_file: Path | None = None
+    token_env: str | None = None
+    channel: str | None = None
+    """Needed with a token: the channel's id, such as "C0123456789", or its name."""
+    api_url: Url = "https://slack.com/api/"
+    mention: str | None = None
+    """Put before critical messages, in Slack's own form: "<!channel>", "<@U012AB3CD>"."""
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+
+    @model_validator(mode="after")
+    def _way(self) -> Slack:
+        _one_of(self, "webhook_file", "webhook_env", "token_file", "token_env", needed=True)
+        if (self.token_file or self.token_env) and not self.channel:
+            raise ValueError("missing: channel (a token may post to many)")
+        return self
+
+
+class Webhook(Strict):
+    """An HTTP POST: our own JSON, PagerDuty Events v2, Alertmanager v2, or a template of yours."""
+
+    url: Url | None = None
+    url_file: Path | None = None
+    url_env: str | None = None
+    shape: Literal["json", "pagerduty", "alertmanager"] = "json"
+    key_file: Path | None = None
+    """PagerDuty's routing key, or for other shapes what goes into ``Authorization: Bearer``."""
+    key_env: str | None = None
+    plain_http: bool = False
+    """Allow http:// to other machines, where the network is your own."""
+    template: Path | None = None
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
+
+    @model_validator(mode="after")
+    def _way(self) -> Webhook:
+        pagerduty = self.shape == "pagerduty"
+        _one_of(self, "url", "url_file", "url_env", needed=not pagerduty)
+        _one_of(self, "key_file", "key_env", needed=pagerduty)
+        return self
+
+
+class Apprise(Strict):
+    """Everything else, through Apprise (``pip install 'ftsupervise[apprise]'``); one URL a line."""
+
+    urls_file: Path | None = None
+    urls_env: str | None = None
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
+
+    @model_validator(mode="after")
+    def _way(self) -> Apprise:
+        _one_of(self, "urls_file", "urls_env", needed=True)
+        return self
+
+
+class Command(Strict):
+    """A program of yours: the message on its standard input, what it is about in FTSUPERVISE_ALERT_* variables."""
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
+
+
+class File(Strict):
+    """Append to a file; for tests, and for those who tail."""
+
+    path: Path
+
+
+KINDS = ("email", "slack", "webhook", "apprise", "command", "file")
+
+
+class Receiver(Strict):
+    """One way to reach people: exactly one of the kinds, and a name if there are several of a kind."""
+
+    name: Word | None = None
+    email: Email | None = None
+    slack: Slack | None = None
+    webhook: Webhook | None = None
+    apprise: Apprise | None = None
+    command: Command | None = None
+    file: File | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Receiver:
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise ValueError(f"a receiver is exactly one of {', '.join(KINDS)}; got {got}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def settings(self) -> Any:
+        """The settings of its kind."""
+        return getattr(self, self.kind)
+
+
+class Rule(Strict):
+    """How patient to be with the alerts of one watchdog; what is left out is as in ``alerts:``."""
+
+    hold: Duration | None = None
+    clear: Duration | None = None
+    repeat: Duration | None = None
+    escalate_after: Duration | None = None
+    looks: Looks | None = None
+
+
+class Route(Strict):
+    """Who is told: the first route whose conditions all hold decides; without any, everybody is."""
+
+    severity: SeverityWord | None = None
+    """This or worse."""
+    watchdog: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+    """Names, with * and ? as in the shell."""
+    hours: tuple[Clock, Clock] | None = None
+    """From and to, in ``alerts.timezone``: ["22:00", "07:00"]."""
+    days: tuple[DayWord, ...] = ()
+    escalated: bool | None = None
+    """Only (or only not) what nobody has acknowledged for ``escalate_after``."""
+    to: tuple[Word, ...]
+    """Receivers; an empty list tells nobody (it still shows in ``ftsupervise alerts``)."""
+
+
+class QuietHours(Strict):
+    """What is less than ``below`` waits for the end of these hours; it is not lost."""
+
+    hours: tuple[Clock, Clock] = ("22:00", "07:00")
+    below: SeverityWord = "critical"
+
+
+class DeadMan(Strict):
+    """An outside service (healthchecks.io or your own) that calls when the pings stop."""
+
+    url_file: Path | None = None
+    url_env: str | None = None
+    timeout: Annotated[Duration, Positive] = timedelta(seconds=5)
+
+    @model_validator(mode="after")
+    def _way(self) -> DeadMan:
+        _one_of(self, "url_file", "url_env", needed=True)
+        return self
+
+
+class Alerts(Strict):
+    """Who is told what, when, and how often."""
+
+    receivers: tuple[Receiver, ...] = ()
+    hold: Duration = timedelta(0)
+    """Bad for so long before anybody is told."""
+    clear: Duration = timedelta(0)
+    """Good for so long before it counts as over."""
+    looks: Looks = "1 of 1"
+    """So many bad looks of the last so many make an alert."""
+    repeat: Duration | None = timedelta(hours=4)
+    escalate_after: Duration | None = None
+    """Told again, louder, when nobody has acknowledged it for so long."""
+    forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
+    """A firing alert whose subject nobody looks at any more ends after so long, and says so."""
+    watchdogs: dict[str, Rule] = Field(default={})
+    routes: tuple[Route, ...] = ()
+    quiet: QuietHours | None = None
+    timezone: str | None = None
+    """For hours and days, such as "Europe/Berlin"; default: this machine's own."""
+    dead_man: DeadMan | None = None
+    templates: Path | None = None
+    """A directory whose alert.*.j2 stand in for the built-in ones."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Alerts:
+        names = [receiver.name for receiver in self.receivers if receiver.name]
+        for index, receiver in enumerate(self.receivers):
+            if receiver.name and names.count(receiver.name) > 1:
+                raise wrong_at(("receivers", index, "name"), f"two receivers are called {receiver.name!r}")
+        for index, route in enumerate(self.routes):
+            for name in route.to:
+                if name not in self.named:
+                    known = ", ".join(self.named) or "none"
+                    raise wrong_at(("routes", index, "to"), f"no receiver is called {name!r}; there are: {known}")
+        if self.timezone is not None:
+            from zoneinfo import ZoneInfo
+
+            try:
+                ZoneInfo(self.timezone)
+            except (KeyError, ValueError, OSError):
+                raise wrong_at(("timezone",), f'unknown time zone {self.timezone!r}; such as "Europe/Berlin"') from None
+        return self
+
+    @property
+    def named(self) -> dict[str, Receiver]:
+        """Receivers by name: their own, else their kind ("email", "email-2" …)."""
+        out: dict[str, Receiver] = {}
+        taken = {receiver.name for receiver in self.receivers if receiver.name}
+        for receiver in self.receivers:
+            name, number = receiver.name or receiver.kind, 1
+            while not receiver.name and (name in out or name in taken):
+                number += 1
+                name = f"{receiver.kind}-{number}"
+            out[name] = receiver
+        return out

@@ -1,0 +1,175 @@
+"""The field types every part of the configuration is built from: text is parsed here, at the rim, once.
+
+A setting's type is its unit: ``Duration`` -> timedelta, ``Size`` -> bytes, ``Share`` -> 0–1. A bare number where a unit
+is needed is an error that says what to type, because ``threshold: 95`` and ``time: 20:00:00`` have both cost nights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from ftsupervise import units
+from ftsupervise.config.strict_yaml import control_character
+
+VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}"
+
+
+class Lines:
+    """Marks a setting whose text may have several lines: ``setup: Annotated[str, Lines()]``."""
+
+
+class Strict(BaseModel):
+    """Base of all settings: frozen, unknown keys are errors, no silent conversion between types, no control
+    characters in any text (nor line breaks and tabs, but for settings marked with ``Lines``).
+
+    The text under an attribute is its description in ``ftsupervise config schema``.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+    )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_control_characters(cls, value: object, info: ValidationInfo) -> object:
+        marks = cls.model_fields[info.field_name].metadata if info.field_name else []
+        _refuse_control_characters(value, several_lines=any(isinstance(mark, Lines) for mark in marks))
+        return value
+
+
+def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
+    if isinstance(value, (str, Path)):
+        text = str(value)
+        found = control_character(text)
+        if found:
+            raise ValueError(f"control character {found}; no setting holds one")
+        if not several_lines and ("\n" in text or "\t" in text):
+            raise ValueError("a line break or tab; this setting is one line")
+        if isinstance(value, Path) and "${" in text:
+            raise ValueError("${VARIABLE} is filled in only where it is the whole value; write the path out")
+        if isinstance(value, Path) and text.startswith("~") and value.parts[0] != "~":
+            raise ValueError("only one's own home directory is written with '~'; write the path out")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_control_characters(key, several_lines=False)
+            _refuse_control_characters(item, several_lines=several_lines)
+    elif isinstance(value, tuple):
+        for item in value:
+            _refuse_control_characters(item, several_lines=several_lines)
+
+
+def wrong_at(path: tuple[str | int, ...], sentence: str) -> PydanticCustomError:
+    """What a model's validator raises when the key to mend is ``path`` below it, so that the error points there."""
+    context: dict[str, Any] = {"at": path, "sentence": sentence}
+    return PydanticCustomError("wrong_at", "{sentence}", context)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Text of one form: ``Annotated[str, Matching(r"[a-z]+", "small letters", "abc")]``.
+
+    The sentence of the error is "expected ``says``, such as ``example``"; the JSON Schema gets pattern and example.
+    """
+
+    pattern: str
+    says: str
+    example: str
+
+    def check(self, text: str) -> str:
+        """``text`` if all of it has the form. Raises ValueError."""
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f'expected {self.says}, such as "{self.example}"')
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^(?:{self.pattern}|{VARIABLE})$", "examples": [self.example]}
+
+
+def _duration(value: object) -> timedelta:
+    return value if isinstance(value, timedelta) else units.parse_duration(value)  # type: ignore[arg-type]
+
+
+def _slurm_time(value: object) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f'write the time limit in quotes, such as time: "20:00:00" or time: 20h, got {value!r}')
+    return units.parse_duration(value)
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, (int, str)) or isinstance(value, bool):
+        raise ValueError(f'expected a size such as "500GB", got {value!r}')
+    return units.parse_size(value)
+
+
+def _share(value: object, info: ValidationInfo) -> float:
+    if isinstance(value, float) and info.mode == "python" and 0 <= value <= 1:
+        return value  # code says what it means; only in a file are 95 and 0.95 mixed up
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        meant = value * 100 if value <= 1 else value
+        raise ValueError(f'write the share with a percent sign: "{meant:g}%"')
+    return units.parse_share(value)  # type: ignore[arg-type]
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("expected more than 0s")
+    return value
+
+
+def _text_schema(example: str, **more: object) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example], **more})
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(_duration),
+    PlainSerializer(units.format_duration, return_type=str),
+    _text_schema("10m"),
+]
+TimeLimit = Annotated[
+    timedelta,
+    BeforeValidator(_slurm_time),
+    PlainSerializer(units.format_duration, return_type=str),
+    _text_schema("20:00:00"),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(_size),
+    PlainSerializer(units.format_size, return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string", "examples": ["500GB"]}, {"type": "integer", "minimum": 0}]}),
+]
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    PlainSerializer(units.format_share, return_type=str),
+    _text_schema("95%"),
+]
+Positive = AfterValidator(_positive)

@@ -1,0 +1,77 @@
+"""The JSON Schema (draft 2020-12) of ``ftsupervise.yaml``, for editors: every key with its description and default.
+
+It differs from what pydantic writes where the file differs from Python: defaults in the words of the file ("4h", not
+"PT4H"), ``${VARIABLE}`` in the place of numbers and words, sections that may be left empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import SchemaError, SchemaSerializer, core_schema
+
+from ftsupervise.config.fields import VARIABLE
+from ftsupervise.config.layers import SECTIONS
+from ftsupervise.config.schema import Run
+
+_VARIABLE = {"$ref": "#/$defs/variable"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema as a JSON value."""
+    schema = Run.model_json_schema(by_alias=True, schema_generator=_InWordsOfTheFile)
+    definitions = schema.pop("$defs", {})
+    for one in (schema, *definitions.values()):
+        _open_to_variables(one)
+    for section in SECTIONS:
+        _may_be_empty(schema, section)
+    definitions["variable"] = {
+        "description": "The value of an environment variable, with a default if it may be missing.",
+        "type": "string",
+        "pattern": f"^{VARIABLE}$",
+        "examples": ["${SCRATCH}", "${NODES:-4}"],
+    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ftsupervise.yaml"}
+    return {**head, **{k: v for k, v in schema.items() if k != "title"}, "$defs": dict(sorted(definitions.items()))}
+
+
+class _InWordsOfTheFile(GenerateJsonSchema):
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        result = super().default_schema(schema)
+        if "default" in result and not isinstance(result["default"], dict):
+            try:
+                serializer = SchemaSerializer(schema["schema"])
+            except SchemaError:  # it refers to a model defined elsewhere, whose default is written well already
+                return result
+            result["default"] = serializer.to_python(schema.get("default"), mode="json")
+        return result
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _open_to_variables(schema: dict[str, Any]) -> None:
+    """Let ``${VARIABLE}`` stand wherever a number, a truth or one of some words is asked for."""
+    for key, below in schema.get("properties", {}).items():
+        schema["properties"][key] = _opened(below)
+
+
+def _opened(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("items"), dict):
+        schema = {**schema, "items": _opened(schema["items"])}
+    if "anyOf" in schema:
+        forms = [_opened(form) for form in schema["anyOf"]]
+        flat = [part for form in forms for part in (form["anyOf"] if set(form) == {"anyOf"} else [form])]
+        return {**schema, "anyOf": [form for index, form in enumerate(flat) if form not in flat[:index]]}
+    if "enum" in schema or schema.get("type") in ("integer", "number", "boolean"):
+        about = [key for key in ("description", "default", "examples") if key in schema]
+        form = {key: part for key, part in schema.items() if key not in about}
+        return {key: schema[key] for key in about} | {"anyOf": [form, _VARIABLE]}
+    return schema
+
+
+def _may_be_empty(schema: dict[str, Any], section: str) -> None:
+    if section in schema["properties"] and section not in schema.get("required", ()):
+        reference = schema["properties"][section].pop("$ref")
+        schema["properties"][section]["anyOf"] = [{"$ref": reference}, {"type": "null"}]

@@ -1,0 +1,234 @@
+"""Which files a setting may come from, and what ``${VARIABLE}`` stands for, before anything is judged.
+
+Project file over the person's own file over the site's file; mappings are merged key by key, lists and values
+replace. Each value keeps the place it was written at. The two outer files may only hold what is not about one run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.config.strict_yaml import (
+    MAX_BYTES,
+    Document,
+    KeyPath,
+    Place,
+    Problem,
+    control_character,
+    parse,
+    plain,
+    secret_at,
+)
+from ftsupervise.errors import ConfigError, NotFound, from_os_error
+
+ENV_SITE_CONFIG = "FTSUPERVISE_SITE_CONFIG"
+SITE_CONFIG = "/etc/ftsupervise/config.yaml"
+LAUNCHED = "run.yaml"  # the settings as launched: complete, so no other file has a say in them
+SECTIONS = ("launch", "guard", "watch", "alerts", "cron")
+
+# What a file that is not about one run may set; () stands for the whole section.
+_SHARED: dict[str, tuple[str, ...]] = {
+    "alerts": (),
+    "watch": (),
+    "guard": (),
+    "cron": (),
+    "launch": ("account", "partition"),
+}
+
+_WHOLE = re.compile(r"\$+\{[^{}]*\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
+
+
+def read(path: Path, environ: Mapping[str, str]) -> Document:
+    """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
+
+    Raises NotFound, NotPermitted or ConfigError where a file cannot be read at all.
+    """
+    merged = _sections(read_file(path))
+    if merged.value is None:
+        return merged
+    problems = list(merged.problems)
+    for beneath in () if path.name == LAUNCHED else outer_files(environ):
+        if not os.path.lexists(beneath):
+            continue
+        outer = _sections(read_file(beneath, may_be_empty=True))
+        problems += outer.problems
+        if outer.value is not None:
+            merged = _over(merged, _shared_only(outer, problems))
+    return fill(Document(merged.value, merged.places, problems), environ)
+
+
+def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
+    """Only what the person's own file and the site's say about the sections ``keys``, for what belongs to no run."""
+    merged = Document({}, {}, [])
+    problems: list[Problem] = []
+    for beneath in outer_files(environ):
+        if not os.path.lexists(beneath):
+            continue
+        outer = _sections(read_file(beneath, may_be_empty=True))
+        problems += outer.problems
+        if outer.value is not None:
+            merged = _over(merged, _shared_only(outer, problems))
+    value = {key: merged.value[key] for key in keys if key in merged.value}
+    return fill(Document(value, merged.places, problems), environ)
+
+
+def fill(document: Document, environ: Mapping[str, str]) -> Document:
+    """The document with each ``${VARIABLE}`` replaced."""
+    document = _sections(document)
+    if document.value is None:
+        return document
+    places, problems = dict(document.places), list(document.problems)
+    return Document(_expand(document.value, (), places, problems, environ), places, problems)
+
+
+def outer_files(environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """The person's own file and the site's, whether they exist or not."""
+    base = environ.get("XDG_CONFIG_HOME")
+    own = (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".config") / "ftsupervise/config.yaml"
+    return own, Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
+
+
+def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
+    """One file, parsed; its value is a mapping or None. Never blocks on a FIFO, never reads more than the limit."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", closefd=True) as file:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise ConfigError(f"{path} is not a file that can be read", hint="give the path of a text file")
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFound(f"{path}: no such file", hint="give the path of an ftsupervise.yaml, or write one") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory", hint=f"give the file in it: {path}/ftsupervise.yaml") from None
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from None
+    except ValueError:  # a NUL in the name
+        raise NotFound(f"cannot read {str(path)!r}: no file can have this name") from None
+    return checked(parse(raw, str(path)), path, may_be_empty=may_be_empty)
+
+
+def checked(document: Document, path: Path, *, may_be_empty: bool = False) -> Document:
+    """The document if its top is a mapping; otherwise it says so. An empty one raises ConfigError unless it may be."""
+    if document.value is None and not document.problems:
+        if may_be_empty:
+            return document
+        raise ConfigError(f"{path}: the file is empty", hint='begin with "name: my-run" and "launch:" with a command')
+    if document.value is not None and not isinstance(document.value, dict):
+        kind = "a list" if isinstance(document.value, list) else "a single word or number"
+        text = f"the file holds {kind}; it must hold 'key: value' lines, first 'name: ...'"
+        return Document(None, {}, [Problem(str(path), 1, 1, (), text)])
+    return document
+
+
+def _sections(document: Document) -> Document:
+    """Drop sections that are written and empty, such as ``watch:`` with everything below it commented out."""
+    if document.value is None:
+        return document if document.problems else Document({}, {}, [])
+    kept = {key: value for key, value in document.value.items() if value is not None or key not in SECTIONS}
+    return Document(kept, document.places, document.problems)
+
+
+def _shared_only(document: Document, problems: list[Problem]) -> Document:
+    """What an outer file may say; the rest is a problem each."""
+    kept: dict[str, Any] = {}
+    for key, value in document.value.items():
+        allowed = _SHARED.get(key)
+        if allowed == () or (allowed and not isinstance(value, dict)):
+            kept[key] = value
+            continue
+        inside = value if allowed else {None: None}
+        for name in inside:
+            if allowed and name in allowed:
+                kept.setdefault(key, {})[name] = value[name]
+                continue
+            path = (key,) if name is None else (key, name)
+            at = document.places[path]
+            text = "belongs in the ftsupervise.yaml of a run; this file may hold alerts, watch, guard, cron, "
+            text += "launch.account and launch.partition"
+            problems.append(Problem(at.file, at.key_line, at.key_column, path, text))
+    return Document(kept, document.places, [])
+
+
+def _over(above: Document, below: Document) -> Document:
+    """``above`` merged over ``below``, key by key."""
+    places: dict[KeyPath, Place] = {}
+
+    def take(value: Any, path: KeyPath, source: dict[KeyPath, Place]) -> Any:
+        if path in source:
+            places[path] = source[path]
+        if isinstance(value, dict):
+            return {key: take(item, (*path, key), source) for key, item in value.items()}
+        if isinstance(value, list):
+            return [take(item, (*path, index), source) for index, item in enumerate(value)]
+        return value
+
+    def merge(upper: dict[str, Any], lower: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        if path in above.places:
+            places[path] = above.places[path]
+        result: dict[str, Any] = {}
+        for key in [*upper, *(key for key in lower if key not in upper)]:
+            here = (*path, key)
+            if isinstance(upper.get(key), dict) and isinstance(lower.get(key), dict):
+                result[key] = merge(upper[key], lower[key], here)
+            elif key in upper:
+                result[key] = take(upper[key], here, above.places)
+            else:
+                result[key] = take(lower[key], here, below.places)
+        return result
+
+    return Document(merge(above.value, below.value, ()), places, above.problems)
+
+
+# ----------------------------------------------------------------------------------------------------- ${VARIABLE}
+
+
+def escape(text: str) -> str:
+    """The opposite of filling in: a text that loads as itself even if it looks like ``${VARIABLE}``."""
+    return f"${text}" if _WHOLE.fullmatch(text) else text
+
+
+def _expand(
+    value: Any, path: KeyPath, places: dict[KeyPath, Place], problems: list[Problem], environ: Mapping[str, str]
+) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item, (*path, key), places, problems, environ) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, (*path, index), places, problems, environ) for index, item in enumerate(value)]
+    if not isinstance(value, str) or not _WHOLE.fullmatch(value):
+        return value
+    if value.startswith("$$"):
+        return value[1:]
+    place = places[path]
+
+    def problem(text: str) -> str:
+        problems.append(Problem(place.file, place.line, place.column, path, text))
+        return str(value)
+
+    match = _VARIABLE.fullmatch(value)
+    if not match:
+        return problem("write ${NAME} or ${NAME:-default}; text that begins with '${' is written with '$${'")
+    name, default = match[1], match[2]
+    if secret_at(path):
+        return value  # no setting holds a secret: the sentence about that comes later, without a look at the variable
+    filled = environ.get(name)
+    if default is not None:
+        filled = filled or default
+    if filled is None:
+        return problem(f"${{{name}}} is not set in the environment; export {name}, or write ${{{name}:-default}}")
+    found = control_character(filled)
+    if found:
+        return problem(f"${{{name}}} holds the control character {found}")
+    places[path] = place._replace(variable=name)
+    if not place.plain:
+        return filled
+    try:
+        return plain(filled) if filled else ""
+    except ValueError:
+        return filled

@@ -1,0 +1,172 @@
+"""The whole of ``ftsupervise.yaml`` as frozen values. Works with nothing but ``name`` and ``launch.command``.
+
+The text under each attribute is what ``ftsupervise config schema`` says about it, and so what an editor shows.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ftsupervise.config.alerting import Alerts
+from ftsupervise.config.cron import Cron
+from ftsupervise.config.fields import Duration, Lines, Positive, Share, Strict, TimeLimit, wrong_at
+from ftsupervise.config.slurm_options import (
+    Constraint,
+    Gpus,
+    Memory,
+    Module,
+    Name,
+    Names,
+    Nodes,
+    RunName,
+    SbatchOption,
+    Signal,
+    SrunOption,
+    VariableName,
+    VariableValue,
+)
+from ftsupervise.config.strict_yaml import secret_at
+from ftsupervise.config.watchdogs import Watch
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Command = str | tuple[str, ...]
+
+
+Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
+
+
+class Restart(Strict):
+    """What is done when the command fails: start it again in the same job, leave to the next member, or stop the chain."""
+
+    in_place: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Most restarts inside one job, on the nodes it holds; then the next member takes over. 0: never in place."""
+    same_failure: Annotated[int, Field(ge=0, le=1000)] = 3
+    """So many times the same failure without progress, over restarts and members, and the chain is stopped: its members
+    are held, the brake alert fires. Progress is a newer checkpoint or a later first step. 0: never."""
+    budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = {}  # noqa: RUF012 - pydantic copies it
+    """Another number than same_failure for one kind of failure, such as {node: 20, memory: 1}. node is 10 by itself."""
+    back_off: Duration = timedelta(seconds=2)
+    """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
+    stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
+    """How long the command may take to leave after the kill switch was raised, before it is ended."""
+
+
+class Launch(Strict):
+    """How the run is put in the queue."""
+
+    command: Annotated[Command, Lines(), Field(examples=["python train.py"])]
+    """What each rank runs: text is shell code, a list is a program and its arguments, run as they stand."""
+    srun: bool = True
+    """On Slurm, start the command through srun (unless it says srun itself). Never on scheduler: local."""
+    srun_options: tuple[SrunOption, ...] = ("--kill-on-bad-exit=1",)
+    """Options of that srun, one each."""
+    jobs: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Members of the chain: one runs, the others wait to take over. 1 to 1000 (Slurm's MaxArraySize is 1001)."""
+    chain: Literal["array", "daisy"] = "array"
+    """array: one job array of which one member runs at a time; daisy: separate jobs, each after the one before."""
+    partition: Names | None = None
+    """Partition, or several with ',' between."""
+    account: Name | None = None
+    """Account the time is charged to."""
+    qos: Name | None = None
+    """Quality of service."""
+    constraint: Constraint | None = None
+    """Features the nodes must have, as sbatch --constraint takes them."""
+    reservation: Names | None = None
+    """Reservation to run in."""
+    nodes: Count = 1
+    """Nodes the command runs on."""
+    spare_nodes: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Nodes allocated beyond ``nodes``, to take the place of broken ones without going back to the queue."""
+    tasks_per_node: Count | None = None
+    """Ranks started on each node."""
+    cpus_per_task: Count | None = None
+    """CPUs of each rank."""
+    gpus_per_node: Count | Gpus | None = None
+    """GPUs of each node: 8, or with their type "h100:8"."""
+    mem: Memory | None = None
+    """Host memory per node in Slurm's form: "500G"; "0" for all there is."""
+    time: Annotated[TimeLimit, Positive] | None = None
+    """Time limit of each job, in quotes: "20:00:00", "2-12:00:00", "20h". Default: the partition's."""
+    signal: Signal = "USR1"
+    """Signal Slurm sends before the time limit; the run saves and leaves at its next step."""
+    warn: Annotated[Duration, Positive] | None = None
+    """How long before the time limit the signal comes. Default 10m, at most half the limit."""
+    exclude: tuple[Nodes, ...] = ()
+    """Nodes never to be used: "node-7", "node-[1-4,9]"."""
+    restart: Restart = Restart()
+    """What is done when the command fails."""
+    requeue: bool = False
+    """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
+    output: Annotated[str, Field(min_length=1)] | None = None
+    """File the jobs write to, in sbatch's patterns. Default: logs/%x-%A_%a.out in the run directory."""
+    sbatch: tuple[SbatchOption, ...] = ()
+    """Further options of sbatch, each one "--key=value"."""
+    modules: tuple[Module, ...] = ()
+    """Environment modules to load."""
+    setup: Annotated[str | None, Lines()] = None
+    """Shell lines that run before the command."""
+    container: Annotated[Command | None, Lines(), Field(examples=["apptainer exec --nv image.sif"])] = None
+    """What is put before the command to run it in a container."""
+    env: dict[VariableName, VariableValue] = {}  # noqa: RUF012 - pydantic copies it
+    """Environment variables of the command. Never a secret: they are written in the job script."""
+    template: Path | None = None
+    """A Jinja2 template of your own for the job script, instead of train.sbatch.j2."""
+
+    @field_validator("command", "container")
+    @classmethod
+    def _says_something(cls, value: Command | None) -> Command | None:
+        words = (value,) if isinstance(value, str) else value
+        if words is not None and not (words and words[0].strip()):
+            raise ValueError("empty; write what is to be run")
+        return value
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Launch:
+        if self.time is not None and self.warn is not None and self.warn >= self.time:
+            raise wrong_at(("warn",), "the warning must come later than the start: make warn shorter than time")
+        for name in self.env:
+            if name.startswith(("FTSUPERVISE_", "SLURM_", "SBATCH_")):
+                raise wrong_at(("env", name), "this name belongs to Slurm or ftsupervise; take another one")
+            if secret_at((name,)) and not name.upper().endswith(("_FILE", "_ENV")):
+                line = f'export {name}="$(cat ~/.{name.lower()})"'
+                raise wrong_at(("env", name), f"a secret would stand in the job script; write launch.setup: {line}")
+        return self
+
+
+class GuardSettings(Strict):
+    """What the guard inside the training loop looks at."""
+
+    poll: Annotated[Duration, Positive] = timedelta(seconds=1)
+    """How often, at most, it looks at the shared file system."""
+    memory: Annotated[Share, Field(gt=0, le=1)] | None = 0.95
+    """Share of the host memory at which the run saves and leaves; null: never."""
+    stop_before: Annotated[Duration, Positive] | None = None
+    """Stop this long before the end of the job, besides Slurm's signal."""
+    run_for: Annotated[Duration, Positive] | None = None
+    """Stop after so long, whatever the limit of the job."""
+
+
+class Run(Strict):
+    """One training effort that ftsupervise keeps alive."""
+
+    name: RunName
+    """What the run is called in the queue and in every message."""
+    launch: Launch
+    """How the run is put in the queue."""
+    run_dir: Path | None = None
+    """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
+    scheduler: Literal["auto", "slurm", "local"] = "auto"
+    """slurm, local (this machine), or auto: Slurm where sbatch answers."""
+    guard: GuardSettings = GuardSettings()
+    """What the guard inside the training loop looks at."""
+    watch: Watch = Watch()
+    """How often to look from outside, and the settings of each watchdog."""
+    alerts: Alerts = Alerts()
+    """Who is told what, and how often."""
+    cron: Cron = Cron()
+    """The crontab emulation that watches from outside, and which this run helps to keep alive."""

@@ -1,0 +1,137 @@
+"""The forms of Slurm's own option values, and which options ``launch`` sets itself.
+
+What stands here reaches a ``#SBATCH`` line, where quoting protects nothing: each value has one strict form.
+Sources: sbatch(1), slurm.conf(5).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+from ftsupervise.config.fields import Matching
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*"
+_NODE = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\][A-Za-z0-9._-]*)*"
+
+RunName = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        "letters, digits, '.', '_' and '-', at most 100 of them, a letter or digit first",
+        "train-10b",
+    ),
+]
+Names = Annotated[str, Matching(rf"{_NAME}(?:,{_NAME})*", "a name, or several with ',' between", "gpu")]
+Name = Annotated[str, Matching(_NAME, "a name of letters, digits and '_', '.', '+', '@', '-'", "physics")]
+Constraint = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9_\[(][A-Za-z0-9_.&|*()\[\],:+=-]*", "node features as sbatch --constraint takes them", "h100&ib"
+    ),
+]
+Nodes = Annotated[str, Matching(_NODE, "a node, or a range of nodes", "node-[1-4,7]")]
+Gpus = Annotated[
+    str,
+    Matching(
+        r"(?:[A-Za-z][A-Za-z0-9_.-]*:)?[1-9][0-9]{0,4}(?:,[A-Za-z][A-Za-z0-9_.-]*:[1-9][0-9]{0,4})*",
+        "a number of GPUs, or a type and a number",
+        "h100:8",
+    ),
+]
+Memory = Annotated[str, Matching(r"[0-9]{1,12}[KMGTkmgt]?", "Slurm's form of memory per node, 0 for all of it", "500G")]
+Module = Annotated[
+    str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.+/:=@-]*", "a module as 'module load' takes it", "cuda/12.4")
+]
+VariableName = Annotated[str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable name", "OMP_NUM_THREADS")]
+SrunOption = Annotated[str, Matching(r"-[\s\S]*", "an option that begins with '-'", "--cpu-bind=none")]
+
+_CAUGHT = {one.name.removeprefix("SIG") for one in signal.Signals} - {"KILL", "STOP"}
+
+
+def _signal(value: object) -> object:
+    """ "USR1", "SIGUSR1", "usr1", "10" and 10 are one signal; the names' own form is kept for sbatch."""
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        return value
+    word = str(value).upper().removeprefix("SIG")
+    number = int(word) if re.fullmatch(r"[0-9]{1,3}", word) else None
+    if word in ("KILL", "STOP") or number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError("no program can answer this signal; take USR1, USR2 or TERM")
+    if word not in _CAUGHT and not (number and number <= 64):
+        raise ValueError('expected a signal such as "USR1", "USR2" or "TERM"')
+    return word
+
+
+Signal = Annotated[
+    str,
+    BeforeValidator(_signal),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "examples": ["USR1"]}, {"type": "integer", "minimum": 1, "maximum": 64}]}
+    ),
+]
+
+
+def _number_as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+VariableValue = Annotated[
+    str, BeforeValidator(_number_as_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]})
+]
+
+# Option of sbatch -> what to write instead.
+_OURS = {
+    "account": "launch.account",
+    "array": "launch.jobs and launch.chain",
+    "chdir": "launch.setup, with a line 'cd DIRECTORY'",
+    "comment": "nothing: ftsupervise finds its jobs by it",
+    "constraint": "launch.constraint",
+    "cpus-per-task": "launch.cpus_per_task",
+    "dependency": "ftsupervise launch --after JOBID",
+    "exclude": "launch.exclude",
+    "gpus-per-node": "launch.gpus_per_node",
+    "job-name": "name",
+    "mem": "launch.mem",
+    "no-requeue": "launch.requeue",
+    "nodes": "launch.nodes",
+    "ntasks-per-node": "launch.tasks_per_node",
+    "output": "launch.output",
+    "parsable": "nothing: ftsupervise reads sbatch's answer itself",
+    "partition": "launch.partition",
+    "qos": "launch.qos",
+    "requeue": "launch.requeue",
+    "reservation": "launch.reservation",
+    "signal": "launch.signal and launch.warn",
+    "test-only": "ftsupervise launch --dry-run",
+    "time": "launch.time",
+    "wait": "ftsupervise watch",
+    "wrap": "launch.command",
+}
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
+# Whole names that happen to begin one of ours.
+_OTHER = frozenset({"no-kill"})
+
+
+def _option(text: str) -> str:
+    match = _OPTION.fullmatch(text)
+    if not match:
+        raise ValueError(
+            'expected one option of sbatch, written --key=value, such as "--exclusive" or "--mail-type=END"'
+        )
+    name = match[1]
+    if name in _OURS:
+        raise ValueError(f"--{name} is set by ftsupervise itself; use {_OURS[name]} instead")
+    begun = [ours for ours in _OURS if ours.startswith(name)]
+    if begun and name not in _OTHER:
+        raise ValueError(
+            f"--{name} is short for --{begun[0]}, which ftsupervise sets itself; use {_OURS[begun[0]]} instead"
+        )
+    return text
+
+
+SbatchOption = Annotated[
+    str, AfterValidator(_option), WithJsonSchema({"type": "string", "pattern": "^--", "examples": ["--exclusive"]})
+]

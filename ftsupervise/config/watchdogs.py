@@ -1,0 +1,308 @@
+"""The ``watch:`` section: how often to look, and one section for each watchdog.
+
+A watchdog whose section is null is off. With nothing said, *is-running*, *hang* and *disk* (of the run directory) are on;
+``memory: {}`` is enough to switch another one on. A watchdog is asked at each tick, or every ``every``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ftsupervise.config.fields import Duration, Positive, Share, Size, Strict, wrong_at
+
+Span = Annotated[Duration, Positive]
+Some = Annotated[Share, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+_M, _H = timedelta(minutes=1), timedelta(hours=1)
+
+
+def _pattern(value: str | None, groups: tuple[str, ...] = ()) -> str | None:
+    """A regular expression that compiles and has what is needed in it. Raises ValueError with what to type."""
+    if value is None:
+        return None
+    try:
+        compiled = re.compile(value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    if not groups and compiled.groups != 1:
+        raise ValueError(
+            f"write exactly one group around the number, such as 'step (\\d+)'; this has {compiled.groups}"
+        )
+    for group in groups:
+        if group not in compiled.groupindex:
+            raise ValueError(f"name the number, (?P<{group}>\\d+)")
+    return value
+
+
+class Section(Strict):
+    """What all watchdogs have."""
+
+    every: Span | None = None
+    """How often to look; default: at each tick."""
+
+
+class IsRunning(Section):
+    """Is a job of the run in the queue, running or able to run?"""
+
+    completing_for: Duration = 10 * _M
+    """How long a job may be COMPLETING before it is told."""
+    pending_for: Duration | None = None
+    """How long a job may wait in the queue before it is told; null: as long as it likes."""
+
+
+Signal = Literal["step", "beat", "checkpoint", "log", "gpu"]
+
+
+class Hang(Section):
+    """Does the run make progress? Hung only if every signal of it stands still for longer than this run's own past allows."""
+
+    signals: tuple[Signal, ...] = ()
+    """What counts as progress. Default: steps and beats of the guard, steps found in the log, new checkpoints; and where there
+    is none of them, that the log grows."""
+    log: Path | None = None
+    """The log to read, or a pattern such as logs/main-*.out of which the newest is taken. Default: the job's own output."""
+    pattern: str | None = None
+    """Regular expression with one group that finds the step in a line of the log. Default: the usual forms."""
+    at_least: Span = 10 * _M
+    """While the guard tells steps and phases, standing still in training for less than this is never a hang."""
+    quiet: Span = _H
+    """The same while only the log tells, or a guard without phases: a save or an evaluation looks like training then."""
+    slow: Span = _H
+    """How long a start, a compilation, a save, an evaluation, or any other phase that is not training may take."""
+    phases: dict[str, Span] = {}  # noqa: RUF012 - pydantic copies it
+    """The same for single phases, by the name the guard gives them: {eval: 2h}."""
+    at_most: Span = 4 * _H
+    """What is learned from the run's past never makes the bound longer than this (phases: twice this)."""
+    times: Annotated[float, Field(ge=2)] = 10.0
+    """How many of the run's own step times without a step are a hang."""
+    kill_within: Span = _H
+    """How long a run may take to leave after its kill switch went up, before it is called hung after all."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _one_group(cls, value: str | None) -> str | None:
+        return _pattern(value)
+
+
+class Limits(Strict):
+    """Limits of one file system; each is off when null."""
+
+    free: Size | None = None
+    """Space that must be left (of the usable part)."""
+    used: Some | None = None
+    """Share of the usable part that may be used."""
+    inodes: Some | None = None
+    """Share of the inodes that may be used."""
+    left: Span | None = None
+    """How long the space must last by the forecast."""
+    checkpoints: Count | None = None
+    """How many more checkpoints there must be room for."""
+
+
+class Critical(Limits):
+    """Limits beyond which it is critical."""
+
+    used: Some | None = 0.97
+    inodes: Some | None = 0.97
+    left: Span | None = 6 * _H
+    checkpoints: Count | None = 2
+
+
+class Quota(Strict):
+    """A command that knows better than the file system how much is left."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments, run as they stand: [lfs, quota, -q, -u, me, /scratch]."""
+    format: Literal["pattern", "lfs", "nagios"] = "pattern"
+    """pattern: see below; lfs: the output of "lfs quota -q"; nagios: its exit code 0, 1, 2 is the answer."""
+    pattern: str | None = None
+    """Regular expression with the groups used and limit, and if wanted files_used and files_limit."""
+    unit: Size = 1024
+    """What a number without a unit counts."""
+    timeout: Span = timedelta(seconds=30)
+    """How long the command may take."""
+
+    @model_validator(mode="after")
+    def _pattern_there(self) -> Quota:
+        if (self.format == "pattern") != (self.pattern is not None):
+            raise wrong_at(
+                ("pattern",), 'format: pattern needs a pattern such as "used (?P<used>\\d+) of (?P<limit>\\d+)"'
+            )
+        _pattern(self.pattern, ("used", "limit"))
+        return self
+
+
+class Disk(Limits, Section):
+    """One file system: enough space, enough inodes, and for how long."""
+
+    path: Path | None = None
+    """A directory on it; default: the run directory."""
+    usable: Some = 1.0
+    """The share that can really be filled: many parallel file systems fail beyond "80%"."""
+    used: Some | None = 0.9
+    inodes: Some | None = 0.9
+    left: Span | None = 24 * _H
+    checkpoints: Count | None = 5
+    critical: Critical = Critical()
+    """The same limits, beyond which it is critical."""
+    checkpoint: Size | None = None
+    """Size of one checkpoint; default: measured, where the checkpoints lie on this file system."""
+    cadence: Span | None = None
+    """Time between two checkpoints; default: measured."""
+    quota: Quota | None = None
+    """A command to ask besides."""
+
+    @model_validator(mode="after")
+    def _critical_is_worse(self) -> Disk:
+        for name in ("free", "left", "checkpoints"):
+            here, worse = getattr(self, name), getattr(self.critical, name)
+            if here is not None and worse is not None and worse > here and name in self.critical.model_fields_set:
+                raise wrong_at(("critical", name), "the critical limit is reached before the other one")
+        for name in ("used", "inodes"):
+            here, worse = getattr(self, name), getattr(self.critical, name)
+            if here is not None and worse is not None and worse < here and name in self.critical.model_fields_set:
+                raise wrong_at(("critical", name), "the critical limit is reached before the other one")
+        return self
+
+
+class Memory(Section):
+    """Host, job and process memory: how full, and when a leak will have filled it."""
+
+    used: Some = 0.92
+    """Share of the memory of the host, or of the job's limit, that may be used."""
+    critical: Some = 0.97
+    """The same, beyond which it is critical."""
+    leak: Span | None = 12 * _H
+    """Tell when the growth of the run's own processes fills the memory within this; null: do not forecast."""
+    gpu: Some | None = None
+    """Share of a GPU's memory that may be used. Off: frameworks take all of it and manage it themselves."""
+
+    @model_validator(mode="after")
+    def _order(self) -> Memory:
+        if self.critical < self.used:
+            raise wrong_at(("critical",), "the critical share is smaller than the other one")
+        return self
+
+
+class Gpu(Section):
+    """The GPUs of the node the watch runs on, through NVML (install ftsupervise[gpu])."""
+
+    expect: Count | None = None
+    """How many GPUs there must be; default: as many as have been seen here before."""
+    temperature: Annotated[int, Field(ge=1, le=130)] = 90
+    """Degrees Celsius from which it is told."""
+    idle_for: Span | None = 30 * _M
+    """How long a GPU of a running job may be without any work; null: for ever."""
+
+
+class Checkpoints(Section):
+    """Do checkpoints come when they should, whole and of the usual size?"""
+
+    path: Path | None = None
+    """The directory they are written to; default: checkpoints in the run directory."""
+    pattern: str = "*"
+    """Names of checkpoints, with * and ? as in a shell."""
+    cadence: Span | None = None
+    """Time between two of them; default: learned from those that are there."""
+    late: Annotated[float, Field(ge=1.1)] = 3.0
+    """How many times the cadence the newest may be old."""
+    smallest: Some = 0.5
+    """Share of the usual size below which one is too small."""
+    settle: Span = 15 * _M
+    """How long writing one may take before it must be whole."""
+
+
+class Throughput(Section):
+    """Steps per hour, against the run's own past."""
+
+    least: Some = 0.7
+    """Share of its usual pace below which it is told."""
+    window: Span = _H
+    """How long it must be slower."""
+
+
+class Loss(Section):
+    """The loss in the log, or in the guard's report: not a number, or far above where it was."""
+
+    log: Path | None = None
+    """As in hang."""
+    pattern: str | None = None
+    """Regular expression with one group that finds the loss in a line of the log. Default: the usual forms."""
+    spike: Annotated[float, Field(gt=1)] | None = 2.0
+    """How many times its recent median is a spike; null: only NaN and infinity are told."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _one_group(cls, value: str | None) -> str | None:
+        return _pattern(value)
+
+
+class Exec(Section):
+    """Any Nagios plug-in: exit 0 is fine, 1 a warning, 2 critical, anything else "could not see"."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    """What it is called in messages."""
+    command: tuple[str, ...] = Field(min_length=1)
+    """The program and its arguments, run as they stand."""
+    timeout: Span = timedelta(seconds=30)
+    """How long it may take; then it and what it started are ended."""
+
+
+class Recovery(Section):
+    """Has a later attempt trained since the last failure?"""
+
+    start: Span = 10 * _M
+    """How long an attempt may take from its start to its first step before it counts as not having come on again."""
+
+
+class Watchers(Section):
+    """Do the others who watch this run still look?"""
+
+
+class Brake(Section):
+    """Has the chain been stopped, because the same failure came again without progress (launch.restart)?"""
+
+
+class Watch(Strict):
+    """How often to look from outside, and at what."""
+
+    every: Span = 5 * _M
+    """How often ``ftsupervise watch`` is meant to look."""
+    is_running: IsRunning = IsRunning()
+    """Is a job of the run in the queue?"""
+    brake: Brake = Brake()
+    """Has the chain been stopped because it failed without progress?"""
+    recovery: Recovery = Recovery()
+    """Has the run come on again after its last failure?"""
+    watchers: Watchers = Watchers()
+    """Do the others who watch this run still look?"""
+    hang: Hang | None = Hang()
+    """Does it make progress?"""
+    disk: tuple[Disk, ...] | None = (Disk(),)
+    """File systems, one entry each."""
+    memory: Memory | None = None
+    """Host, job and process memory."""
+    gpu: Gpu | None = None
+    """GPUs of this node."""
+    checkpoints: Checkpoints | None = None
+    """Do checkpoints come, whole and of the usual size?"""
+    throughput: Throughput | None = None
+    """Is it as fast as it was?"""
+    loss: Loss | None = None
+    """Is the loss a number, and near where it was?"""
+    exec: tuple[Exec, ...] | None = None
+    """Nagios plug-ins."""
+
+    @field_validator("exec")
+    @classmethod
+    def _names_differ(cls, value: tuple[Exec, ...] | None) -> tuple[Exec, ...] | None:
+        names = [one.name for one in value or ()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two plug-ins are called {name!r}")
+        return value

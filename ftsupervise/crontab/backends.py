@@ -1,0 +1,82 @@
+"""scrontab and crontab, where a cluster has them: our lines in a block of the person's own table, and nothing else touched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from shlex import join
+
+from ftsupervise import bounded
+from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
+from ftsupervise.units import format_slurm_time
+
+_TIMEOUT = 60.0
+_NOT_FOR_SCRON = ("--no-requeue",)  # Slurm itself requeues such a job for its next time
+
+
+def block(program: str, chain: str, period: timedelta, command: tuple[str, ...], options: tuple[str, ...]) -> str:
+    """Our lines, between marks. Raises UsageError for a period that five fields cannot say."""
+    line = f"{every(period)} {join(command)}".replace("%", "\\%") + " >/dev/null 2>&1"
+    taken = [option for option in options if option not in _NOT_FOR_SCRON] if program == "scrontab" else []
+    head = [f"#SCRON {option}" for option in taken]
+    return "\n".join([_begin(chain), *head, line, _end(chain)]) + "\n"
+
+
+def every(period: timedelta) -> str:
+    """ "*/5 * * * *" for 5m, "* * * * *" for 1m, "0 */2 * * *" for 2h."""
+    minutes, rest = divmod(period, timedelta(minutes=1))
+    if not rest and minutes and (60 % minutes == 0 or (minutes % 60 == 0 and 24 % (minutes // 60) == 0)):
+        if minutes == 1:  # scrontab does not take */1
+            return "* * * * *"
+        if minutes < 60:
+            return f"*/{minutes} * * * *"
+        return "0 * * * *" if minutes == 60 else f"0 */{minutes // 60} * * *"
+    raise UsageError(
+        f"a table of five fields cannot say every {format_slurm_time(period)}",
+        hint="use a period that divides an hour or a day in whole minutes, such as 5m",
+    )
+
+
+def with_block(table: str, chain: str, ours: str) -> str:
+    """``table`` with our block in place of the one it had; with ``ours`` empty, without it."""
+    pattern = re.compile(rf"^{re.escape(_begin(chain))}\n.*?^{re.escape(_end(chain))}\n?", re.M | re.S)
+    rest = pattern.sub("", table)
+    if rest and not rest.endswith("\n"):
+        rest += "\n"
+    return rest + ours
+
+
+def read(program: str, env: Mapping[str, str]) -> str:
+    """The person's table; "" when there is none. Raises NotFound where the cluster has no such program, Error."""
+    done = _run([program, "-l"], env)
+    said = done.stderr + done.stdout
+    if done.code == 0:
+        return done.stdout
+    if re.search(r"no crontab", said, re.I):
+        return ""
+    if re.search(r"not enabled|disabled|not supported|Unknown command|not allowed", said, re.I):
+        raise NotFound(f"{program} is there and not in use here: {done.words()}", hint="--backend slurm, or loop")
+    raise Error(f"{program} -l failed: {done.words()}", hint="nothing was changed")
+
+
+def write(program: str, table: str, env: Mapping[str, str]) -> None:
+    """Raises CannotWrite with the program's own words."""
+    done = _run([program, "-"], env, stdin=table)
+    if done.code != 0:
+        raise CannotWrite(f"{program} did not take the table: {done.words()}", hint="nothing was changed")
+
+
+def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.Completed:
+    try:
+        return bounded.run(argv, timeout=_TIMEOUT, env=env, stdin=stdin)
+    except (FileNotFoundError, PermissionError):
+        raise NotFound(f"there is no {argv[0]} on this machine's PATH", hint="--backend slurm, or loop") from None
+
+
+def _begin(chain: str) -> str:
+    return f"# begin ftsupervise cron {chain}"
+
+
+def _end(chain: str) -> str:
+    return f"# end ftsupervise cron {chain}"

@@ -1,0 +1,293 @@
+"""Run the executables of one slot at the same time, each with a bound, and end what they leave with all its children.
+
+Output goes through us, so that it is bounded: the beginning is written as it comes, the end when the run is over. An entry's
+processes are found by the process tree and by a mark in their environment, which a daemon that left the tree still has.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from ftsupervise import procfs
+from ftsupervise.job import processes
+
+MARK = "FTSUPERVISE_CRON_RUN"
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
+_AT_ONCE = 8
+Echo = Callable[[bytes], None] | None  # who else gets the output as it comes
+
+
+@dataclass(frozen=True)
+class Task:
+    """One executable to be run. ``folder`` is its own; output goes to ``folder/output``."""
+
+    key: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    folder: Path
+    cwd: str
+    stdin: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a task ended. ``code`` is negative for a signal, None when it was ended at its bound or never began."""
+
+    key: str
+    code: int | None
+    words: str
+    seconds: float
+    hung: bool = False
+    left_behind: tuple[int, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        return self.code == 0
+
+
+class Output:
+    """The first half of ``limit`` bytes as they come, the last half at the end, and between them how much is missing."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path, self._half = path, max(1, limit // 2)
+        self._file: IO[bytes] | None = None
+        self._tail: deque[bytes] = deque()
+        self._head = self._kept = self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        room = self._half - self._head
+        if room > 0:
+            self._put(data[:room])
+            self._head += len(data[:room])
+            data = data[room:]
+        if not data:
+            return
+        self._tail.append(data)
+        self._kept += len(data)
+        while self._tail and self._kept - len(self._tail[0]) >= self._half:
+            self._kept -= len(self._tail[0])
+            self._dropped += len(self._tail.popleft())
+
+    def close(self) -> None:
+        if self._dropped:
+            self._put(f"\n[... {self._dropped} bytes are not kept ...]\n".encode())
+        for data in self._tail:
+            self._put(data)
+        self._tail.clear()
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError:
+                pass
+
+    def _put(self, data: bytes) -> None:
+        """Never raises: an entry's work is worth more than its words."""
+        try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+            self._file.write(data)
+        except OSError:
+            return
+
+
+@dataclass
+class _Running:
+    task: Task
+    child: subprocess.Popen[bytes]
+    output: Output
+    started: float
+    bound: float
+    ending: float | None = None  # when SIGKILL follows
+    killed: float | None = None
+    eof: bool = False
+    left: list[int] = field(default_factory=list)
+
+
+def run_all(
+    tasks: Sequence[Task], *, bound: float, output_limit: int, on_end: Callable[[Ended], None], echo: Echo = None
+) -> None:
+    """Run every task, at most ``_AT_ONCE`` at a time, each for at most ``bound`` seconds. ``on_end`` hears of each end.
+
+    Returns when all have ended or were left behind (a process in state D dies when its device answers, not before).
+    """
+    before_exec = processes.become_subreaper()
+    before = frozenset(processes.below(os.getpid()))
+    waiting = list(tasks)
+    running: list[_Running] = []
+    with selectors.DefaultSelector() as selector:
+        while waiting or running:
+            while waiting and len(running) < _AT_ONCE:
+                task = waiting.pop(0)
+                started = _start(task, bound, Output(task.folder / "output", output_limit), selector, before_exec)
+                if isinstance(started, Ended):
+                    on_end(started)
+                else:
+                    running.append(started)
+            for key, _ in selector.select(timeout=0.1):
+                _read(key.data, selector, echo=echo)
+            for one in list(running):
+                ended = _step(one, before)
+                if ended is not None:
+                    _drain(one, selector, echo=echo)
+                    one.output.close()
+                    running.remove(one)
+                    on_end(ended)
+    _end_the_rest(before)
+
+
+def _start(
+    task: Task, bound: float, output: Output, selector: selectors.BaseSelector, before_exec: Callable[[], None]
+) -> _Running | Ended:
+    try:
+        given = os.memfd_create("ftsupervise-stdin", os.MFD_CLOEXEC)
+        try:
+            os.write(given, task.stdin.encode())
+            os.lseek(given, 0, os.SEEK_SET)
+            child = subprocess.Popen(
+                task.argv,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**task.env, MARK: str(task.folder)},
+                cwd=task.cwd,
+                start_new_session=True,
+                preexec_fn=before_exec,
+            )
+        finally:
+            os.close(given)
+    except OSError as error:
+        words = f"cannot be started: {error.strerror or error}"
+        if error.errno == 8:  # ENOEXEC
+            words = "cannot be started: it has no #! line that names its interpreter"
+        return Ended(task.key, None, words, 0.0)
+    assert child.stdout is not None
+    os.set_blocking(child.stdout.fileno(), False)
+    one = _Running(task, child, output, time.monotonic(), bound)
+    selector.register(child.stdout, selectors.EVENT_READ, one)
+    return one
+
+
+def _read(one: _Running, selector: selectors.BaseSelector, *, echo: Echo) -> bool:
+    """Take what is there; False when there is nothing more."""
+    assert one.child.stdout is not None
+    if one.eof:
+        return False
+    try:
+        data = os.read(one.child.stdout.fileno(), 65536)
+    except BlockingIOError:
+        return False
+    if not data:
+        one.eof = True
+        selector.unregister(one.child.stdout)
+        return False
+    one.output.write(data)
+    if echo is not None:
+        echo(data)
+    return True
+
+
+def _drain(one: _Running, selector: selectors.BaseSelector, *, echo: Echo) -> None:
+    for _ in range(1000):  # whoever still holds the pipe may write for ever
+        if not _read(one, selector, echo=echo):
+            break
+    if not one.eof:
+        assert one.child.stdout is not None
+        selector.unregister(one.child.stdout)
+        one.eof = True
+    if one.child.stdout is not None:
+        one.child.stdout.close()
+
+
+def _step(one: _Running, before: frozenset[int]) -> Ended | None:
+    """Look at one task: has it ended, is it over its bound, must it be killed?"""
+    now = time.monotonic()
+    code = one.child.poll()
+    seconds = now - one.started
+    if one.ending is None:
+        if code is not None:
+            left = members(one.child.pid, one.task.folder, before)
+            if not left:
+                return Ended(one.task.key, code, _words(code), seconds)
+            processes.send(left, signal.SIGTERM)
+            one.ending, one.bound = now + _GRACE, -1.0
+        elif seconds > one.bound:
+            processes.send(members(one.child.pid, one.task.folder, before), signal.SIGTERM)
+            one.ending = now + _GRACE
+        return None
+    left = members(one.child.pid, one.task.folder, before)
+    if one.child.poll() is None and one.child.pid not in left:
+        left.append(one.child.pid)
+    if not left:
+        return _over(one, seconds)
+    if one.killed is None and now >= one.ending:
+        one.killed = now
+    if one.killed is not None:
+        processes.send(left, signal.SIGKILL)
+        if now - one.killed > _UNKILLABLE:
+            if one.child.poll() is None:
+                one.child.returncode = -signal.SIGKILL  # nobody waits for it again
+            return _over(one, seconds, tuple(left))
+    return None
+
+
+def _over(one: _Running, seconds: float, left: tuple[int, ...] = ()) -> Ended:
+    from ftsupervise.units import show_duration
+
+    stuck = f"; processes that do not die were left behind: {', '.join(map(str, left))}" if left else ""
+    if one.bound < 0:  # it had ended by itself, and left processes running
+        code = one.child.returncode
+        return Ended(one.task.key, code, f"{_words(code)}; what it left running was ended{stuck}", seconds, False, left)
+    words = f"ended at its bound of {show_duration(one.bound)}, with all it had started{stuck}"
+    return Ended(one.task.key, None, words, seconds, True, left)
+
+
+def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:
+    """The living processes of a task: below its first one, and orphans of ours that carry its mark."""
+    found = [pid] if procfs.identity(pid) is not None else []
+    found += processes.below(pid)
+    mark = f"{MARK}={folder}".encode()
+    for other in processes.below(os.getpid(), without=before):
+        if other not in found and mark in _environment(other):
+            found.append(other)
+    return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _end_the_rest(before: frozenset[int]) -> None:
+    """Processes that shed tree and mark. Then reap what was handed to us."""
+    for _ in range(50):
+        left = processes.below(os.getpid(), without=before)
+        if not left or not processes.send(left, signal.SIGKILL):
+            break
+        time.sleep(0.02)
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def _words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

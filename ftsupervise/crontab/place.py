@@ -1,0 +1,235 @@
+"""The installed folder, and what ``cron install`` decided. Light: a tick reads this before anything else.
+
+DIR/
+  README
+  crontab                        five-field lines
+  cron.minutely/ cron.hourly/ cron.daily/ cron.weekly/
+                                 drop an executable, or a .slurm or .sbatch job script
+  state/
+    installed.json               what install decided: back end, period, environment, who is told
+    tick.sbatch                  the job of one slot
+    slots/20261121T090000Z/      a slot, claimed by mkdir: claim.json, ensured, end.json
+    runs/hourly.disk/            runs of one entry: 20261121T090000Z/{start.json,output,end.json}; last is a link
+    alerts/                      the journal of what failed
+    log/                         what a tick could not say anywhere else
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+
+from ftsupervise.config.locate import default_cron_directory
+from ftsupervise.errors import Error, NotFound, from_os_error
+from ftsupervise.rundir import read_json, write_json
+
+FOLDERS = ("minutely", "hourly", "daily", "weekly")
+default_directory = default_cron_directory
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+
+def stamp(at: datetime) -> str:
+    """A time as the name of a directory: sorts by time, says UTC."""
+    return at.astimezone(timezone.utc).strftime(_STAMP)
+
+
+def read_stamp(name: str) -> datetime | None:
+    try:
+        return datetime.strptime(name, _STAMP).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class CronDir:
+    """The paths of one installed folder. Opens nothing by itself."""
+
+    root: Path
+
+    @property
+    def crontab(self) -> Path:
+        return self.root / "crontab"
+
+    def folder(self, name: str) -> Path:
+        return self.root / f"cron.{name}"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def installed(self) -> Path:
+        return self.state / "installed.json"
+
+    @property
+    def script(self) -> Path:
+        return self.state / "tick.sbatch"
+
+    @property
+    def slots(self) -> Path:
+        return self.state / "slots"
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @property
+    def alerts(self) -> Path:
+        return self.state / "alerts"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "log"
+
+
+def journal_of(folder: str) -> Path | None:
+    """Where the alerts of the cron installed in ``folder`` are; None if it is no such folder."""
+    cron = CronDir(Path(folder))
+    return cron.alerts if cron.installed.is_file() else None
+
+
+def journal_of_default(env: Mapping[str, str]) -> Path | None:
+    """… of the cron in its usual place, if it ever had something to tell."""
+    cron = CronDir(default_directory(env))
+    return cron.alerts if cron.alerts.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What install decided. A tick asks nothing else."""
+
+    id: str
+    owner: str
+    backend: str
+    why: str
+    python: str
+    period: timedelta
+    spares: int
+    limit: timedelta
+    missed: str  # "once" or "skip"
+    timezone: str
+    times: dict[str, str]  # folder -> schedule
+    keep: int
+    output: int  # bytes
+    options: tuple[str, ...]  # of sbatch, for a tick
+    job_options: tuple[str, ...]  # of sbatch, for dropped scripts that say nothing else
+    environment: dict[str, str]
+    alerts: dict[str, object]
+    alerts_from: str
+    at: datetime
+    removed: str = ""  # who took it away, and when; "" while it is meant to live
+    note: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def zone(self) -> tzinfo:
+        from zoneinfo import ZoneInfo
+
+        return ZoneInfo(self.timezone)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "schema_version": 1,
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "period": self.period.total_seconds(),
+            "limit": self.limit.total_seconds(),
+            "at": self.at.isoformat(),
+        }
+
+
+def read_installed(cron: CronDir) -> Installed | None:
+    """What install decided; None if nothing was installed here. Raises Error when it is there and not readable."""
+    try:
+        raw = read_json(cron.installed)
+    except OSError as error:
+        raise from_os_error(error, f"read {cron.installed}") from None
+    except ValueError as error:
+        raise _damaged(cron, str(error)) from None
+    if raw is None:
+        return None
+    try:
+        return _installed(raw)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(cron, f"{type(error).__name__}: {error}") from None
+
+
+def need_installed(cron: CronDir) -> Installed:
+    """As ``read_installed``. Raises NotFound if nothing was installed."""
+    found = read_installed(cron)
+    if found is None:
+        raise NotFound(f"no cron is installed in {cron.root}", hint="ftsupervise cron install")
+    return found
+
+
+def write_installed(cron: CronDir, installed: Installed) -> None:
+    """Raises CannotWrite or NotPermitted."""
+    try:
+        write_json(cron.installed, installed.as_json(), mode=0o644)
+    except OSError as error:
+        raise from_os_error(error, f"write {cron.installed}") from None
+
+
+def _damaged(cron: CronDir, why: str) -> Error:
+    return Error(f"{cron.installed} is damaged ({why})", hint="ftsupervise cron install   writes it anew")
+
+
+def _installed(raw: dict[str, object]) -> Installed:
+    def text(key: str) -> str:
+        value = raw[key]
+        if not isinstance(value, str):
+            raise TypeError(f"{key} is no text")
+        return value
+
+    def number(key: str) -> float:
+        value = raw[key]
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+            raise TypeError(f"{key} is no number")
+        return value
+
+    def mapping(key: str) -> dict[str, object]:
+        value = raw[key]
+        if not isinstance(value, dict):
+            raise TypeError(f"{key} is no mapping")
+        return value
+
+    def words(key: str) -> tuple[str, ...]:
+        value = raw[key]
+        if not isinstance(value, list):
+            raise TypeError(f"{key} is no list")
+        return tuple(str(item) for item in value)
+
+    return Installed(
+        id=text("id"),
+        owner=text("owner"),
+        backend=text("backend"),
+        why=text("why"),
+        python=text("python"),
+        period=timedelta(seconds=number("period")),
+        spares=int(number("spares")),
+        limit=timedelta(seconds=number("limit")),
+        missed=text("missed"),
+        timezone=text("timezone"),
+        times={key: str(value) for key, value in mapping("times").items()},
+        keep=int(number("keep")),
+        output=int(number("output")),
+        options=words("options"),
+        job_options=words("job_options"),
+        environment={key: str(value) for key, value in mapping("environment").items()},
+        alerts=mapping("alerts"),
+        alerts_from=text("alerts_from"),
+        at=datetime.fromisoformat(text("at")),
+        removed=text("removed"),
+        note={key: str(value) for key, value in mapping("note").items()},
+    )
+
+
+def user_name(uid: int | None = None) -> str:
+    import pwd
+
+    uid = os.getuid() if uid is None else uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,88 @@
+"""Every error ftsupervise raises on purpose, and the exit code each one ends a command with.
+
+    Error                      1   something went wrong that has no better name
+    ├── UsageError            64   the command line does not make sense
+    ├── NotFound              66   a file, run or job that was named does not exist
+    ├── SchedulerUnavailable  69   Slurm could not be asked: nothing is known, nothing was changed
+    ├── SubmitRejected        65   sbatch said no; its own words are in the message
+    ├── CannotWrite           73   the disk is full, or the directory cannot be written
+    ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
+    ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
+    ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col
+    └── AlreadyRunning       100   another instance holds this place
+
+A command ends with 0 when it did what it was asked. ``ftsupervise run`` ends with the exit code of its command;
+``ftsupervise check`` and one tick of ``watch`` end with the Nagios codes 0 ok, 1 warning, 2 critical, 3 could not see.
+
+A message is one sentence for the person awake at 3 a.m.: what failed, where, and what to type next (``hint``).
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of all errors a person may see. ``message`` says what failed and where; ``hint`` what to type next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
+
+
+class UsageError(Error):
+    exit_code = 64
+
+
+class SubmitRejected(Error):
+    exit_code = 65
+
+
+class NotFound(Error):
+    exit_code = 66
+
+
+class SchedulerUnavailable(Error):
+    """The scheduler did not answer, or its answer cannot be trusted. Never to be read as "no such job"."""
+
+    exit_code = 69
+
+
+class CannotWrite(Error):
+    exit_code = 73
+
+
+class Refused(Error):
+    exit_code = 75
+
+
+class NotPermitted(Error):
+    exit_code = 77
+
+
+class ConfigError(Error):
+    exit_code = 78
+
+
+class AlreadyRunning(Error):
+    exit_code = 100
+
+
+def from_os_error(error: OSError, doing: str) -> Error:
+    """An OSError as the sentence a person can act on. ``doing`` names the action and the path, e.g. "write /x/y"."""
+    import errno
+
+    text = f"cannot {doing}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CannotWrite(text, hint="free some space or inodes (df -h, df -i, your quota command), then try again")
+    if error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
+        return CannotWrite(text, hint="the file system refuses writes; check the mount, then try again")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return NotPermitted(text, hint="ask the owner for group access (chmod g+rwX), or use another directory")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(text, hint="check the path")
+    return Error(text)

@@ -1,0 +1,23 @@
+"""The guard ring: a guest in the training loop that says when to save and when to leave.
+
+    from ftsupervise import Guard
+
+    guard = Guard()
+    for step in range(first, last):
+        ...train...
+        decision = guard.step(step)
+        if decision.save:
+            save_checkpoint(step)
+            guard.saved(step)
+        if decision.stop:
+            break
+    else:
+        guard.finished(last)
+
+Standard library only, no network of its own, and nothing here raises into the loop on a bad day.
+"""
+
+from ftsupervise.guard.decision import Decision
+from ftsupervise.guard.guard import Guard
+
+__all__ = ["Decision", "Guard"]

@@ -1,0 +1,308 @@
+"""The guard itself: what the training loop calls, and how reasons become decisions.
+
+The step in which nothing is due costs one comparison with the clock. Signal handlers and the deadline make a look due.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from types import TracebackType
+
+from ftsupervise.guard import settings
+from ftsupervise.guard.decision import Decision, as_vote, from_vote
+from ftsupervise.guard.heart import Heart, whole
+from ftsupervise.guard.lookout import Lookout
+from ftsupervise.guard.signals import Signals
+from ftsupervise.guard.voice import Voice
+from ftsupervise.rundir import STOPPED, write_json
+from ftsupervise.switches import SAVE, Identity, clear_answered
+
+_CONTINUE = Decision.CONTINUE
+_NOW = float("-inf")
+_SLOW_LOOK = 0.05  # seconds; slower ones are spread so that they take no more than this share of the loop's time:
+_LOOK_SHARE = 0.02
+_LONGEST_POLL = 60.0
+_WATCH_EVERY = 60.0  # seconds between two looks at those who watch
+_monotonic = time.monotonic
+
+
+class Guard:
+    """Ask ``step(step)`` once per training step what to do: CONTINUE, SAVE or STOP.
+
+    run_dir      the run's directory; default $FTSUPERVISE_RUN_DIR, which ``ftsupervise run`` sets. Without one there
+                 are no switches and no beats, and only signals and the limits given here count.
+    agree        int -> int, the maximum over all ranks (a collective). With it every rank leaves at the same step, and
+                 rank 0 alone looks at the shared directory. It is called once in ``agree_every`` steps, by every rank;
+                 what it raises goes to the caller. A loop with a collective of its own can carry ``vote()`` on it.
+    poll         seconds between two looks at the outside world, at most one. A slow file system stretches it.
+    memory       share (0-1) of the host's or the job's memory at which to save and leave.
+    stop_before  seconds before the job's end at which to save and leave, besides Slurm's own signal.
+    run_for      seconds after which to save and leave, whatever the job's limit.
+    signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
+
+    Raises ValueError for arguments that make no sense; nothing else, and nothing at all once constructed.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None = None,
+        *,
+        agree: Callable[[int], int] | None = None,
+        agree_every: int = 1,
+        poll: float | timedelta | None = None,
+        memory: float | None = None,
+        stop_before: float | timedelta | None = None,
+        run_for: float | timedelta | None = None,
+        signals: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM),
+        rank: int | None = None,
+        world: int | None = None,
+        beat_every: float = 2.0,
+    ) -> None:
+        limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
+        self._place = place = settings.place(os.environ, run_dir, rank, world)
+        self._poll = limits.poll
+        self._agree, self._agree_every = agree, max(1, agree_every)
+        self._shared = agree is not None  # decisions are shared, so rank 0 alone looks at the shared directory
+        self._due = _NOW  # monotonic time of the next look
+        self._next = _NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
+        self._first = True
+        self._want = _CONTINUE  # what this rank would do by itself
+        self._stop: Decision | None = None  # decided: every later step says so too
+        self._to_clear: Identity | None = None
+        self._watch_due = _monotonic() + _WATCH_EVERY
+        self._voice = Voice(place.rank, place.world)
+        self._signals = Signals(signals, self._wake)
+        self._lookout = Lookout(place, limits, self._signals, self._voice)
+        self._heart = Heart(place, beat_every, self._voice, self._lookout.superseded)
+        for problem in problems:
+            self._voice.once(problem)
+        deaf = self._signals.listen()
+        if deaf:
+            self._voice.once(f"the guard does not hear signals here ({deaf}); the warning file and the switches work")
+        if place.rundir is None and place.rank == 0:
+            self._voice.say("no run (FTSUPERVISE_RUN_DIR is not set), so no switches and no beats; signals are heard")
+
+    # ------------------------------------------------------------------------------------------- in the training loop
+
+    def step(self, step: int, agreed: int | None = None) -> Decision:
+        """Call after each step with its number. ``agreed`` is the maximum of all ranks' ``vote()``, if the loop
+        carried it. With nothing due this costs some 100 ns and no system call. SAVE is said once per raised switch.
+        """
+        self._heart.step = step
+        if agreed is None and _monotonic() < self._next:
+            return _CONTINUE
+        return self._decide(step, agreed)
+
+    def vote(self) -> int:
+        """This rank's vote for a collective the loop runs anyway; the maximum over all ranks goes to ``step(…, agreed)``.
+
+        Take it last before the collective, so that what happened during the step is answered at its end.
+        """
+        self._shared = True
+        if _monotonic() >= self._due:
+            self._look()
+        return as_vote(self._want)
+
+    def may_save(self) -> bool:
+        """Ask right before a checkpoint is committed (renamed, its marker written): False when a newer attempt has begun.
+
+        A rank that Slurm has lost sight of runs on beside its successor, and must not write into what is now the other's.
+        """
+        if not self._lookout.superseded():
+            return True
+        self._voice.once(f"attempt {self._lookout.newer} has begun: nothing of this one is saved any more")
+        self._wake()
+        return False
+
+    def saved(self, step: int) -> None:
+        """Call when the checkpoint of ``step`` is committed: takes down the save switch it answers, and no other."""
+        if not self.may_save():
+            return
+        self._heart.facts["saved"] = str(whole(step))
+        self._heart.soon()
+        answered, self._to_clear = self._to_clear, None
+        if answered is None or self._place.rundir is None or self._place.rank != 0:
+            return
+        try:
+            clear_answered(self._place.rundir, SAVE, answered)
+        except OSError as error:
+            problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
+            self._voice.once(problem)
+
+    def finished(self, step: int) -> None:
+        """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
+        if not self.may_save():
+            self.close()
+            return
+        self._heart.step, self._heart.phase = step, "finished"
+        rundir = self._place.rundir
+        if rundir is not None and self._place.rank == 0:
+            record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
+            try:
+                rundir.marks.mkdir(exist_ok=True)
+                write_json(rundir.finished, record)
+            except OSError as error:
+                self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
+        self.close()
+
+    def report(self, *, loss: float) -> None:
+        """Tell those who watch from outside what the loss is (the *loss* watchdog). Cheap; goes out with the next beat,
+        at once when it is no number. Give a float: reading it off a GPU is the caller's to time."""
+        try:
+            value = float(loss)
+        except (TypeError, ValueError):
+            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
+            return
+        self._heart.facts["loss"] = f"{value:.6g}"
+        if value - value != 0.0:  # NaN or infinite
+            self._heart.soon()
+
+    def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
+        """Say that the process lives outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
+        if step is not None:
+            self._heart.step = step
+        if phase is not None:
+            self._heart.phase = phase
+        self._heart.beat(_monotonic())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """``with guard.phase("eval"):`` — the beats say so, so that a slow evaluation is not taken for a hang."""
+        before = self._heart.phase
+        self._heart.change_phase(name)
+        try:
+            yield
+        finally:
+            self._heart.change_phase(before)
+
+    def close(self) -> None:
+        """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
+        self._signals.ignore()
+        self._heart.beat_now()
+        self._lookout.close()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            try:
+                self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
+            except Exception:  # an error that cannot say what it is goes on as it is
+                self._heart.facts["error"] = kind.__name__
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------ deciding
+
+    def _decide(self, step: int, agreed: int | None) -> Decision:
+        if self._stop is not None:
+            return self._stop
+        if self._first:
+            self._first = False
+            self._heart.first(step)
+        if agreed is None:
+            if _monotonic() >= self._due:
+                self._look()
+            if self._agree is not None:
+                if step % self._agree_every:
+                    return _CONTINUE
+                agreed = self._agree(as_vote(self._want))
+            elif self._place.world > 1:
+                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may leave at different steps")
+        decision = self._want if agreed is None else self._shared_decision(agreed)
+        if decision.save:
+            self._lookout.answered = self._to_clear = self._lookout.raised
+            self._want = _CONTINUE
+            self._tell_all(f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}")
+        elif decision.stop:
+            self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved")
+        if decision.stop:
+            self._settle(decision, step)
+        return decision
+
+    def _shared_decision(self, agreed: int) -> Decision:
+        """What all decided; in this rank's own words if it voted for the same."""
+        return self._want if agreed == as_vote(self._want) else from_vote(int(agreed))
+
+    def _settle(self, decision: Decision, step: int) -> None:
+        """The loop will leave: write down why, for the job ring."""
+        self._stop = decision
+        self._wake()
+        self._heart.facts["stop"] = decision.cause
+        self._heart.beat_now()
+        if self._place.attempt_dir is not None and self._place.rank == 0:
+            record = {"cause": decision.cause, "reason": decision.reason, "step": whole(step), "at": _now()}
+            try:
+                write_json(self._place.attempt_dir / STOPPED, record)
+            except OSError as error:
+                self._voice.once(f"cannot write down why we stop: {error.strerror}")
+
+    def _tell_all(self, text: str) -> None:
+        if not self._shared or self._place.rank == 0:
+            self._voice.say(text, for_all=self._shared)
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def _wake(self) -> None:
+        """Look at the next step. Called by signal handlers."""
+        self._due = self._next = _NOW
+
+    def _look(self) -> None:
+        """Find out what this rank wants. The next look is set first, so that a signal meanwhile makes one due."""
+        now, end = _monotonic(), self._lookout.end
+        self._set_due(min(now + self._poll, end) if end > now else now + self._poll)
+        try:
+            self._want = self._reasons(now)
+        except Exception as error:  # law 7: a bad day of ours is never the training's
+            self._voice.once(f"the guard could not look: {type(error).__name__}: {error}")
+        took = _monotonic() - now
+        if took > _SLOW_LOOK:
+            self._set_due(now + max(self._poll, min(took / _LOOK_SHARE, _LONGEST_POLL)))
+        if self._signals.got and not self._want.stop:  # it came while we looked
+            self._wake()
+
+    def _set_due(self, due: float) -> None:
+        self._due = due
+        self._next = _NOW if self._agree is not None else due
+
+    def _reasons(self, now: float) -> Decision:
+        if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
+            for taken in self._signals.taken():
+                self._voice.once(f"something else handles {taken} now; the guard will not hear it")
+            if self._signals.pid != os.getpid() and not self._first:
+                self._signals.pid = os.getpid()  # a forked child that trains is a loop of its own
+            self._heart.facts["memory"] = self._lookout.memory_used()
+            self._miss_the_watch(now)
+        want = self._lookout.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
+        if self._lookout.problem:
+            self._heart.facts["problem"] = self._lookout.problem
+        return want
+
+    def _miss_the_watch(self, now: float) -> None:
+        """Rank 0 looks now and then whether those who watch this run still do."""
+        if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
+            return
+        self._watch_due = now + _WATCH_EVERY
+        from ftsupervise.watchers import watchers
+
+        try:
+            late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
+        except OSError:
+            return
+        self._heart.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
+        if late:
+            self._voice.once(
+                f"the watch on {late[0].host} has not looked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
+                "nobody may be told when something goes wrong here (ftsupervise watch)"
+            )
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()

@@ -1,0 +1,125 @@
+"""How full is the memory this process may use? The host's, and that of every cgroup above us that has a limit.
+
+File pages count as free, because the kernel takes them back: a run that reads its data through the page cache would
+otherwise look full for ever. Descriptors are kept: one look costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+_NO_LIMIT = 1 << 60  # v1 writes about 2^63 for "no limit"
+_LEVELS = 3  # the tightest cgroups above us; Slurm nests job, step and task
+
+
+class _Level(NamedTuple):
+    limit: int
+    usage: int  # descriptor
+    stat: int  # descriptor
+    keys: tuple[bytes, ...]  # lines of memory.stat that are file pages
+
+
+class HostMemory:
+    """The fullest of what we are held to. Raises OSError at construction when /proc cannot be read."""
+
+    def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> None:
+        self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._levels: list[_Level] = []
+        try:
+            text = Path(f"{proc}/self/cgroup").read_text("utf-8", "replace")
+        except OSError:
+            return
+        total = _host(os.pread(self._meminfo, 256, 0))[0]
+        found = sorted(_levels(text, Path(cgroups)), key=lambda pair: pair[0])
+        for limit, folder in [pair for pair in found if pair[0] < total][:_LEVELS]:
+            try:
+                self._levels.append(_open_level(limit, folder))
+            except OSError:
+                continue
+
+    def share(self, worth_a_look: float = 0.0) -> tuple[float, str]:
+        """0–1 and whose memory it is. Below ``worth_a_look`` file pages are not told apart (cheaper, reads higher).
+
+        Raises OSError or ValueError when the kernel's files say something else than they used to.
+        """
+        total, available = _host(os.pread(self._meminfo, 256, 0))
+        share, whose = 1 - available / total, "host"
+        for level in self._levels:
+            used = int(os.pread(level.usage, 32, 0))
+            if used / level.limit >= worth_a_look:
+                used -= _file_pages(os.pread(level.stat, 8192, 0), level.keys)
+            if used / level.limit > share:
+                share, whose = used / level.limit, "job"
+        return share, whose
+
+    def close(self) -> None:
+        for fd in (self._meminfo, *(fd for level in self._levels for fd in (level.usage, level.stat))):
+            try:
+                os.close(fd)
+            except OSError:
+                continue
+        self._levels.clear()
+
+
+def _host(meminfo: bytes) -> tuple[int, int]:
+    """Total and available kB. Source: proc(5), /proc/meminfo; the first three lines have stood still since Linux 3.14."""
+    words = meminfo.split(None, 8)
+    if len(words) < 8 or words[0] != b"MemTotal:" or words[6] != b"MemAvailable:":
+        raise ValueError("cannot read /proc/meminfo")
+    return int(words[1]), int(words[7])
+
+
+def _levels(own: str, mount: Path) -> list[tuple[int, Path]]:
+    """(limit in kB, directory) of every limited memory cgroup above us, v1 or v2."""
+    found = []
+    for line in own.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, file = mount, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, file = mount / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        while True:
+            limit = _limit(folder / file)
+            if limit is not None:
+                found.append((limit, folder))
+            if folder == base or base not in folder.parents:
+                break
+            folder = folder.parent
+    return found
+
+
+def _limit(path: Path) -> int | None:
+    try:
+        value = int(path.read_bytes())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+    return value // 1024 if 0 < value < _NO_LIMIT else None
+
+
+def _open_level(limit: int, folder: Path) -> _Level:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    v2 = (folder / "memory.current").exists()
+    usage = os.open(folder / ("memory.current" if v2 else "memory.usage_in_bytes"), flags)
+    try:
+        stat = os.open(folder / "memory.stat", flags)
+    except OSError:
+        os.close(usage)
+        raise
+    prefix = b"" if v2 else b"total_"
+    keys = (b"\n" + prefix + b"inactive_file ", b"\n" + prefix + b"active_file ")
+    return _Level(limit * 1024, usage, stat, keys)
+
+
+def _file_pages(stat: bytes, keys: tuple[bytes, ...]) -> int:
+    total = 0
+    for key in keys:
+        at = stat.find(key)
+        if at >= 0:
+            total += int(stat[at + len(key) :].split(None, 1)[0])
+    return total

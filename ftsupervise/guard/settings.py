@@ -1,0 +1,91 @@
+"""Where the guard finds out who it is and what it is asked to look at: arguments first, then the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from ftsupervise.rundir import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GUARD, ENV_RUN_DIR, RunDir
+
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which run, attempt and rank this process is."""
+
+    rundir: RunDir | None
+    attempt_dir: Path | None
+    attempt: int | None
+    rank: int
+    world: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the guard holds the process to. Seconds; a share 0-1; None: not looked at."""
+
+    poll: float
+    memory: float | None
+    stop_before: float | None
+    run_for: float | None
+
+
+def place(env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None) -> Place:
+    root = run_dir or env.get(ENV_RUN_DIR)
+    own = env.get(ENV_ATTEMPT_DIR) if not run_dir or str(run_dir) == env.get(ENV_RUN_DIR) else None
+    return Place(
+        rundir=RunDir(Path(root).absolute()) if root else None,
+        attempt_dir=Path(own) if own else None,
+        attempt=_int(env, (ENV_ATTEMPT,)) if own else None,
+        rank=rank if rank is not None else _int(env, _RANK) or 0,
+        world=world if world is not None else max(1, _int(env, _WORLD) or 1),
+    )
+
+
+def limits(
+    env: Mapping[str, str],
+    poll: float | timedelta | None,
+    memory: float | None,
+    stop_before: float | timedelta | None,
+    run_for: float | timedelta | None,
+) -> tuple[Limits, list[str]]:
+    """The limits, and what in the environment was not understood. Raises ValueError for an argument that makes no sense."""
+    if memory is not None and not 0 < memory <= 1:
+        raise ValueError(f"memory={memory!r} is not a share between 0 and 1; 95 % is 0.95")
+    problems: list[str] = []
+
+    def setting(name: str, given: float | timedelta | None, most: float = 1e9) -> float | None:
+        if given is not None:
+            return given.total_seconds() if isinstance(given, timedelta) else float(given)
+        text = env.get(ENV_GUARD + name, "")
+        if text in ("", "off"):
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            problems.append(f"{ENV_GUARD}{name}={text!r} is not understood and not used")
+            return None
+        return value
+
+    every = setting("POLL", poll)
+    found = Limits(
+        poll=1.0 if every is None else every,
+        memory=setting("MEMORY", memory, 1.0) or None,
+        stop_before=setting("STOP_BEFORE", stop_before),
+        run_for=setting("RUN_FOR", run_for),
+    )
+    return found, problems
+
+
+def _int(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if env.get(name, "").isdecimal():
+            return int(env[name])
+    return None

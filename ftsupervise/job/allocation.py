@@ -1,0 +1,117 @@
+"""What Slurm knows of the job we are in: its nodes and how they are, its steps, and how to end one. All of it bounded.
+
+Without Slurm, and when the controller does not answer, every question has an empty answer: who restarts does not wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftsupervise import bounded
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
+from ftsupervise.job import reach
+from ftsupervise.rundir import ENV_ATTEMPT_DIR
+
+_ASK = 10.0  # seconds for one question
+_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+# All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
+_KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
+p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
+_ENDING = 15.0  # seconds for a step to be gone after SIGKILL
+
+
+class Allocation:
+    """The job of this process, from its environment."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.job = env.get("SLURM_JOB_ID", "")
+        self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
+        self._silent: frozenset[str] = frozenset()
+        self._port = 0
+        text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
+        try:
+            self.nodes = expand_hostlist(text) if text else ()
+        except ValueError:
+            self.nodes = ()
+
+    def states(self) -> dict[str, str]:
+        """node -> state as sinfo says it ("mixed", "down*"); {} when it cannot be asked."""
+        if len(self.nodes) < 2:
+            return {}
+        code, out = self._ask("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
+        pairs = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
+        return {node: state for node, bar, state in pairs if bar}
+
+    def steps(self) -> frozenset[str]:
+        """The job's steps that live, without the batch script's own."""
+        if not self.job:
+            return frozenset()
+        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i")
+        found = (line.strip() for line in out.splitlines()) if code == 0 else ()
+        return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
+
+    def silent(self) -> frozenset[str]:
+        """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
+        if len(self.nodes) > 1:
+            code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
+            if code == 0:
+                self._silent = frozenset(reach.silent(reach.addresses(shown, self._usual_port())))
+        return self._silent
+
+    def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
+        """SIGKILL for every process of an attempt on ``nodes`` (all), through a small step beside theirs. Bounded.
+
+        Once a step is being terminated (``--kill-on-bad-exit``, a SIGTERM to srun), its slurmstepd waits for KillWait, 30 s
+        by default, and takes no SIGKILL from ``scancel`` meanwhile: seen on 22.05. False when not all could be reached.
+        """
+        if not self.job:
+            return False
+        silent = self.silent()
+        where = tuple(node for node in nodes or self.nodes if node not in silent)
+        if not where:
+            return False
+        env = {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        mark = shlex.quote(f"{ENV_ATTEMPT_DIR}={attempt_dir}")
+        count = len(where)
+        options = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
+        options += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(where)}", "--input=none"]
+        words = ["srun", f"--jobid={self.job}", *options, "--output=/dev/null", "sh", "-c", _KILL.format(mark=mark)]
+        try:
+            done = bounded.run(words, timeout=_ASK, env=env)
+        except OSError:
+            return False
+        return done.code == 0 and not silent
+
+    def end_steps(self, without: frozenset[str]) -> tuple[str, ...]:
+        """SIGKILL, on all nodes, for every step but those in ``without``; those that are there still after the bound.
+
+        A step with a node that does not answer ends only when Slurm has given that node up: that is not waited for.
+        """
+        until = time.monotonic() + (_ENDING if not self._silent else 0.3)
+        told: frozenset[str] = frozenset()
+        while left := self.steps() - without:
+            if left - told and not self._silent:
+                self._ask("scancel", "--signal=KILL", *sorted(left))
+                told = told | left
+            if time.monotonic() >= until:
+                return tuple(sorted(left))
+            time.sleep(0.05)
+        return ()
+
+    def _usual_port(self) -> int:
+        if not self._port:
+            _, out = self._ask("scontrol", "show", "config")
+            found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
+            self._port = int(found[1]) if found else reach.DEFAULT_PORT
+        return self._port
+
+    def _ask(self, *words: str) -> tuple[int | None, str]:
+        try:
+            done = bounded.run(list(words), timeout=_ASK, env=self._env)
+        except OSError:  # no Slurm commands here
+            return None, ""
+        return done.code, done.stdout

@@ -1,0 +1,348 @@
+"""One attempt: start the command, pass Slurm's signals on, see it to its end in bounded time, gather how it ended.
+
+The command's life goes first. A full disk or a run directory that goes away is told, and the command trains on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.job import ledger, postmortem, processes
+from ftsupervise.job.cause import Failure, cause, failure, signal_name
+from ftsupervise.job.decide import Budgets
+from ftsupervise.job.ears import STOP, Ears, Lookout
+from ftsupervise.job.oom import Kills
+from ftsupervise.job.voice import tell
+from ftsupervise.ledger import Reached, reached
+from ftsupervise.rundir import STOPPED, WARNING, RunDir, read_json, write_whole
+
+_STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
+_RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
+_SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
+_UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
+_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
+_LISTEN = 0.04  # seconds between two looks at what srun says
+_VICTIMS = 0.5  # seconds that the other ranks get after the first has died; Slurm's KillWait would be 30 s
+_HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``ftsupervise run`` was asked for. Seconds."""
+
+    rundir: RunDir
+    command: tuple[str, ...]
+    name: str
+    forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
+    warning: int = signal.SIGUSR1
+    grace: float = 25.0  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
+    stop_within: float = 600.0  # what a command gets to leave after the kill switch was raised
+    look_every: float = 1.0  # between two looks at the kill switch and the fence
+    guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
+    budgets: Budgets = field(default_factory=Budgets)
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended, before anybody has decided what to do about it."""
+
+    code: int  # negative for a signal
+    words: str  # the cause, for people
+    failure: Failure | None
+    seconds: float
+    reached: Reached
+    ready: float | None  # seconds to the first step
+    told: str  # the signal that told us to stop
+    warned: bool
+    newer: int | None  # the attempt that has taken our place
+    note: str
+    died_at: float | None = None  # monotonic time at which the end was first seen
+
+
+class Running:
+    """The command of one attempt, and what was done to it."""
+
+    def __init__(
+        self,
+        options: Options,
+        mine: ledger.Claim,
+        command: tuple[str, ...],
+        end: float | None,
+        ears: Ears,
+        kill_ranks: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
+        self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
+        self.pid = 0
+        self.others = frozenset(processes.below(os.getpid()))  # the batch script started them before it became us
+        self.code: int | None = None
+        self.told = ""  # the signal that told us to stop
+        self.warned = False
+        self.ended = ""  # why we ended it ourselves, in the words of the ledger
+        self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
+        self.died_at: float | None = None  # monotonic: when we first saw that it is over
+        self.left_behind: list[int] = []
+        self.output = postmortem.Output()
+        self.kills = Kills()
+        self.lookout: Lookout | None = None
+        self.listens = options.budgets.in_place > 0 and postmortem.ends_with_a_rank(command) and self.output.is_file
+
+    # ------------------------------------------------------------------------------------------------- its life
+
+    def see_through(self, env: dict[str, str]) -> End:
+        """From start to end."""
+        began, started = time.time(), time.monotonic()
+        code = self._start(env)
+        if code is None:
+            self.lookout = Lookout(self.options.rundir, self.mine.number, self.ears, self.options.look_every)
+            code = self._wait()
+            self.died_at = self.died_at or time.monotonic()
+            self._clear_away()
+            self.lookout.close()
+        return self._end(code, began, time.monotonic() - started)
+
+    def _start(self, env: dict[str, str]) -> int | None:
+        """None when it runs; else the exit code of a command that cannot be started, as a shell would give it."""
+        command = self.command
+        self.say(f"attempt {self.mine.number} of {self.options.name}: {_show(command)}")
+        before_exec = processes.become_subreaper()
+        try:
+            child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=before_exec)
+        except OSError as error:
+            self.say(f"cannot start {command[0]}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        self.pid = child.pid
+        child.returncode = 0  # reaped here, with everything else that is handed to us
+        return None
+
+    def _wait(self) -> int:
+        """Until the command has ended: reap, pass signals on, keep the bounds."""
+        while True:
+            self._reap()
+            if self.code is not None:
+                return self.code
+            for number in self.ears.heard(self._patience()):
+                self._on_signal(number)
+            self._look_around()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self._reap()
+                if self.code is None:
+                    self.say("what is still there gets SIGKILL")
+                    self._end_by_force()
+                return self.code if self.code is not None else -signal.SIGKILL
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        bounds = [_LISTEN] if self.listens else []
+        bounds += [until - now for until in (self.kill_at, self._stop_at()) if until is not None]
+        return max(0.0, min(bounds)) if bounds else None
+
+    def _stop_at(self) -> float | None:
+        """When a command that does not obey the kill switch is ended."""
+        since = self.lookout.seen.kill_since if self.lookout is not None and self.kill_at is None else None
+        return None if since is None else since + self.options.stop_within
+
+    def _look_around(self) -> None:
+        """What the lookout has seen and what srun has said."""
+        if self.kill_at is not None or self.lookout is None:
+            return
+        if self.lookout.seen.newer is not None:
+            self._end_it(f"superseded by attempt {self.lookout.seen.newer}", _HOPELESS)
+            return
+        stop_at = self._stop_at()
+        if stop_at is not None and time.monotonic() >= stop_at:
+            self._end_it(f"kill switch: it did not leave within {self.options.stop_within:g} s", _HOPELESS)
+            return
+        death = self.output.next_death() if self.listens else ""
+        if death:
+            self.died_at = time.monotonic()
+            self.listens = False
+            self.kill_at = self.died_at + _VICTIMS
+            self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
+
+    def _end_it(self, why: str, grace: float) -> None:
+        """End the command because of something we saw."""
+        self.ended = why
+        self.kill_at = time.monotonic() + grace
+        self.say(f"{why}: SIGTERM, then SIGKILL after {grace:g} s")
+        self._tell_to_leave(signal.SIGTERM, why)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.code = os.waitstatus_to_exitcode(status)
+
+    def _clear_away(self) -> None:
+        """End what the command left running, so that nothing of this attempt meets the next one."""
+        if self.left_behind or not self._ours():
+            return
+        patience = _STRAGGLERS if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+        if not self.told:
+            self.say("the command has ended and left processes running: SIGTERM")
+            processes.send(self._ours(), signal.SIGTERM)
+        if not self._gone_within(patience):
+            self._end_by_force()
+
+    def _end_by_force(self) -> None:
+        """Nobody is left after this, but for what cannot die: that is left behind and told, never waited for."""
+        if processes.sruns(self._ours()):
+            reached_all = self.kill_ranks()
+            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun tells their end and leaves
+                return
+            processes.send(processes.sruns(self._ours()), signal.SIGTERM)
+            if self._gone_within(_STRAGGLERS if reached_all else _SRUN_GONE):
+                return
+        for _ in range(10):  # until a look finds nobody new: they may fork while we look
+            if not processes.send(self._ours(), signal.SIGKILL):
+                break
+            time.sleep(0.01)
+            self._reap()
+        if not self._gone_within(_UNKILLABLE):
+            self.left_behind = self._ours()
+            self.say(f"processes that do not die of SIGKILL are left behind: {self.left_behind}")
+
+    def _ours(self) -> list[int]:
+        return processes.below(os.getpid(), without=self.others)
+
+    def _gone_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self._ours():
+            if time.monotonic() >= until:
+                return False
+            for number in self.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
+                self._on_signal(number)
+            self._reap()
+        self._reap()
+        return True
+
+    # -------------------------------------------------------------------------------------------------- signals
+
+    def _on_signal(self, number: int) -> None:
+        if number in (0, signal.SIGCHLD):
+            return
+        if number in STOP:
+            self._on_stop(number)
+        elif number == self.options.warning:
+            self.warned = True
+            self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
+            self._drop_warning(f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC")
+            self._forward(number)
+        elif number == signal.SIGCONT:
+            processes.send(self._ours(), number)
+        else:
+            self._forward(number)
+
+    def _on_stop(self, number: int) -> None:
+        if self.told:
+            if number == signal.SIGINT:
+                self.kill_at = time.monotonic()
+            return
+        self.told = signal_name(number)
+        self.kill_at = time.monotonic() + self.options.grace
+        self.say(f"{self.told}: passed on; SIGKILL in {self.options.grace:g} s for what is then left")
+        self._tell_to_leave(number, f"{self.told} at {_now():%Y-%m-%d %H:%M:%S} UTC")
+
+    def _tell_to_leave(self, number: int, why: str) -> None:
+        self._drop_warning(why)
+        everyone = self._ours()
+        processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
+        hearers = processes.who_hears(self.pid, number)
+        if not hearers:  # srun would kill its ranks unsaved; Slurm tells them itself, and the file tells the guards
+            hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
+        processes.send(hearers, number)
+
+    def _forward(self, number: int) -> None:
+        """To the command if it lives through it; through launchers and shells that do not, to those below who do."""
+        if self.options.forward == "never":
+            return
+        if self.options.forward == "always":
+            processes.send([self.pid], number)
+        else:
+            processes.send(processes.who_hears(self.pid, number), number)
+
+    def _drop_warning(self, words: str) -> None:
+        """The file the guard finds, on any node. On a full disk an empty one says enough."""
+        path = self.mine.folder / WARNING
+        try:
+            write_whole(path, words + "\n")
+        except OSError as error:
+            try:
+                path.touch()
+            except OSError:
+                self.say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def _end(self, code: int, began: float, seconds: float) -> End:
+        rundir, number = self.options.rundir, self.mine.number
+        output = self.output.since() if code else ""
+        death = postmortem.first_death(output)
+        words = cause(
+            code,
+            finished=_exists(rundir.finished),
+            stopped=_stopped(self.mine.folder),
+            told=self.told,
+            past_end=self.end is not None and time.time() > self.end - _NEAR_END,
+            death=death,
+            ended=self.ended,
+        )
+        if code in (126, 127) and not self.pid:
+            words = f"could not start ({words})"
+        asked = bool(self.told) or self.warned
+        seen = reached(rundir, number)
+        newer = self.lookout.seen.newer if self.lookout is not None else None
+        return End(
+            code=code,
+            words=words,
+            failure=failure(code, words, asked=asked, death=death, output=output, oom=self.kills.more()),
+            seconds=seconds,
+            reached=seen,
+            ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
+            told=self.told,
+            warned=self.warned,
+            newer=newer,
+            note=f"left behind: {self.left_behind}" if self.left_behind else "",
+            died_at=self.died_at,
+        )
+
+    def say(self, text: str) -> None:
+        tell(self.mine.folder / "run.log", text)
+
+
+def _stopped(folder: Path) -> str:
+    try:
+        record = read_json(folder / STOPPED, limit=64_000)
+    except (OSError, ValueError):
+        return ""
+    return str(record.get("cause", "")) if record else ""
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _show(command: tuple[str, ...]) -> str:
+    import shlex
+
+    text = shlex.join(command)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,56 @@
+"""The gate: is there a reason not to start? A queued array burns through here, a second or so for each member."""
+
+from __future__ import annotations
+
+import os
+
+from ftsupervise.brake import read_brake
+from ftsupervise.errors import from_os_error
+from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.switches import KILL, SAVE, read_switch
+
+
+def prepare(rundir: RunDir) -> None:
+    """Make what is missing of the run directory. Raises CannotWrite, NotPermitted."""
+    try:
+        for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not rundir.switches.is_dir():
+            rundir.switches.mkdir()
+            rundir.switches.chmod(0o2775)  # who may use the switches is the directory's group
+    except OSError as error:
+        raise from_os_error(error, f"use the run directory {rundir.root}") from None
+
+
+def reason_not_to_start(rundir: RunDir) -> str:
+    """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
+    try:
+        os.listdir(rundir.switches)
+        finished = rundir.finished.name in os.listdir(rundir.marks)
+        brake = read_brake(rundir)
+    except OSError as error:
+        raise from_os_error(error, f"look into the run directory {rundir.root}") from None
+    if finished:
+        return f"the run has finished{_at_step(rundir)}: nothing to do (to train on, remove {rundir.finished})"
+    switch = read_switch(rundir, KILL)
+    if switch.up:
+        why = f": {switch.why}" if switch.why else ""
+        return (
+            f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {rundir.root})"
+        )
+    if brake is not None:
+        return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {rundir.root})"
+    return ""
+
+
+def odd_switches(rundir: RunDir) -> tuple[str, ...]:
+    """What lies in a switch's place and is not obeyed, one sentence each."""
+    return tuple(switch.problem for name in (KILL, SAVE) if (switch := read_switch(rundir, name)).problem)
+
+
+def _at_step(rundir: RunDir) -> str:
+    try:
+        step = (read_json(rundir.finished) or {}).get("step")
+    except (OSError, ValueError):  # ``touch marks/finished`` is enough
+        return ""
+    return f" at step {step}" if isinstance(step, int) else ""

@@ -1,0 +1,123 @@
+"""Who died first? srun's own exit code often names a victim: when one rank is killed it ends the others with SIGTERM and
+leaves with 143. Its messages in the job's output say more, in the order in which things happened. Pure, but for reading.
+
+The lines are Slurm's own, as seen on 22.05 to 26.05.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+_TASK = re.compile(
+    r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
+    r"|Bus error|Floating point exception|Illegal instruction|Out Of Memory|Exited with exit code (?P<code>\d+))",
+    re.M,
+)
+_NODE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.M)
+_LAUNCH = re.compile(r"^srun: error: Task launch for StepId=\S+ failed on node (?P<node>[^\s:]+)", re.M)
+_OOM = re.compile(r"^slurmstepd: error: Detected \d+ oom[-_]kill event", re.M)
+_DUE_TO = re.compile(
+    r"^slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)", re.M
+)
+_SIGNALS = {
+    "Killed": "killed by SIGKILL",
+    "Terminated": "ended by SIGTERM",
+    "Aborted": "killed by SIGABRT",
+    "Segmentation fault": "killed by SIGSEGV",
+    "Bus error": "killed by SIGBUS",
+    "Floating point exception": "killed by SIGFPE",
+    "Illegal instruction": "killed by SIGILL",
+    "Out Of Memory": "out of memory",
+}
+_READ = 256_000  # bytes looked at: the messages stand near the end
+
+
+def first_death(output: str) -> str:
+    """The cause that Slurm's lines in ``output`` tell, "" if none does: "rank 1 on node-1 killed by SIGKILL"."""
+    due = _DUE_TO.search(output)
+    if due:
+        return due[1].lower()
+    if node := _NODE.search(output):
+        return f"node failure on {node['node']}"
+    if node := _LAUNCH.search(output):
+        return f"launch failed on {node['node']}"
+    if _OOM.search(output):
+        return "out of memory (the kernel or Slurm killed a process)"
+    deaths = [_words(match) for match in _TASK.finditer(output)]
+    # the first that was not just ended along with the others
+    return next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
+
+
+def _words(match: re.Match[str]) -> tuple[str, bool]:
+    how = match["how"]
+    what = f"exit {match['code']}" if match["code"] else _SIGNALS[how]
+    tasks = match["tasks"].strip("[]")
+    ranks = f"rank {tasks}" if tasks.isdigit() else f"ranks {tasks}"
+    return f"{ranks} on {match['node']} {what}", how == "Terminated"
+
+
+def blamed(output: str) -> tuple[str, ...]:
+    """The nodes that Slurm's lines say went away or took no task."""
+    return tuple(dict.fromkeys(match["node"] for found in (_NODE, _LAUNCH) for match in found.finditer(output)))
+
+
+def ends_with_a_rank(command: tuple[str, ...]) -> bool:
+    """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
+    if not command or os.path.basename(command[0]) != "srun":
+        return False
+    return not any(word in ("-K0", "--kill-on-bad-exit=0") for word in command)
+
+
+class Output:
+    """Where this process's own output goes, from now on, if that is a file: the batch script's log."""
+
+    def __init__(self, fd: int = 2) -> None:
+        self._fd = fd
+        self._start = self._read = self._size()
+        self._rest = b""
+
+    @property
+    def is_file(self) -> bool:
+        return self._start is not None
+
+    def next_death(self) -> str:
+        """The first death that srun has told of since the last call; "" if none. Costs one fstat when nothing was written."""
+        size = self._size()
+        if size is None or self._read is None or size <= self._read:
+            return ""
+        data = self._rest + self._bytes(max(self._read, size - _READ), size)
+        self._read = size
+        whole, _, self._rest = data.rpartition(b"\n")
+        if b"srun: error: " not in whole:
+            return ""
+        death = first_death(whole.decode("utf-8", "replace"))
+        return "" if death.endswith("ended by SIGTERM") else death  # told to leave: it may be about to save
+
+    def since(self) -> str:
+        """What was written since, the last part of it; "" when it goes to a terminal or a pipe, or cannot be read."""
+        size = self._size()
+        if size is None or self._start is None or size <= self._start:
+            return ""
+        return self._bytes(max(self._start, size - _READ), size).decode("utf-8", "replace")
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        try:
+            # opened anew: ours was opened for writing only
+            reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            return os.pread(reader, end - begin, begin)
+        except OSError:
+            return b""
+        finally:
+            os.close(reader)
+
+    def _size(self) -> int | None:
+        try:
+            found = os.fstat(self._fd)
+        except OSError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None

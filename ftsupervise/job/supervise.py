@@ -1,0 +1,341 @@
+"""``ftsupervise run``: gate, attempt, ledger, and again, until the run is done, the job is, or the brake comes on.
+
+A restart here costs seconds, a way through the queue costs minutes to days. What is decided, and why, stands in
+``decide.py``; this module looks, asks and does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+
+from ftsupervise import brake, deadline
+from ftsupervise.errors import Error
+from ftsupervise.fence import superseded
+from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.job import gate, hold, ledger, postmortem
+from ftsupervise.job.allocation import Allocation
+from ftsupervise.job.attempt import End, Options, Running
+from ftsupervise.job.cause import Failure, Kind
+from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
+from ftsupervise.job.ears import STOP, Ears
+from ftsupervise.job.keeper import Keeper
+from ftsupervise.job.placement import Placement, is_away, is_srun, place
+from ftsupervise.job.voice import tell
+from ftsupervise.ledger import ledger as read_ledger
+from ftsupervise.rundir import (
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_DIR,
+    ENV_CHECKPOINT_DIR,
+    ENV_DEADLINE,
+    ENV_GUARD,
+    ENV_NODES,
+    ENV_RESTART,
+    ENV_RUN,
+    ENV_RUN_DIR,
+)
+from ftsupervise.truth import Attempt
+
+__all__ = ["Options", "run"]
+
+
+def run(options: Options, env: Mapping[str, str]) -> int:
+    """The exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
+
+    Raises CannotWrite, NotPermitted or NotFound before the command starts, nothing that a person can cause after.
+    """
+    gate.prepare(options.rundir)
+    shut = gate.reason_not_to_start(options.rundir)
+    if shut:
+        tell(None, shut)
+        _keep_the_brake_on(options, env)
+        return 0
+    for odd in gate.odd_switches(options.rundir):
+        tell(None, odd)
+    keeper = Keeper(options.rundir.root, env)
+    ears = Ears()
+    try:
+        code = Ring(options, env, ears).go()
+    finally:
+        ears.close()
+        keeper.stop()
+    return code if code >= 0 else 128 - code
+
+
+class Ring:
+    """The attempts of one job."""
+
+    def __init__(self, options: Options, env: Mapping[str, str], ears: Ears) -> None:
+        self.options, self.env, self.ears = options, dict(env), ears
+        self.end = deadline.from_environment(env) or deadline.ask_slurm(env)
+        self.allocation = Allocation(env)
+        self.others = self.allocation.steps() if is_srun(options.command) else frozenset()  # steps that are not ours
+        self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
+        self.blamed: dict[str, int] = {}
+        self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
+        self.restarts = 0
+        self.asked = ""  # why nothing more is to be started
+
+    def go(self) -> int:
+        code = 0
+        placement = self._first_place()
+        if placement is None or not self._wait_out_failures_before():
+            return code
+        while True:
+            mine, ended = self._attempt(placement)
+            code = ended.code
+            reach = f", last step {ended.reached.last}" if ended.reached.last is not None else ""
+            tell(mine.folder / "run.log", f"attempt {mine.number} ended: {ended.words}{reach}")
+            verdict = self._judge(mine, ended)
+            self._say_verdict(mine, verdict)
+            if verdict.move is Move.RESTART:
+                found = self._next_place(ended, verdict)
+                if isinstance(found, str):
+                    verdict = Verdict(Move.LEAVE, found, times=verdict.times)
+                    self._say_verdict(mine, verdict)
+                else:
+                    placement = found
+            self._write_down(mine, ended, verdict)
+            if verdict.move is Move.STOP:
+                self._brake(mine, ended, verdict)
+            if verdict.move is not Move.RESTART or not self._wait(verdict.delay, mine):
+                return code
+            self.restarts += 1
+
+    # --------------------------------------------------------------------------------------------------- one attempt
+
+    def _attempt(self, placement: Placement) -> tuple[ledger.Claim, End]:
+        mine = ledger.claim(self.options.rundir)
+        ledger.write_start(
+            mine, self.env, placement.command, _now(), self.end, in_place=self.restarts, nodes=placement.nodes
+        )
+        kill_ranks = partial(self.allocation.kill_ranks, mine.folder, placement.nodes)
+        one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks)
+        ended = one.see_through(command_env(self, mine, placement))
+        lost = self._look_for_lost_nodes(one, placement) if ended.failure is not None else ""
+        left = self._clear_steps(mine)
+        if left:
+            ended = replace(ended, note="; ".join(filter(None, (ended.note, left))))
+        if lost and ended.failure is not None:
+            was = ended.failure.detail
+            failure = Failure(Kind.NODE, "node failure", f"{lost}{f'; {was}' if was else ''}")
+            ended = replace(ended, failure=failure, words=f"node failure ({lost}): {ended.words}")
+        return mine, ended
+
+    def _clear_steps(self, mine: ledger.Claim) -> str:
+        """srun may be gone and its ranks on other nodes not: what is left of the step ends before anything else begins."""
+        if not self.allocation.job or not is_srun(self.options.command):
+            return ""
+        left = self.allocation.end_steps(self.others)
+        self.others |= frozenset(left)
+        self.crowded = self.crowded or bool(left)
+        words = f"steps that do not end: {', '.join(left)}" if left else ""
+        if words:
+            tell(mine.folder / "run.log", words)
+        return words
+
+    def _look_for_lost_nodes(self, one: Running, placement: Placement) -> str:
+        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves."""
+        for node in postmortem.blamed(one.output.since()):
+            self.blamed[node] = self.blamed.get(node, 0) + 1
+        if not is_srun(self.options.command) or len(self.allocation.nodes) < 2:
+            return ""
+        self.states = self.allocation.states()
+        for node in self.allocation.silent():
+            self.states[node] = "silent*"
+        away = [node for node in placement.nodes or self.allocation.nodes if is_away(self.states.get(node, ""))]
+        return ", ".join(f"{node} is {self.states[node].rstrip('*')}" for node in away)
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+
+    def _judge(self, mine: ledger.Claim, ended: End) -> Verdict:
+        attempts = [*self._counted(mine.number), _as_attempt(mine, ended)]
+        left = None if self.end is None else self.end - time.time()
+        asked = self._why_not(mine, ended)
+        return decide(Situation(attempts, self.restarts, asked, left), self.options.budgets)
+
+    def _counted(self, before: int) -> list[Attempt]:
+        """The ledger since the brake was last released. One without an end on record was lost."""
+        try:
+            first = brake.counts_from(self.options.rundir)
+            found = [one for one in read_ledger(self.options.rundir) if first <= one.number < before]
+        except OSError:
+            return []
+        return [
+            one if one.ended else one._replace(kind=Kind.LOST.value, failure="died without a word") for one in found
+        ]
+
+    def _why_not(self, mine: ledger.Claim, ended: End) -> str:
+        """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
+        newer = ended.newer or superseded(self.options.rundir, mine.number)
+        if newer is not None:
+            return f"attempt {newer} has begun meanwhile: this one is over"
+        if ended.told:
+            return f"told to stop ({ended.told})"
+        if ended.warned or ended.words.startswith(("warning signal", "time limit")):
+            return "the job was told that it ends soon: the next member takes over"
+        try:
+            return gate.reason_not_to_start(self.options.rundir)
+        except Error as error:  # what cannot be seen stops nobody: the ledger decides
+            tell(None, f"cannot look at the gate: {error.message}")
+            return ""
+
+    def _say_verdict(self, mine: ledger.Claim, verdict: Verdict) -> None:
+        pause = f" in {verdict.delay:g} s" if verdict.delay else ""
+        what = {
+            Move.RESTART: f"starting again in place{pause}",
+            Move.LEAVE: "leaving",
+            Move.STOP: "the brake is on, nothing more is started",
+        }[verdict.move]
+        tell(mine.folder / "run.log", f"{what}{': ' + verdict.why if verdict.why else ''}")
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def _first_place(self) -> Placement | None:
+        command = self.options.command
+        states = self.allocation.states() if is_srun(command) and len(self.allocation.nodes) > 1 else {}
+        found = place(command, self.allocation.nodes, states, self.blamed)
+        return Placement(command, self.allocation.nodes) if found.short else found  # Slurm has just given it to us
+
+    def _next_place(self, ended: End, verdict: Verdict) -> Placement | str:
+        """Where to start again, or why it cannot be done here."""
+        if not is_srun(self.options.command):
+            return Placement(self.options.command, self.allocation.nodes)
+        found = place(self.options.command, self.allocation.nodes, self.states, self.blamed)
+        if found.short:
+            return f"{found.short}: the next member takes over"
+        blamed = [node for node in found.nodes if self.blamed.get(node)]
+        if blamed and ended.failure is not None and ended.failure.kind is Kind.NODE:
+            return f"there is no node to take the place of {', '.join(blamed)}: the next member takes over"
+        return found
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    def _wait_out_failures_before(self) -> bool:
+        """A new member of a chain that fails waits as a restart in place would."""
+        streak = since_progress(self._counted(1 << 60))
+        last = streak[-1] if streak else None
+        if last is None or last.ended is None:
+            return True
+        pause = delay(streak, self.options.budgets) if len(streak) > 1 else 0.0
+        rest = min(pause, pause - (_now() - last.ended).total_seconds())
+        if rest > 0.05:
+            tell(None, f"{len(streak)} failures without progress: waiting {rest:.0f} s")
+        return self._wait(rest, None)
+
+    def _wait(self, seconds: float, mine: ledger.Claim | None) -> bool:
+        """Sit out a back-off; False when something came that ends it."""
+        until = time.monotonic() + seconds
+        log = mine.folder / "run.log" if mine else None
+        while (rest := until - time.monotonic()) > 0:
+            for number in self.ears.heard(min(rest, 1.0)):
+                if number in STOP or number == self.options.warning:
+                    tell(log, "told to leave while waiting for the next start")
+                    return False
+            if shut := _shut(self.options):
+                tell(log, shut)
+                return False
+        return True
+
+    # --------------------------------------------------------------------------------------------------------- ledger
+
+    def _write_down(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
+        then = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}[verdict.move]
+        problem = ledger.write_end(mine, ended, f"{then}: {verdict.why}" if verdict.why else then, _now())
+        if problem:
+            tell(mine.folder / "run.log", f"cannot write the end of attempt {mine.number}: {problem}")
+
+    def _brake(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
+        """The mark first: it keeps members from starting even when they cannot be held."""
+        failure = ended.failure
+        on = brake.Brake(
+            failure=failure.sign if failure else ended.words,
+            why=verdict.why,
+            times=verdict.times,
+            attempt=mine.number,
+            step=ended.reached.last,
+            detail=failure.detail if failure else "",
+            at=_now().isoformat(),
+        )
+        log = mine.folder / "run.log"
+        try:
+            brake.write_brake(self.options.rundir, on)
+        except OSError as error:
+            tell(log, f"cannot write the brake: {error.strerror}")
+        held, problem = hold.hold_pending(self.options.rundir, self.env, f"ftsupervise:{self.options.name}:")
+        if problem:
+            tell(log, f"cannot hold the members that wait: {problem}")
+        if held:
+            tell(log, f"on hold: {', '.join(held)}")
+            try:
+                brake.write_brake(self.options.rundir, on._replace(held=held))
+            except OSError as error:
+                tell(log, f"cannot write the brake: {error.strerror}")
+        tell(log, f"mend it, then: ftsupervise clear --brake {self.options.rundir.root}")
+
+
+def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[str, str]:
+    """The environment of the command: ours, with what names this run, this attempt and its limits."""
+    options = ring.options
+    given = {key: value for key, value in ring.env.items() if not key.startswith(ENV_GUARD)}
+    given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
+    given[ENV_RUN_DIR] = str(options.rundir.root)
+    given[ENV_RUN] = options.name
+    given[ENV_ATTEMPT] = str(mine.number)
+    given[ENV_ATTEMPT_DIR] = str(mine.folder)
+    given[ENV_RESTART] = str(ring.restarts)
+    given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
+    if placement.nodes:
+        given[ENV_NODES] = compress_hostlist(placement.nodes)
+    if ring.end is not None:
+        given[ENV_DEADLINE] = f"{ring.end:.0f}"
+    if ring.crowded:
+        given.setdefault("SLURM_OVERLAP", "1")
+    if options.budgets.in_place and is_srun(options.command):
+        given.setdefault(
+            "SLURM_KILL_BAD_EXIT", "1"
+        )  # without it srun waits for ever for ranks that wait for a dead one
+    return given
+
+
+def _as_attempt(mine: ledger.Claim, ended: End) -> Attempt:
+    """What has just ended as the ledger will have it."""
+    now = _now()
+    return Attempt(
+        number=mine.number,
+        job_id="",
+        started=datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc),
+        ended=now,
+        exit_code=ended.code,
+        cause=ended.words,
+        first_step=ended.reached.first,
+        last_step=ended.reached.last,
+        kind=ended.failure.kind.value if ended.failure else "",
+        failure=ended.failure.sign if ended.failure else "",
+        saved=ended.reached.saved,
+        ready=ended.ready,
+    )
+
+
+def _shut(options: Options) -> str:
+    try:
+        return gate.reason_not_to_start(options.rundir)
+    except Error:  # cannot look: who waits goes on waiting, and the start will tell
+        return ""
+
+
+def _keep_the_brake_on(options: Options, env: Mapping[str, str]) -> None:
+    """A member that started all the same (it was not held, or somebody released it): hold the rest again."""
+    try:
+        on = brake.read_brake(options.rundir)
+    except OSError:
+        return
+    if on is not None:
+        hold.hold_pending(options.rundir, env, f"ftsupervise:{options.name}:")
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,189 @@
+"""What would be submitted: pure. ``launch --dry-run`` prints a ``Plan`` and is done; ``submit`` carries it out.
+
+Why the options are as they are (facts measured on real Slurm): ``--signal=B:`` reaches the batch shell, which the
+supervisor has replaced by ``exec``, so that the ranks hear of the limit whatever launcher stands between; ``--no-kill`` in an
+array with ``%1`` starts the next member beside a shrunken one, so runs with spare nodes are chained one by one.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.errors import ConfigError
+from ftsupervise.units import format_slurm_time
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Launch, Run
+
+COMMENT = "ftsupervise"
+PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
+_WARN = timedelta(minutes=10)
+_BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
+_PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain."""
+
+    name: str
+    token: str
+    kind: str  # "slurm" or "local"
+    chain: str  # "array" or "daisy"
+    members: int
+    run_dir: Path
+    workdir: Path
+    options: tuple[str, ...]  # without the dependency, which a daisy chain's links differ in
+    after: str  # the running job this chain attaches to, or ""
+    command: tuple[str, ...]  # what the script becomes by exec
+    notes: tuple[str, ...] = ()  # what the person should know and did not ask for
+
+    @property
+    def submissions(self) -> int:
+        return self.members if self.chain == "daisy" else 1
+
+    def token_of(self, index: int) -> str:
+        return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
+
+    def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
+        """The options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
+        before = self.after if index == 0 else previous
+        own = self.token_of(index)  # a token of its own, so that each can be found again
+        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in self.options)
+        return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
+
+
+def comment(name: str, token: str) -> str:
+    """What ``--comment`` carries: whose job this is, and of which launch."""
+    return f"{COMMENT}:{name}:{token}"
+
+
+def plan(
+    run: Run, *, kind: str, token: str, workdir: Path, python: str, after: str = "", exclude: tuple[str, ...] = ()
+) -> Plan:
+    """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together."""
+    launch = run.launch
+    assert run.run_dir is not None
+    chain: str = launch.chain
+    notes = []
+    if launch.spare_nodes and chain == "array":
+        chain = "daisy"
+        notes.append(
+            "spare_nodes asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
+            "failure; the jobs are chained by --dependency instead"
+        )
+    if launch.time is None:
+        notes.append(
+            "no launch.time: the partition's default limit applies, and the warning before it may come too late "
+            'to save; set it, such as time: "20:00:00"'
+        )
+    options = _options(run, chain=chain, token=token, workdir=workdir, exclude=exclude)
+    command = (*_supervisor(run, python), *train_command(launch, kind))
+    return Plan(
+        name=run.name,
+        token=token,
+        kind=kind,
+        chain=chain,
+        members=launch.jobs,
+        run_dir=run.run_dir,
+        workdir=workdir,
+        options=tuple(options),
+        after=after,
+        command=command,
+        notes=tuple(notes),
+    )
+
+
+def warning_lead(launch: Launch) -> timedelta:
+    """How long before the limit the warning comes: ``warn``, else 10 minutes, but at most half the limit."""
+    if launch.warn is not None:
+        return launch.warn
+    return min(_WARN, launch.time / 2) if launch.time else _WARN
+
+
+def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
+    launch = run.launch
+    assert run.run_dir is not None
+    number = "%A_%a" if chain == "array" else "%j"
+    output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
+    lead = max(1, int(warning_lead(launch).total_seconds()))
+    options = [
+        f"--job-name={run.name}",
+        f"--comment={comment(run.name, token)}",
+        f"--chdir={workdir}",
+        f"--output={output}",
+        "--open-mode=append",
+        f"--nodes={launch.nodes + launch.spare_nodes}",
+        f"--signal=B:{launch.signal}@{lead}",
+        "--requeue" if launch.requeue else "--no-requeue",
+    ]
+    if chain == "array" and launch.jobs > 1:
+        options.append(f"--array=1-{launch.jobs}%1")
+    if launch.spare_nodes:
+        options.append("--no-kill")
+    if launch.time:
+        options.append(f"--time={format_slurm_time(launch.time)}")
+    for key in ("partition", "account", "qos", "constraint", "reservation", "mem"):
+        if getattr(launch, key) is not None:
+            options.append(f"--{key}={getattr(launch, key)}")
+    for key, option in (("tasks_per_node", "ntasks-per-node"), ("cpus_per_task", "cpus-per-task")):
+        if getattr(launch, key) is not None:
+            options.append(f"--{option}={getattr(launch, key)}")
+    if launch.gpus_per_node is not None:
+        options.append(f"--gpus-per-node={launch.gpus_per_node}")
+    if excluded := (*launch.exclude, *exclude):
+        options.append(f"--exclude={','.join(excluded)}")
+    return [*options, *launch.sbatch]
+
+
+def _supervisor(run: Run, python: str) -> list[str]:
+    guard, restart = run.guard, run.launch.restart
+    words = [python, "-m", "ftsupervise", "run", "--run-dir", str(run.run_dir)]
+    words += ["--in-place", f"{restart.in_place}", "--same-failure", f"{restart.same_failure}"]
+    words += ["--back-off", f"{restart.back_off.total_seconds():g}"]
+    words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
+    for kind, number in restart.budgets.items():
+        words += ["--budget", f"{kind}={number}"]
+    words += ["--guard-poll", f"{guard.poll.total_seconds():g}"]
+    words += ["--guard-memory", "off" if guard.memory is None else f"{float(guard.memory):g}"]
+    if guard.stop_before is not None:
+        words += ["--guard-stop-before", f"{guard.stop_before.total_seconds():g}"]
+    if guard.run_for is not None:
+        words += ["--guard-run-for", f"{guard.run_for.total_seconds():g}"]
+    return [*words, "--"]
+
+
+def train_command(launch: Launch, kind: str) -> list[str]:
+    """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
+    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along)."""
+    words = _words(launch.command)
+    container = _words(launch.container) if launch.container else []
+    own_srun = words[0] == "srun"
+    if kind == "local" and own_srun:
+        raise ConfigError(
+            "launch.command starts with srun, but this machine is the scheduler (scheduler: local)",
+            hint="leave the srun away: ftsupervise puts it there on Slurm (launch.srun_options)",
+        )
+    if kind == "local" or own_srun or not launch.srun:
+        return [*container, *words]
+    srun = ["srun", *launch.srun_options]
+    if launch.spare_nodes:
+        # sbatch's own numbers, which srun would take over, count the spare nodes too
+        srun += [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes * (launch.tasks_per_node or 1)}"]
+    if launch.cpus_per_task is not None:
+        srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
+    return [*srun, *container, *words]
+
+
+def _words(command: str | tuple[str, ...]) -> list[str]:
+    if not isinstance(command, str):
+        return list(command)
+    first = command.split()[0]
+    if _PLAIN_SHELL.fullmatch(command.strip()) and "=" not in first and not _BUILTINS.fullmatch(first):
+        return shlex.split(command)
+    return ["bash", "-c", f"trap : USR1 USR2\n{command}"]

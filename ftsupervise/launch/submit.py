@@ -1,0 +1,324 @@
+"""Carry a plan out, so that whatever dies in between, typing the same command again does not make a second chain.
+
+A launch is a directory ``launches/NNNN`` claimed by mkdir: the script, and ``launch.json`` with the token, written before
+sbatch is called. A launch that never heard back is looked for by its token before anything new is submitted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.config.locate import state_dir
+from ftsupervise.errors import CannotWrite, NotFound, Refused, SchedulerUnavailable, from_os_error
+from ftsupervise.launch.plan import COMMENT, Plan, comment
+from ftsupervise.launch.render import render
+from ftsupervise.model import Job
+from ftsupervise.records import LaunchRecord, launches, people
+from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Launch, Run
+    from ftsupervise.scheduler import Scheduler
+
+_FRESH = timedelta(minutes=5)
+
+README = """\
+The run directory of {name}, kept by ftsupervise. Everything here can be read with ls and cat.
+
+  touch switches/save-switch    save a checkpoint at the next step and go on
+  touch switches/kill-switch    save and stop at the next step; queued members leave at once until it is removed
+  cat attempts/*/end.json       how each attempt ended
+  cat launches/*/launch.json    what was submitted, by whom
+  touch marks/finished          no further member trains
+"""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What was submitted, or found submitted already."""
+
+    job_ids: tuple[str, ...]
+    number: int
+    run_dir: RunDir
+    found_again: bool = False
+
+
+def jobs_of(name: str, jobs: tuple[Job, ...], records: tuple[LaunchRecord, ...] = ()) -> tuple[Job, ...]:
+    """Those of ``jobs`` that a launch of this run submitted, under whatever name the run had then."""
+    ids = {job_id for record in records for job_id in record.job_ids}
+    marks = (f"{COMMENT}:{name}:", *(f":{record.token}" for record in records if record.token))
+    return tuple(
+        job
+        for job in jobs
+        if job.base_id in ids or (job.comment.startswith(f"{COMMENT}:") and any(mark in job.comment for mark in marks))
+    )
+
+
+def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
+    """Make the run directory: switches and watch for the group, the configuration as launched, a README.
+
+    In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
+    """
+    try:
+        if not run_dir.launches.is_dir() and os.path.lexists(run_dir.config):
+            raise Refused(
+                f"{run_dir.config} is there already, and no launch wrote it",
+                hint="name a directory of its own: run_dir: runs/NAME (the default)",
+            )
+        for folder in (run_dir.marks, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        for shared in (run_dir.switches, run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers"):
+            if not shared.is_dir():
+                shared.mkdir()
+                shared.chmod(0o2775)  # who may use the switches, and watch, is the directory's group
+        run_dir.checkpoints.mkdir(exist_ok=True)
+        if not os.path.lexists(run_dir.root / "README"):
+            write_whole(run_dir.root / "README", README.format(name=name))
+        write_whole(run_dir.config, config_text)
+    except OSError as error:
+        raise from_os_error(error, f"write the run directory {run_dir.root}") from None
+
+
+def register(run_dir: RunDir, name: str) -> None:
+    """Let ``ftsupervise status NAME`` find the run from anywhere. Best effort: a name is a convenience."""
+    link = state_dir() / "runs" / name
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temp = link.with_name(f".{link.name}.{os.getpid()}")
+        temp.symlink_to(run_dir.root)
+        temp.replace(link)
+    except OSError:
+        return
+
+
+def check_may_start(run_dir: RunDir, name: str) -> None:
+    """Refuse to start against somebody's stop, or a run that is done."""
+    from ftsupervise.switches import KILL, read_switch
+
+    try:
+        os.listdir(run_dir.switches)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise from_os_error(error, f"read the run directory {run_dir.root}") from None
+    switch = read_switch(run_dir, KILL)
+    if switch.up:
+        by = f", raised by {switch.who}" if switch.who else ""
+        why = f" ({switch.why})" if switch.why else ""
+        raise Refused(
+            f"the kill switch of {name} is up{by}{why}",
+            hint=f"talk to them, then: ftsupervise clear {run_dir.root}",
+        )
+    if switch.problem:
+        raise Refused(
+            f"the kill switch of {name} cannot be trusted: {switch.problem}", hint=f"ls -la {run_dir.switches}"
+        )
+    if run_dir.finished.exists():
+        raise Refused(f"{name} has finished already", hint=f"to train on: rm {run_dir.finished}, then launch again")
+
+
+def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
+    """Refuse what would be a second chain, or an attachment to nothing (Slurm takes an unknown id as satisfied)."""
+    if plan.after:
+        before = scheduler.describe(plan.after)
+        if before is None or before.state.ended:
+            state = "is not in the queue" if before is None else f"has ended ({before.state.value})"
+            raise NotFound(f"job {plan.after} {state}, so nothing can wait for it", hint="launch without --after")
+    if again:
+        return
+    records = launches(RunDir(plan.run_dir))
+    live = jobs_of(plan.name, scheduler.queue(users=(_user(), *people(RunDir(plan.run_dir)))), records)
+    if plan.after:
+        base = plan.after.partition("_")[0]
+        live = tuple(job for job in live if re.search(rf":{base}(?!\d)", job.dependency))
+        if live:
+            raise Refused(
+                f"a chain of {plan.name} waits for job {base} already: {', '.join(job.id for job in live)}",
+                hint=f"attach behind that one: --after {live[-1].base_id}, or start both at once with --again",
+            )
+    elif live:
+        raise Refused(
+            f"{plan.name} is in the queue already: {', '.join(job.id for job in live)}",
+            hint=_rest_of_a_daisy_chain(records, live)
+            or "attach another chain behind it with --after JOBID, or submit beside it with --again",
+        )
+
+
+def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
+    """What to type when a launch broke off half-way: its links stand in the queue and end too soon; "" if none did."""
+    for record in records:
+        links = {int(job.comment.rpartition(".")[2]): job.base_id for job in live if f":{record.token}." in job.comment}
+        if record.state == "submitting" and links and max(links) < record.members:
+            return (
+                f"that launch broke off after {max(links)} of {record.members} jobs; in a few minutes, for the rest: "
+                f"ftsupervise launch --after {links[max(links)]} --jobs {record.members - max(links)}"
+            )
+    return ""
+
+
+def launch_run(
+    plan: Plan, run: Run, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
+) -> Launched:
+    """The whole story: may it start, was it taken already, make the directory, submit, let it be found by name."""
+    from ftsupervise.config.load import dump
+
+    run_dir = RunDir(plan.run_dir)
+    check_may_start(run_dir, plan.name)
+    done = unheard(plan, scheduler)
+    if done is None:
+        check_queue(plan, scheduler, again=again)
+        for options in (plan.link(index) for index in range(plan.submissions)):
+            render(plan, run.launch, options)  # a template that does not render must not leave half a chain behind
+        prepare(run_dir, plan.name, dump(run))
+        given = without_secrets(env, run.alerts.model_dump())
+        done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
+    register(run_dir, plan.name)
+    return done
+
+
+def without_secrets(env: Mapping[str, str], settings: object) -> dict[str, str]:
+    """``env`` without the variables that a ``*_env`` of the alerts' ``settings`` names.
+
+    Whoever sends a message reads them; sbatch would write them to Slurm's spool and give them to every process of the job.
+    """
+
+    def named(value: object) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                if isinstance(inner, str) and str(key).endswith("_env"):
+                    yield inner
+                else:
+                    yield from named(inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                yield from named(inner)
+
+    secret = frozenset(named(settings))
+    return {key: value for key, value in env.items() if key not in secret}
+
+
+def submit(
+    plan: Plan, launch: Launch, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
+) -> Launched:
+    """Submit all links of ``plan``. Raises SubmitRejected, SchedulerUnavailable, CannotWrite, Refused."""
+    run_dir = RunDir(plan.run_dir)
+    number, folder = _claim(run_dir, now)
+    try:  # once more, now that the place is ours: somebody may have launched it all between our look and our claim
+        check_queue(plan, scheduler, again=again)
+    except BaseException:
+        folder.rmdir()
+        raise
+    record: dict[str, object] = {
+        "state": "submitting",
+        "name": plan.name,
+        "token": plan.token,
+        "at": now.isoformat(),
+        "by": f"{_user()}@{os.uname().nodename}",
+        "scheduler": plan.kind,
+        "chain": plan.chain,
+        "members": plan.members,
+        "after": plan.after,
+        "comment": comment(plan.name, plan.token),
+        "job_ids": [],
+    }
+    ids: list[str] = []
+    found_again = False
+    try:
+        for index in range(plan.submissions):
+            options = plan.link(index, ids[-1] if ids else "")
+            path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
+            write_whole(path, render(plan, launch, options), mode=0o755)
+            write_json(folder / "launch.json", record)
+            script = path.read_text("utf-8")
+            answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
+            ids.append(answer.job_id)
+            found_again |= answer.found_again
+            record["job_ids"] = list(ids)
+        write_json(folder / "launch.json", {**record, "state": "submitted"})
+    except OSError as error:
+        raise _half_written(error, folder, ids) from None
+    except SchedulerUnavailable:
+        raise  # launch.json says "submitting": the next launch looks for the token
+    except Exception:
+        _record_quietly(folder / "launch.json", {**record, "state": "rejected"})
+        raise
+    return Launched(tuple(ids), number, run_dir, found_again)
+
+
+def _half_written(error: OSError, folder: Path, ids: list[str]) -> Exception:
+    known = from_os_error(error, f"write {folder}")
+    if ids:
+        return CannotWrite(
+            f"{known.message}; submitted all the same: {', '.join(ids)}", hint=f"scancel {' '.join(ids)}, or let it run"
+        )
+    return known
+
+
+def _record_quietly(path: Path, record: dict[str, object]) -> None:
+    try:
+        write_json(path, record)
+    except OSError:
+        return
+
+
+def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
+    """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
+
+    def taken() -> list[int]:
+        return [int(p.name) for p in run_dir.launches.iterdir() if p.name.isdigit()]
+
+    try:
+        number = 1 + max(taken(), default=0)
+        while True:
+            folder = run_dir.launches / f"{number:04d}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            highest = max(taken())
+            if highest == number:
+                break
+            folder.rmdir()  # one that was given back; whoever holds a higher one has not seen us
+            number = highest + 1
+    except OSError as error:
+        raise from_os_error(error, f"write {run_dir.launches}") from None
+    for other in launches(run_dir):
+        if other.number < number and other.state == "submitting" and now - other.at < _FRESH:
+            folder.rmdir()
+            raise Refused(
+                f"{other.by} is launching {run_dir.root.name} at this moment",
+                hint="look in a minute: ftsupervise status",
+            )
+    return number, folder
+
+
+def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
+    """An earlier launch whose answer never came and whose job is in the queue all the same: adopt it."""
+    run_dir = RunDir(plan.run_dir)
+    for record in launches(run_dir):
+        if record.state != "submitting" or not record.token:
+            continue
+        found = scheduler.find(f"{COMMENT}:{plan.name}:{record.token}")
+        if not found or record.chain == "daisy":  # a half daisy chain stands in the queue: check_may_launch told of it
+            continue
+        ids = tuple(dict.fromkeys(job.base_id for job in found))
+        path = run_dir.launches / f"{record.number:04d}" / "launch.json"
+        _record_quietly(path, {**(read_json(path) or {}), "state": "submitted", "job_ids": list(ids)})
+        return Launched(ids, record.number, run_dir, found_again=True)
+    return None
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,0 +1,172 @@
+"""The ledger: all attempts of a run, read from the pages that each attempt's own process wrote (``job/ledger.py``).
+
+Light (standard library, no subprocess): ``status``, the gate and the watch read this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise import beats, procfs
+from ftsupervise.rundir import WARNING, RunDir, read_json
+from ftsupervise.truth import Attempt, Beat
+
+UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
+LOST = "died without a word"  # it has no end on record and its process is gone
+
+
+class Reached(NamedTuple):
+    """How far an attempt came, as far as its beats tell."""
+
+    first: int | None = None  # first step
+    last: int | None = None  # last step
+    saved: int | None = None  # newest step that was saved
+    first_at: float | None = None  # epoch seconds at which the last rank had made its first step
+
+
+def reached(rundir: RunDir, number: int) -> Reached:
+    """Of attempt ``number``. Nothing when the beats cannot be read, or newer ones have taken their place."""
+    try:
+        mine = [beat for beat in beats.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
+    except OSError:
+        return Reached()
+    lasts = [beat.step for beat in mine if beat.step is not None]
+    times = [when for beat in mine if (when := _seconds(beat.facts.get("first_at"))) is not None]
+    return Reached(
+        first=min(_facts(mine, "first"), default=None),
+        last=max(lasts, default=None),
+        saved=max(_facts(mine, "saved"), default=None),
+        first_at=max(times, default=None),
+    )
+
+
+def steps(rundir: RunDir, number: int) -> tuple[int | None, int | None]:
+    """First and last step of attempt ``number``, as far as its beats tell."""
+    seen = reached(rundir, number)
+    return seen.first, seen.last
+
+
+def _facts(found: list[Beat], name: str) -> list[int]:
+    return [int(beat.facts[name]) for beat in found if beat.facts.get(name, "").lstrip("-").isdigit()]
+
+
+def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
+    """All attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be read.
+
+    One that runs has ``cause`` "" and no ``ended``. Without an end on record it is LOST when its process is gone from this
+    host, and UNKNOWN when it is another host's and nothing can be said from here. A damaged page is told in ``note``.
+    """
+    try:
+        found = sorted(numbers(rundir))
+    except FileNotFoundError:
+        return ()
+    return tuple(_attempt(rundir, number) for number in found)
+
+
+def numbers(rundir: RunDir) -> list[int]:
+    """Of the attempts that have been claimed. Raises OSError."""
+    return [int(name) for name in os.listdir(rundir.attempts) if name.isdigit()]
+
+
+def _attempt(rundir: RunDir, number: int) -> Attempt:
+    folder = rundir.attempt(number)
+    start, bad_start = _page(folder / "start.json")
+    end, bad_end = _page(folder / "end.json")
+    if start is None:
+        note = bad_start or "claimed, but nothing was started"
+        return Attempt(number, "", _claimed_at(folder), cause="" if _young(folder) else UNKNOWN, note=note)
+    began = Attempt(
+        number=number,
+        job_id=str(start.get("job_id", "")),
+        started=_time(start.get("at")) or _claimed_at(folder),
+        host=str(start.get("host", "")),
+        nodes=_nodes(str(start.get("nodes") or "")),
+    )
+    if end is not None:
+        code = end.get("exit_code")
+        return began._replace(
+            ended=_time(end.get("at")),
+            exit_code=code if isinstance(code, int) else None,
+            cause=str(end.get("cause", UNKNOWN)),
+            first_step=_step(end.get("first_step")),
+            last_step=_step(end.get("last_step")),
+            note=str(end.get("note", "")),
+            kind=str(end.get("kind", "")),
+            failure=str(end.get("failure", "")),
+            saved=_step(end.get("saved")),
+            ready=_seconds(end.get("ready")),
+            then=str(end.get("then", "")),
+        )
+    seen = reached(rundir, number)
+    note = "; ".join(filter(None, (bad_end, _warned(folder))))
+    return began._replace(
+        cause=_without_end(start), first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note
+    )
+
+
+def _without_end(start: Mapping[str, object]) -> str:
+    if start.get("host") != os.uname().nodename:
+        return UNKNOWN
+    pid = start.get("pid")
+    lives = isinstance(pid, int) and procfs.identity(pid) == start.get("pid_start")
+    return "" if lives and start.get("boot_id") == procfs.boot_id() else LOST
+
+
+def _warned(folder: Path) -> str:
+    """What the attempt was told before it ended without an end on record."""
+    try:
+        with (folder / WARNING).open(encoding="utf-8", errors="replace") as file:
+            return f"told: {file.readline(200).strip() or 'to leave'}"
+    except OSError:
+        return ""
+
+
+def _page(path: Path) -> tuple[dict[str, object] | None, str]:
+    """A page, or None and what is wrong with it ("" if it is just not there)."""
+    try:
+        return read_json(path), ""
+    except (OSError, ValueError) as error:
+        return None, f"{path.name} cannot be read: {error}"
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    if not text:
+        return ()
+    from ftsupervise.hostlist import expand_hostlist
+
+    return expand_hostlist(text)
+
+
+def _claimed_at(folder: Path) -> datetime:
+    try:
+        return datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+    except OSError:
+        return datetime.fromtimestamp(0, timezone.utc)
+
+
+def _young(folder: Path) -> bool:
+    """Claimed a moment ago: its first page is being written."""
+    return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+
+
+def _step(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        return float(str(value)) if value is not None else None
+    except ValueError:
+        return None

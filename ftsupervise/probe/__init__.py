@@ -1,0 +1,265 @@
+"""Ask the file system or a process, and have an answer within a bound whatever hangs.
+
+A look at a path on a dead file server blocks in the kernel: no timeout, thread or pool of this process gets it back,
+and the process could not even exit. So every look at a user's path, and at other processes, is done by a child (one
+for each device, started at the first question, serving all that follow), in a session of its own, that is waited for
+with a bound, killed, and if it does not die abandoned and remembered. While it lives, its device is not asked again.
+
+    with Probe() as probe:
+        match probe.space("/scratch"):
+            case Space() as space: ...
+            case Missing(): ...
+            case NotSeen() as blind: ...
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ftsupervise.probe.abandoned import Note, Notes
+from ftsupervise.probe.answers import Entry, Listing, Missing, NotSeen, Process, Ran, Space, Tail, Text, Tree
+from ftsupervise.probe.child import Child, Died, Late
+from ftsupervise.probe.server import Mounts, read_mounts
+
+__all__ = ["Entry", "Listing", "Missing", "NotSeen", "Probe", "Process", "Ran", "Space", "Tail", "Text", "Tree"]
+
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Probe:
+    """The bounded eyes of one tick. Not for use by several threads.
+
+    ``bound`` is the longest one question may take, in seconds. A device that let a question pass its bound is not asked
+    again by this Probe, nor by a later one while the abandoned child lives: all in all it costs one bound. ``clocks``
+    caches, for each device, how far the file server's clock is ahead of this node's.
+    """
+
+    def __init__(self, *, bound: float = 5.0, notes: Path | None = None) -> None:
+        self.bound = bound
+        self._notes_directory = notes
+        self._notes: Notes | None = None
+        self._mounts: Mounts | None = None
+        self._children: dict[str, Child] = {}
+        self._dark: dict[str, NotSeen] = {}  # devices given up, and why
+        self._clocks: dict[str, float] = {}
+        self._starts: dict[str, int] = {}
+
+    # ----------------------------------------------------------------------------------------------- questions
+
+    def space(self, path: str | Path) -> Space | Missing | NotSeen:
+        """What is left of the file system ``path`` lies on, for an ordinary user."""
+        got = self._ask_path("statvfs", str(path))
+        if isinstance(got, (Missing, NotSeen)):
+            return got
+        unit, blocks, bfree, bavail, files, _ffree, favail = got
+        used = (blocks - bfree) * unit
+        return Space(total=used + bavail * unit, used=used, free=bavail * unit, inodes=files, inodes_free=favail)
+
+    def look(self, path: str | Path) -> Entry | Missing | NotSeen:
+        """The facts of one file or directory; symbolic links are followed."""
+        got = self._ask_path("look", str(path))
+        return got if isinstance(got, (Missing, NotSeen)) else _entry(os.path.basename(str(path)), got)
+
+    def listing(self, path: str | Path, *, most: int = 10_000) -> Listing | Missing | NotSeen:
+        """The entries of a directory, ``most`` at most. Listing a directory anew sees what a cached look-up misses."""
+        got = self._ask_path("listing", str(path), most)
+        if isinstance(got, (Missing, NotSeen)):
+            return got
+        return Listing(tuple(_entry(name, facts) for name, facts in got[0]), got[1])
+
+    def tail(
+        self, path: str | Path, *, inode: int = 0, offset: int = 0, most: int = 262_144
+    ) -> Tail | Missing | NotSeen:
+        """The bytes of a file from ``offset`` on, or its last ``most`` bytes if that is less.
+
+        Begins anew if the file is another than ``inode`` (rotated) or shorter than ``offset`` (truncated).
+        """
+        got = self._ask_path("tail", str(path), inode, offset, most)
+        if isinstance(got, (Missing, NotSeen)):
+            return got
+        return Tail(_entry(os.path.basename(str(path)), got[0]), got[1], got[2])
+
+    def text(self, path: str | Path, *, most: int = 65_536) -> bytes | Missing | NotSeen:
+        """The first ``most`` bytes of a file, also of one in /proc or /sys."""
+        got: bytes | Missing | NotSeen = self._ask_path("text", str(path), most)
+        return got
+
+    def texts(
+        self, path: str | Path, *, prefix: str = "", files: int = 64, most: int = 65_536
+    ) -> tuple[Text, ...] | Missing | NotSeen:
+        """The ``files`` newest files of a directory whose names start with ``prefix``, ``most`` bytes of each."""
+        got = self._ask_path("texts", str(path), prefix, files, most)
+        return got if isinstance(got, (Missing, NotSeen)) else tuple(Text(*one) for one in got)
+
+    def tree(self, path: str | Path, *, most: int = 20_000) -> Tree | Missing | NotSeen:
+        """Size and number of the files below ``path``; stops after ``most`` entries and says so."""
+        got = self._ask_path("tree", str(path), most)
+        return got if isinstance(got, (Missing, NotSeen)) else Tree(got[0], got[1], got[2], got[3], tuple(got[4]))
+
+    def clock_ahead(self, directory: str | Path) -> float | Missing | NotSeen:
+        """Seconds by which the clock of the file server of ``directory`` is ahead of this node's.
+
+        Asked once for each device, by making a small file in ``directory`` and removing it again.
+        """
+        device = self._table.of(os.path.normpath(str(directory)))
+        if device not in self._clocks:
+            got = self._ask_path("clock", str(directory))
+            if isinstance(got, (Missing, NotSeen)):
+                return got
+            self._clocks[device] = got[0] - got[1]
+        return self._clocks[device]
+
+    def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[Process, ...] | NotSeen:
+        """``roots`` and everything below them, as far as they are on this host."""
+        got = self._ask(self._table.of("/proc"), "/proc", "processes", (list(roots), most))
+        if isinstance(got, (Missing, NotSeen)):
+            return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")
+        return tuple(Process(*one) for one in got)
+
+    def run(
+        self, argv: Sequence[str], *, bound: float = 30.0, most: int = 65_536, env: Mapping[str, str] | None = None
+    ) -> Ran | Missing | NotSeen:
+        """Run a command for at most ``bound`` seconds in a session of its own; it and what it started are ended then.
+
+        ``Missing``: there is no such program. ``NotSeen``: it hangs and cannot be killed, now or since an earlier time.
+        """
+        key = "run " + "\0".join(argv)
+        environment = dict(os.environ if env is None else env)
+        got = self._ask(key, argv[0], "run", (list(argv), environment, bound, most), bound=bound + self.bound)
+        child = self._children.pop(key, None)
+        if child is not None and not child.finish(self._records):
+            self._abandon(key, argv[0], child)
+        return got if isinstance(got, (Missing, NotSeen)) else Ran(*got)
+
+    def stuck(self) -> list[Note]:
+        """The children on this host that hang and cannot be killed."""
+        return self._records.stuck()
+
+    # ------------------------------------------------------------------------------------------------ plumbing
+
+    def _ask_path(self, question: str, path: str, *args: Any) -> Any:
+        asked = path
+        path = os.path.normpath(path)
+        if not path.startswith("/"):
+            raise ValueError(f"a probe needs an absolute path, not {path!r}")
+        for _ in range(10):
+            got = self._ask(self._table.of(path), self._table.point(path), question, (path, *args), asked=asked)
+            if not isinstance(got, _Elsewhere):
+                return got
+            path = got.path
+            if self._table.of(path) == got.device:  # mounted since we looked at the table
+                self._mounts = None
+        return NotSeen(asked, "its mounts change while one looks")
+
+    def _ask(
+        self, key: str, what: str, question: str, args: tuple[Any, ...], *, bound: float | None = None, asked: str = ""
+    ) -> Any:
+        if key in self._dark:
+            return self._dark[key]
+        child = self._child(key, what)
+        if isinstance(child, NotSeen):
+            return child
+        began = time.monotonic()
+        try:
+            verdict, *rest = child.ask(question, args, bound or self.bound)
+        except Late:
+            return self._give_up(key, what, child, time.monotonic() - began)
+        except Died as died:
+            del self._children[key]
+            child.finish(self._records)
+            return NotSeen(what, f"the probe died of it ({died})")
+        if verdict == "ok":
+            return rest[0]
+        if verdict == "elsewhere":
+            return _Elsewhere(rest[0], key)
+        if verdict == "errno":
+            return Missing(asked or what) if rest[0] in _GONE else NotSeen(asked or what, rest[1])
+        return NotSeen(asked or what, rest[0])
+
+    def _child(self, key: str, what: str) -> Child | NotSeen:
+        """The child of a device: a running one, a new one, or why there can be none."""
+        if key in self._children:
+            return self._children[key]
+        for note in self._records.stuck():
+            if note.key == key:
+                self._dark[key] = _hung(what, note.seconds, note.pid)
+                return self._dark[key]
+        self._starts[key] = self._starts.get(key, 0) + 1
+        if self._starts[key] > 3 and not key.startswith("run "):
+            self._dark[key] = NotSeen(what, "the probe died of it three times")
+            return self._dark[key]
+        try:
+            child = Child(key, command=key.startswith("run "))
+        except OSError as error:
+            return NotSeen(what, f"cannot start a probe: {error.strerror}")
+        self._records.write(child.pid, key, what)
+        self._children[key] = child
+        return child
+
+    def _give_up(self, key: str, what: str, child: Child, waited: float) -> NotSeen:
+        self._children.pop(key, None)
+        pid = child.pid
+        if not child.end(self._records):
+            self._abandon(key, what, child, waited)
+            self._dark[key] = _hung(what, waited, pid)
+        else:
+            self._dark[key] = NotSeen(what, f"no answer within {waited:.0f} s", waited, hung=True)
+        return self._dark[key]
+
+    def _abandon(self, key: str, what: str, child: Child, waited: float = 0.0) -> None:
+        since = time.clock_gettime(time.CLOCK_BOOTTIME) - waited
+        for pid in child.survivors:
+            self._records.write(pid, key, what, abandoned=True, since=since)
+
+    @property
+    def _table(self) -> Mounts:
+        if self._mounts is None:
+            self._mounts = Mounts(read_mounts())
+        return self._mounts
+
+    @property
+    def _records(self) -> Notes:
+        if self._notes is None:
+            self._notes = Notes(self._notes_directory)
+        return self._notes
+
+    def close(self) -> None:
+        """End all children; whichever does not die is abandoned and remembered. Bounded, and safe to repeat."""
+        for child in self._children.values():
+            child.hang_up()
+        for key, child in self._children.items():
+            if not child.finish(self._records):
+                self._abandon(key, key, child)
+        self._children.clear()
+        self._dark.clear()
+        self._clocks.clear()
+        self._starts.clear()
+        self._mounts = None
+
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Elsewhere:
+    def __init__(self, path: str, device: str) -> None:
+        self.path, self.device = path, device
+
+
+def _entry(name: str, facts: tuple[Any, ...]) -> Entry:
+    mode, size, mtime, inode, uid, links, device = facts
+    return Entry(name=name, mode=mode, size=size, mtime=mtime, inode=inode, uid=uid, links=links, device=device)
+
+
+def _hung(what: str, seconds: float, pid: int) -> NotSeen:
+    return NotSeen(what, f"no answer; probe {pid} hangs on it and cannot be killed", seconds, hung=True)

@@ -1,0 +1,151 @@
+"""Children that did not die: who they are, on which device, since when. Kept on this host, for this host.
+
+A child in state D cannot be killed, only left alone; a second one on the same device would hang as well, and many of
+them get a Slurm node drained. So each child is written down when it starts and crossed out when it ended. One that
+was abandoned, or whose parent was killed while it hung, is found here by the next tick, which then does not ask again.
+
+The notes lie in a directory of this account under the host's temporary directory: process ids mean nothing on another
+host or after a reboot, and a home directory may be the very thing that hangs. One file for each child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Note:
+    pid: int
+    start: int  # clock ticks since boot: with pid the identity of a process
+    key: str  # the device, or the command
+    what: str  # the same for reading
+    parent: int
+    parent_start: int
+    since: float  # seconds since boot
+    boot: str
+    abandoned: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has been at it."""
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.since)
+
+
+def alive(pid: int, start: int) -> bool:
+    """Is this very process still there? ``stat`` can be read of a process in state D; a zombie is not there."""
+    found = identity(pid)
+    return found is not None and found == start
+
+
+def identity(pid: int) -> int | None:
+    """When ``pid`` was started, in clock ticks since boot; None if there is no such process, or only its corpse."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
+
+
+def of_session(session: int) -> list[tuple[int, int]]:
+    """(pid, start) of the living processes of a session."""
+    found = []
+    for name in os.listdir("/proc"):
+        fields = _stat(int(name)) if name.isdigit() else []
+        if fields and int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
+            found.append((int(name), int(fields[19])))
+    return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            fields = file.read(4096).rpartition(b")")[2].split()
+    except OSError:
+        return []
+    return fields if len(fields) > 19 else []
+
+
+def _boot() -> str:
+    """This boot and this PID namespace: process ids mean nothing outside of them."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+class Notes:
+    """The notes of one host. Works without a directory too: then only this process remembers."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.boot = _boot()
+        self.directory = _private(directory or Path(tempfile.gettempdir()) / f"ftsupervise-{os.getuid()}" / "probe")
+        self._mine: list[Note] = []
+
+    def write(self, pid: int, key: str, what: str, *, abandoned: bool = False, since: float | None = None) -> Note:
+        """Remember a child. ``since``: seconds since boot, now if not given."""
+        note = Note(
+            pid=pid,
+            start=identity(pid) or 0,
+            key=key,
+            what=what,
+            parent=os.getpid(),
+            parent_start=identity(os.getpid()) or 0,
+            since=time.clock_gettime(time.CLOCK_BOOTTIME) if since is None else since,
+            boot=self.boot,
+            abandoned=abandoned,
+        )
+        if abandoned:
+            self._mine.append(note)
+        if self.directory is not None:
+            temp = self.directory / f".tmp-{pid}-{os.getpid()}"
+            try:
+                temp.write_text(json.dumps(asdict(note)), "utf-8")
+                os.replace(temp, self.directory / f"{pid}.json")
+            except OSError:  # a full /tmp: the tick goes on, and this process still remembers
+                temp.unlink(missing_ok=True)
+        return note
+
+    def forget(self, pid: int) -> None:
+        self._mine = [note for note in self._mine if note.pid != pid]
+        if self.directory is not None:
+            try:
+                os.unlink(self.directory / f"{pid}.json")
+            except OSError:
+                pass
+
+    def stuck(self) -> list[Note]:
+        """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes."""
+        found = []
+        for note in self._all():
+            if note.boot != self.boot or not alive(note.pid, note.start):
+                self.forget(note.pid)
+            elif note.abandoned or not alive(note.parent, note.parent_start):
+                found.append(note)
+        return found
+
+    def _all(self) -> list[Note]:
+        notes = {note.pid: note for note in self._mine}
+        for path in sorted(self.directory.glob("[0-9]*.json")) if self.directory is not None else ():
+            try:
+                note = Note(**json.loads(path.read_text("utf-8")))
+            except (OSError, ValueError, TypeError):  # gone meanwhile, or not ours to understand
+                continue
+            notes.setdefault(note.pid, note)
+        return list(notes.values())
+
+
+def _private(directory: Path) -> Path | None:
+    """``directory``, made if need be; None if it belongs to somebody else or others may write to it."""
+    try:
+        for part in (directory.parent, directory):
+            part.mkdir(mode=0o700, exist_ok=True)
+            info = part.lstat()
+            if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o022:
+                return None
+    except OSError:
+        return None
+    return directory

@@ -1,0 +1,96 @@
+"""What the run directory tells about a run: its launches. Readers only; whoever writes a record owns its file.
+
+Light (standard library), because ``status`` and the gate of every job read this. A record that is half there or damaged is
+skipped by the readers and never an error: another process may be writing it at this moment.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from ftsupervise.rundir import RunDir, read_json
+
+
+class LaunchRecord(NamedTuple):
+    """One page of ``launches/``. ``state``: "submitting" (nobody heard back yet), "submitted" or "rejected"."""
+
+    number: int
+    state: str
+    token: str
+    at: datetime
+    by: str
+    kind: str
+    chain: str
+    members: int
+    after: str
+    job_ids: tuple[str, ...]
+
+
+def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
+    """All launches of the run, oldest first. Raises OSError if the directory cannot be read; () if there is none."""
+    try:
+        names = sorted(p.name for p in run_dir.launches.iterdir() if p.name.isdigit())
+    except FileNotFoundError:
+        return ()
+    return tuple(_launch(run_dir, name) for name in names)
+
+
+def people(run_dir: RunDir) -> tuple[str, ...]:
+    """Accounts whose jobs may be this run's: the owner of the run directory, and whoever has launched it.
+
+    () when it is not there. Accounts that are gone are left out: squeue refuses to answer about them at all.
+    """
+    import pwd
+
+    try:
+        uid = run_dir.root.stat().st_uid
+        found = [record.by.rpartition("@")[0] for record in launches(run_dir)]
+    except OSError:
+        return ()
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = str(uid)
+    return tuple(dict.fromkeys([owner, *filter(_is_account, found)]))
+
+
+def _is_account(name: str) -> bool:
+    import pwd
+
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
+    """A launch without a readable launch.json is one that was claimed and not written yet: "submitting"."""
+    folder = run_dir.launches / name
+    try:
+        raw = read_json(folder / "launch.json") or {}
+    except (OSError, ValueError):
+        raw = {}
+    try:
+        at = datetime.fromisoformat(str(raw["at"]))
+        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    except (KeyError, ValueError):
+        try:
+            at = datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+        except OSError:
+            at = datetime.fromtimestamp(0, timezone.utc)
+    ids = raw.get("job_ids")
+    members = raw.get("members")
+    return LaunchRecord(
+        number=int(name),
+        state=str(raw.get("state", "submitting")),
+        token=str(raw.get("token", "")),
+        at=at,
+        by=str(raw.get("by", "somebody")),
+        kind=str(raw.get("scheduler", "")),
+        chain=str(raw.get("chain", "")),
+        members=members if isinstance(members, int) else 1,
+        after=str(raw.get("after", "")),
+        job_ids=tuple(str(i) for i in ids) if isinstance(ids, list) else (),
+    )

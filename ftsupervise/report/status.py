@@ -1,0 +1,123 @@
+"""How is the run doing? One look, from the run directory and one ``squeue``; light enough for every prompt and loop.
+
+What could not be seen is said to be unknown, with the reason; it is never shown as fine nor as gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftsupervise.beats import read_beats
+from ftsupervise.brake import read_brake
+from ftsupervise.errors import Error, from_os_error
+from ftsupervise.ledger import ledger
+from ftsupervise.records import launches, people
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL, SAVE, read_switch
+from ftsupervise.truth import Attempt, Beat, SwitchState
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Job
+
+
+class Status(NamedTuple):
+    """One look. ``verdict`` is a word: RUNNING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN."""
+
+    name: str
+    rundir: RunDir
+    at: datetime
+    verdict: str
+    why: str
+    jobs: tuple[Job, ...] | None
+    blind: str
+    attempts: tuple[Attempt, ...]
+    beats: tuple[Beat, ...]
+    switches: tuple[SwitchState, ...]
+    finished: bool
+
+    @property
+    def step(self) -> int | None:
+        """The step all ranks have reached."""
+        return min((beat.step for beat in self.beats if beat.step is not None), default=None)
+
+
+def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
+    """Raises NotFound, NotPermitted when the run directory cannot be read."""
+    try:
+        os.listdir(rundir.switches)
+        records = launches(rundir)
+        attempts = ledger(rundir)
+        beats = read_beats(rundir)
+    except OSError as error:
+        raise from_os_error(error, f"read the run directory {rundir.root}") from None
+    name = run_name(rundir)
+    jobs: tuple[Job, ...] | None = ()
+    blind = ""
+    if records:
+        from ftsupervise.watch.belongs import jobs_of_run, own_job_ids
+
+        jobs, blind = _queue(rundir, records[-1].kind, env)
+        if jobs is not None:
+            jobs = jobs_of_run(name, records, jobs, own_job_ids(env))
+    switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
+    finished = rundir.finished.exists()
+    verdict, why = _verdict(jobs, blind, attempts, switches[0], finished)
+    if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
+        verdict, why = "STOPPED", brake
+    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished)
+
+
+def run_name(rundir: RunDir) -> str:
+    """The name the run was launched under: the first line of run.yaml that says so, else the directory's name."""
+    try:
+        with rundir.config.open(encoding="utf-8") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key == "name":
+                    return value.strip().strip("'\"")
+    except (OSError, UnicodeDecodeError):
+        pass
+    return rundir.root.name
+
+
+def _brake(rundir: RunDir) -> str:
+    try:
+        on = read_brake(rundir)
+    except OSError:
+        return ""
+    return f"brake: {on.words()}; mend it, then: ftsupervise clear --brake" if on else ""
+
+
+def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str]:
+    from ftsupervise.scheduler import open_scheduler
+
+    try:
+        return open_scheduler(kind or "auto", env).queue(users=people(rundir)), ""
+    except Error as error:
+        return None, error.message
+
+
+def _verdict(
+    jobs: tuple[Job, ...] | None, blind: str, attempts: tuple[Attempt, ...], kill: SwitchState, finished: bool
+) -> tuple[str, str]:
+    if finished:
+        return "FINISHED", ""
+    if jobs is None:
+        return "UNKNOWN", blind
+    running = [job for job in jobs if not job.state.waiting and not job.state.ended]
+    by = f"kill switch{f', raised by {kill.who}' if kill.who else ''}{f': {kill.why}' if kill.why else ''}"
+    if running:
+        word = running[0].state.value
+        return ("STOPPING", by) if kill.up else (word, f"job {running[0].id}")
+    if kill.up:
+        return "STOPPED", by
+    waiting = [job for job in jobs if job.state.waiting]
+    if waiting:
+        held = waiting[0].state.value != "PENDING"
+        return "WAITING", waiting[0].state.value if held else waiting[0].reason
+    if attempts and attempts[-1].host and not attempts[-1].ended and not attempts[-1].cause:
+        return "RUNNING", f"attempt {attempts[-1].number}, outside the queue"
+    return ("GONE", "no job of it is in the queue") if attempts else ("NEW", "nothing was launched yet")

@@ -1,0 +1,167 @@
+"""The run directory: everything about one run, readable with ``ls`` and ``cat``, driven with ``touch``.
+
+    RUN/
+      README              what this directory is and which switches it has
+      run.yaml            the configuration as launched (paths made absolute, no secrets)
+      launches/NNNN/      one per submission: script.sh, launch.json (ids, token, options)
+      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
+      marks/              finished (the run is done; queued members burn through), brake (stopped: see brake.py)
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning; its ledger page
+      beats/              rank-N: one JSON line, rewritten whole by that rank only
+      logs/               output of the jobs
+      watch/              journal, outbox and beats of those who watch
+      checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
+
+Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
+a file that vanishes or is half there. Standard library only: the guard uses this inside the training loop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+FINISHED = "finished"
+WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
+STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
+
+ENV_RUN_DIR = "FTSUPERVISE_RUN_DIR"
+ENV_RUN = "FTSUPERVISE_RUN"
+ENV_ATTEMPT = "FTSUPERVISE_ATTEMPT"
+ENV_ATTEMPT_DIR = "FTSUPERVISE_ATTEMPT_DIR"
+ENV_RESTART = "FTSUPERVISE_RESTART"  # restarts in place made in this job before this attempt: 0, 1, ...
+ENV_NODES = "FTSUPERVISE_NODES"  # the nodes chosen for this attempt, as a host list
+ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
+ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
+ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
+ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # what the local scheduler calls this job; Slurm's jobs have SLURM_JOB_ID
+ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: what `ftsupervise run` tells the guard
+
+
+class RunDir:
+    """The paths of one run. Holds no state, opens nothing by itself."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.root)!r})"
+
+    @property
+    def switches(self) -> Path:
+        return self.root / "switches"
+
+    @property
+    def marks(self) -> Path:
+        return self.root / "marks"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    @property
+    def launches(self) -> Path:
+        return self.root / "launches"
+
+    @property
+    def beats(self) -> Path:
+        return self.root / "beats"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def watch(self) -> Path:
+        return self.root / "watch"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def finished(self) -> Path:
+        return self.marks / FINISHED
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:04d}"
+
+
+def write_whole(path: Path, data: bytes | str, *, mode: int = 0o664, sync: bool = True) -> None:
+    """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
+
+    ``sync`` False leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut.
+
+    Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
+    in between: such leftovers start with ``.tmp-`` and are nobody's input).
+    """
+    payload = data.encode() if isinstance(data, str) else data
+    temp = path.with_name(f".tmp-{path.name}-{os.uname().nodename}-{os.getpid()}")
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temp, path)
+    except BaseException:
+        try:
+            os.unlink(temp)
+        except OSError:
+            pass
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` durable. File systems that cannot are left in peace."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def write_json(path: Path, value: Mapping[str, object], *, mode: int = 0o664, sync: bool = True) -> None:
+    write_whole(path, json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n", mode=mode, sync=sync)
+
+
+def read_json(path: Path, *, limit: int = 4_000_000) -> dict[str, object] | None:
+    """The object in ``path``; None if there is no such file.
+
+    Raises ValueError if it is there but is not one whole JSON object, OSError if it cannot be read. Never reads more
+    than ``limit`` bytes, never follows a symbolic link, never blocks on a FIFO.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise ValueError(f"{path} is larger than {limit} bytes")
+    try:
+        value = json.loads(raw.decode("utf-8", "replace"))
+    except RecursionError:  # a file of brackets
+        raise ValueError(f"{path} is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return value

@@ -1,0 +1,35 @@
+"""A real Slurm on this machine, as any user, made in a second and gone without a trace: to try a run, and for tests.
+
+    with Sandbox.up() as sandbox:
+        subprocess.run(["sbatch", "train.sbatch"], env=sandbox.env(), timeout=60)
+        sandbox.node("node-1", "crash")
+
+munged, slurmctld and one slurmd per node live under one directory, on ports and with a key of their own, so several
+sandboxes stand side by side, and beside the machine's own Slurm. The directory is the interface: whoever knows it can
+ask for the environment, break a node, or take the sandbox down. What belongs to a sandbox is found by looking at the
+processes themselves (``processes.py``), so ``down`` works after whatever happened.
+"""
+
+from __future__ import annotations
+
+from ftsupervise.sandbox.cluster import CONTROLLER_ACTIONS, NODE_ACTIONS, ControllerAction, NodeAction, Sandbox
+from ftsupervise.sandbox.conf import Shape
+from ftsupervise.sandbox.place import ENV_DIRECTORY, default_directory, outer_variables
+from ftsupervise.sandbox.programs import missing
+from ftsupervise.sandbox.visit import Seen, follow, sandboxes
+
+__all__ = [
+    "CONTROLLER_ACTIONS",
+    "ENV_DIRECTORY",
+    "NODE_ACTIONS",
+    "ControllerAction",
+    "NodeAction",
+    "Sandbox",
+    "Seen",
+    "Shape",
+    "default_directory",
+    "follow",
+    "missing",
+    "outer_variables",
+    "sandboxes",
+]

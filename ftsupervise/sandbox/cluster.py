@@ -1,0 +1,328 @@
+"""One cluster: up, down, and everything one does to it between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.procfs import Process
+from ftsupervise.sandbox import accounting, conf, daemons, place, processes, programs
+from ftsupervise.sandbox.conf import Layout, Shape
+
+NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash")
+CONTROLLER_ACTIONS = ("start", "stop", "kill", "restart", "pause", "cont")
+NodeAction = Literal["start", "stop", "kill", "pause", "cont", "crash"]
+ControllerAction = Literal["start", "stop", "kill", "restart", "pause", "cont"]
+
+_STOP_SECONDS = 15.0  # a clean stop takes 2; after this it is killed
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """One cluster, known by its directory. Holds no handle: another process may hold the same sandbox."""
+
+    directory: Path
+    shape: Shape
+    port: int
+    made: bool = False  # the directory is ours to remove, not only what is in it
+
+    # ------------------------------------------------------------------------------------------------ up and down
+
+    @classmethod
+    def up(cls, directory: Path | str | None = None, *, timeout: float = 60.0, **shape: Any) -> Sandbox:
+        """Bring a cluster up and return when its nodes are idle. Takes the fields of ``Shape`` by name.
+
+        What an earlier one left in ``directory`` (dead, or half up) is cleared first. Raises AlreadyRunning if one
+        lives there, NotFound if Slurm is not installed, UsageError for a directory Slurm cannot live in, Refused if
+        there is something else in it. Whenever it raises, it leaves nothing behind.
+        """
+        if shape.get("prefix"):
+            shape["prefix"] = os.path.realpath(shape["prefix"])
+        form = Shape(**{**shape, "overrides": tuple(shape.get("overrides", ()))})
+        programs.require(form.prefix, accounting=form.accounting)
+        layout = Layout(place.real(directory))
+        end = time.monotonic() + timeout
+        for tries_left in (2, 1, 0):
+            try:
+                return cls._up(layout, form, end)
+            except daemons.PortTaken:
+                if not tries_left:
+                    raise
+        raise AssertionError("unreachable")
+
+    @classmethod
+    def _up(cls, layout: Layout, shape: Shape, end: float) -> Sandbox:
+        made = place.make(layout.root)
+        _refuse_foreign(layout)
+        with place.alone(layout):
+            made |= _clear_leftovers(layout)
+            sandbox = cls(layout.root, shape, daemons.free_ports(shape.ports), made)
+            try:
+                sandbox._write_files()
+                sandbox._start(end)
+            except BaseException:
+                sandbox._remove()
+                raise
+        return sandbox
+
+    @classmethod
+    def at(cls, directory: Path | str | None = None) -> Sandbox:
+        """The sandbox in ``directory``, living or dead. Raises NotFound if there is none."""
+        root = place.real(directory)
+        try:
+            record = json.loads((root / "sandbox.json").read_text())
+            shape = {**record["shape"], "overrides": tuple(record["shape"]["overrides"])}
+            return cls(root, Shape(**shape), int(record["port"]), bool(record["made"]))
+        except FileNotFoundError:
+            raise NotFound(f"there is no sandbox in {root}", hint="ftsupervise sandbox up   makes one") from None
+        except (ValueError, KeyError, TypeError):
+            raise NotFound(
+                f"{root}/sandbox.json is not whole: the sandbox is half made or damaged",
+                hint=f"ftsupervise sandbox down --dir {root}",
+            ) from None
+
+    @classmethod
+    def remains(cls, directory: Path | str | None = None) -> Sandbox:
+        """Like ``at``; also finds one whose record is damaged or whose files are gone, well enough for ``down``."""
+        try:
+            return cls.at(directory)
+        except NotFound:
+            rest = cls(place.real(directory), Shape(nodes=conf.MOST_NODES), 0)
+            if not rest.layout.record.exists() and not rest.alive:
+                raise
+            return rest
+
+    def down(self, *, timeout: float = 20.0) -> None:
+        """End every process of the sandbox, its jobs' included, and remove its files. What others put there stays.
+
+        Raises Error, naming them, if processes could not be ended within ``timeout`` seconds (state D).
+        """
+        with place.alone(self.layout):
+            self._remove(timeout=timeout)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.down()
+
+    # --------------------------------------------------------------------------------------------------- using it
+
+    def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
+        own = os.environ if base is None else base
+        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own)
+
+    def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Only the variables that make the difference to ``base`` (ours)."""
+        exports = {"SLURM_CONF": str(self.layout.slurm_conf), place.ENV_DIRECTORY: str(self.directory)}
+        if self.shape.prefix:
+            exports["PATH"] = programs.search_path(self.shape.prefix)
+            before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
+            exports["LD_LIBRARY_PATH"] = programs.libraries(self.shape.prefix, before)
+        return exports
+
+    def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
+        """The output of one command in this cluster. Raises SchedulerUnavailable with its words if it fails."""
+        try:
+            done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise SchedulerUnavailable(f"{command[0]} gave no answer within {timeout:.0f} s") from None
+        if done.returncode:
+            raise SchedulerUnavailable(f"{command[0]} ended with exit code {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Back when every node takes jobs. After ``timeout`` seconds raises SchedulerUnavailable with their states."""
+        end = time.monotonic() + timeout
+        states = "no answer yet"
+        while True:
+            try:
+                states = self.run(
+                    ["sinfo", "-h", "-p", conf.PARTITION, "-N", "-o", "%N %T"], timeout=max(1.0, end - time.monotonic())
+                )
+                pairs = [line.split() for line in states.splitlines() if line.strip()]
+                if len(pairs) >= self.shape.nodes and all(s in ("idle", "mixed", "allocated") for _, s in pairs):
+                    return
+            except SchedulerUnavailable as error:
+                states = error.message
+            if time.monotonic() >= end:
+                said = ", ".join(states.split("\n")).strip(", ")
+                raise SchedulerUnavailable(f"the sandbox was not ready within {timeout:.0f} s: {said}")
+            time.sleep(0.05)
+
+    def node(self, name: str, action: NodeAction) -> None:
+        """Do something to one node.
+
+        start, stop (clean), kill: its slurmd only, jobs live on. pause, cont: slurmd hangs, goes on. crash: slurmd and
+        all processes of jobs there end at one moment, as in a power cut; ``start`` brings the node back.
+        """
+        if name not in self.shape.node_names:
+            raise NotFound(f"there is no node {name!r}", hint=f"nodes: {conf.span('node-', 0, self.shape.nodes)}")
+        if action == "crash":
+            self._crash(name)
+        elif action == "start":
+            self._refuse_double(name, self._slurmd(name))
+            daemons.start_slurmds(self.layout, self.shape, [name], 20)
+        else:
+            _act(name, self._slurmd(name), action)
+
+    def controller(self, action: ControllerAction) -> None:
+        """Do something to slurmctld. After start and restart it knows its jobs; pause makes every command hang.
+
+        Slurm writes its notes down every five seconds: ``kill`` loses what happened after the last ones, and a job
+        that had just started is pending again.
+        """
+        if action in ("stop", "kill", "restart", "pause", "cont"):
+            _act("slurmctld", self._slurmctld(), "stop" if action == "restart" else action)
+        if action in ("start", "restart"):
+            self._refuse_double("slurmctld", self._slurmctld())
+            daemons.start_slurmctld(self.layout, self.shape, 20)
+            self._wait_controller(20)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any daemon of it runs."""
+        return bool(self._daemons())
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.directory)
+
+    # ---------------------------------------------------------------------------------------------------- inside
+
+    def _members(self) -> list[processes.Member]:
+        return processes.members(self.layout.slurm_conf, self.shape.node_names)
+
+    def _daemons(self) -> list[Process]:
+        return [m.process for m in self._members() if m.process.name in processes.DAEMONS]
+
+    def _slurmd(self, node: str) -> list[Process]:
+        return [m.process for m in self._members() if m.node == node and m.process.name == "slurmd"]
+
+    def _slurmctld(self) -> list[Process]:
+        return [p for p in self._daemons() if p.name == "slurmctld"]
+
+    def _crash(self, node: str) -> None:
+        if not self._slurmd(node):
+            raise NotFound(f"{node} is not running", hint=f"ftsupervise sandbox node {node} start")
+        left = processes.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
+        _complain(left)
+
+    def _refuse_double(self, name: str, running: list[Process]) -> None:
+        if running:
+            raise AlreadyRunning(f"{name} is running already (pid {running[0].pid})")
+
+    def _write_files(self) -> None:
+        layout, shape = self.layout, self.shape
+        # The record comes first: from now on whatever lies here is known to be ours.
+        record = {"shape": shape.as_json(), "port": self.port, "made": self.made}
+        place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
+        for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
+            directory.mkdir()
+            directory.chmod(0o755)
+        user = place.user_name()
+        host = socket.gethostname().split(".")[0]
+        plugins = programs.plugins(shape.prefix)
+        text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins)
+        place.write_new(layout.slurm_conf, text, 0o644)
+        if shape.gpus_per_node:
+            for n in range(shape.gpus_per_node):
+                (layout.devices / f"gpu{n}").symlink_to("/dev/null")
+            place.write_new(layout.gres_conf, conf.gres_conf(shape, layout), 0o644)
+        if shape.accounting:
+            text = conf.slurmdbd_conf(layout, port=self.port, user=user, plugins=plugins)
+            place.write_new(layout.slurmdbd_conf, text, 0o600)
+        place.write_new(layout.munge / "key", os.urandom(1024), 0o600)
+        daemons.link(layout, shape)
+
+    def _start(self, end: float) -> None:
+        layout, shape = self.layout, self.shape
+
+        def left() -> float:
+            return max(1.0, end - time.monotonic())
+
+        daemons.start_munged(layout, shape, left())
+        if shape.accounting:
+            accounting.start(layout, shape, left())
+        daemons.start_slurmctld(layout, shape, left(), clean=True)
+        self._wait_controller(left())
+        daemons.start_slurmds(layout, shape, shape.node_names, left())
+        self.wait_ready(left())
+
+    def _wait_controller(self, seconds: float) -> None:
+        """slurmctld goes to the background before it is sure of itself: wait until it answers, or say why it ended."""
+        end = time.monotonic() + seconds
+        absent = 0
+        while True:
+            try:
+                self.run(["scontrol", "ping"], timeout=max(1.0, end - time.monotonic()))
+                return
+            except SchedulerUnavailable:
+                absent = 0 if self._slurmctld() else absent + 1
+                if absent == 10:  # not the first time: a process that forks and ends can slip through one look
+                    raise daemons.gave_up("slurmctld", self.layout.logs / "slurmctld.log") from None
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(0.02)
+
+    def _remove(self, *, timeout: float = 20.0) -> None:
+        left = processes.power_cut(lambda: [m.process for m in self._members()], timeout)
+        place.clear(self.layout)
+        place.leave(self.layout, root_too=self.made)
+        _complain(left)
+
+
+def _refuse_foreign(layout: Layout) -> None:
+    """Raise Refused if the directory holds anything and is not a sandbox's."""
+    strange = sorted(path.name for path in layout.root.iterdir() if path != layout.lock)
+    if strange and not layout.record.exists():
+        some = ", ".join(strange[:3]) + (" ..." if len(strange) > 3 else "")
+        raise Refused(f"{layout.root} holds other things ({some})", hint="use another directory: --dir DIR")
+
+
+def _clear_leftovers(layout: Layout) -> bool:
+    """Take away what an earlier sandbox left; whether it had made the directory. Raises AlreadyRunning if it lives."""
+    old = Sandbox(layout.root, Shape(nodes=conf.MOST_NODES), 0)
+    if old.alive:
+        raise AlreadyRunning(
+            f"a sandbox is up in {layout.root}",
+            hint=f"use it, or: ftsupervise sandbox down --dir {layout.root}",
+        )
+    try:
+        made = Sandbox.at(layout.root).made
+    except NotFound:
+        made = False
+    place.clear(layout)  # not the lock: we hold it
+    return made
+
+
+def _act(name: str, running: list[Process], action: str) -> None:
+    if not running:
+        raise NotFound(f"{name} is not running")
+    number = {"stop": "SIGTERM", "kill": "SIGKILL", "pause": "SIGSTOP", "cont": "SIGCONT"}[action]
+    for process in running:
+        processes.send(process, signal.Signals[number])
+        if action == "stop":  # one that was paused shall hear it too
+            processes.send(process, signal.SIGCONT)
+    if action in ("stop", "kill"):
+        left = processes.wait_gone(running, _STOP_SECONDS)
+        for process in left:
+            processes.send(process, signal.SIGKILL)
+        _complain(processes.wait_gone(left, 5))
+
+
+def _complain(left: Sequence[Process]) -> None:
+    if left:
+        names = ", ".join(f"{p.name} (pid {p.pid})" for p in left)
+        raise Error(f"could not end {names}", hint="a process in state D ends when its file system or device answers")

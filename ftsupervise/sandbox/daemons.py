@@ -1,0 +1,155 @@
+"""Starting the sandbox's daemons. Each start is bounded, and a failure shows the daemon's own last words.
+
+Daemons get a small environment of their own: not one variable of an outer Slurm job may reach them. They carry a
+mark in it, by which they are found again whatever happens to our files.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ftsupervise.errors import Error
+from ftsupervise.sandbox import programs
+from ftsupervise.sandbox.conf import Layout, Shape
+from ftsupervise.sandbox.processes import MARK, MARK_NODE
+
+_KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
+
+
+class PortTaken(Error):
+    """Somebody else took one of our ports between looking and listening. Worth another try."""
+
+
+def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
+    """The whole environment of a daemon."""
+    env = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    env |= {"PATH": programs.search_path(shape.prefix), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.root)}
+    if shape.prefix:
+        env["LD_LIBRARY_PATH"] = programs.libraries(shape.prefix)
+    return env | more
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that nobody listens on, below those the kernel hands out by itself."""
+    try:
+        ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        ephemeral = 32768
+    top = (ephemeral if ephemeral > 12000 + count else 60000) - count
+    for _ in range(200):
+        first = random.randrange(10000, top)
+        if all(_free(port) for port in range(first, first + count)):
+            return first
+    raise Error(f"no {count} free ports in a row on this machine", hint="ss -ltn shows who listens")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def link(layout: Layout, shape: Shape) -> None:
+    """Links with the names the daemons expect: started as slurmctld-wlm, one believes it is something else."""
+    for name in ("slurmctld", "slurmd", "slurmstepd"):
+        target = programs.find(name, shape.prefix)
+        assert target is not None, name  # programs.require came first
+        (layout.bin / name).symlink_to(target)
+
+
+def start_munged(layout: Layout, shape: Shape, seconds: float) -> None:
+    program = programs.find("munged", shape.prefix) or "munged"
+    key, socket_, log = layout.munge / "key", layout.munge_socket, layout.munge / "log"
+    # --force: its checks of the directories above are for a machine's one key, not for one made a moment ago.
+    command = [program, "--force", f"--key-file={key}", f"--socket={socket_}", f"--log-file={log}"]
+    command += [f"--pid-file={layout.munge}/pid", f"--seed-file={layout.munge}/seed", "--num-threads=2"]
+    _start({"munged": command}, layout, environment(layout, shape), seconds, log)
+
+
+def start_slurmdbd(layout: Layout, env: dict[str, str], seconds: float) -> None:
+    _start({"slurmdbd": [str(layout.bin / "slurmdbd")]}, layout, env, seconds, layout.logs / "slurmdbd.log")
+
+
+def start_slurmctld(layout: Layout, shape: Shape, seconds: float, *, clean: bool = False) -> None:
+    """Returns when it listens. ``clean`` forgets all jobs and nodes' states of earlier."""
+    command = [str(layout.bin / "slurmctld"), *(["-c"] if clean else [])]
+    _start({"slurmctld": command}, layout, environment(layout, shape), seconds, layout.logs / "slurmctld.log")
+
+
+def start_slurmds(layout: Layout, shape: Shape, nodes: Sequence[str], seconds: float) -> None:
+    for node in nodes:
+        (layout.spool / node).mkdir(exist_ok=True)
+    commands = {n: [str(layout.bin / "slurmd"), "-N", n, "-d", str(layout.bin / "slurmstepd")] for n in nodes}
+    _start(commands, layout, environment(layout, shape), seconds, layout.logs / "{name}.log", node_mark=True)
+
+
+def _start(
+    commands: Mapping[str, Sequence[str]],
+    layout: Layout,
+    env: dict[str, str],
+    seconds: float,
+    log: Path,
+    *,
+    node_mark: bool = False,
+) -> None:
+    """Start daemons that go to the background by themselves; back when all of them have."""
+    end = time.monotonic() + seconds
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, command in commands.items():
+            own = env | {MARK_NODE: name} if node_mark else env
+            with (layout.logs / f"{name}.start").open("wb") as words:
+                running[name] = subprocess.Popen(
+                    command,
+                    env=own,
+                    cwd=layout.root,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    umask=0o022,
+                    start_new_session=True,
+                )
+        for name, process in running.items():
+            try:
+                code = process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise _failed(name, f"did not come up within {seconds:.0f} s", layout, log) from None
+            if code:
+                raise _failed(name, f"ended with exit code {code}", layout, log)
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(5)
+
+
+def _failed(name: str, how: str, layout: Layout, log: Path) -> Error:
+    own_log = Path(str(log).format(name=name))
+    said = last_words(layout.logs / f"{name}.start") or last_words(own_log)
+    who = f"slurmd of {name}" if own_log != log else name
+    kind = PortTaken if "already in use" in said + last_words(own_log, 2000) else Error
+    return kind(f"{who} {how}" + (f": {said}" if said else ""))
+
+
+def gave_up(name: str, log: Path) -> Error:
+    """The error for a daemon that went to the background and ended there."""
+    said = last_words(log)
+    return PortTaken(f"{name} ended: {said}") if "already in use" in said else Error(f"{name} ended: {said}")
+
+
+def last_words(log: Path, most: int = 300) -> str:
+    """The last lines of a log on one line; "" if there is none."""
+    try:
+        text = log.read_bytes()[-4 * most :].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return " / ".join(line.strip() for line in text.splitlines() if line.strip())[-most:]

@@ -1,0 +1,111 @@
+"""Coming to a sandbox from outside: which ones there are, and running one command in one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ftsupervise.errors import AlreadyRunning, Error, NotFound
+from ftsupervise.sandbox import processes
+from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox.place import default_directory
+
+
+class NoCommand(Error):
+    exit_code = 127  # as in a shell
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sandbox as found on this machine."""
+
+    directory: Path
+    controller: bool
+    nodes: tuple[str, ...]  # those whose slurmd runs
+
+    @property
+    def word(self) -> str:
+        if not self.controller and not self.nodes:
+            return "dead (ftsupervise sandbox down removes it)"
+        nodes = f"{len(self.nodes)} node{'' if len(self.nodes) == 1 else 's'}"
+        return f"up, {nodes}" if self.controller else f"no controller, {nodes}"
+
+
+def sandboxes() -> list[Seen]:
+    """Sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
+    usual = default_directory()
+    places = {p for p in usual.parent.glob(f"{usual.name}*") if (p / "sandbox.json").exists()}
+    found: dict[Path, list[tuple[str, str]]] = {p: [] for p in places if p.stat().st_uid == os.getuid()}
+    for process in processes.everyone().values():
+        environ = processes.environment(process.pid) if process.name in processes.DAEMONS else {}
+        if processes.MARK in environ and processes.owner(process.pid) == os.getuid():
+            roles = found.setdefault(Path(environ[processes.MARK]), [])
+            roles.append((process.name, environ.get(processes.MARK_NODE, "")))
+    return [
+        Seen(
+            directory,
+            any(name == "slurmctld" for name, _ in roles),
+            tuple(sorted({node for name, node in roles if name == "slurmd"})),
+        )
+        for directory, roles in sorted(found.items())
+    ]
+
+
+def follow(command: Sequence[str], directory: Path | str | None = None, **shape: Any) -> int:
+    """Run ``command`` in the sandbox that is up in ``directory``, or in one made for it and taken down after it.
+
+    Its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is none such.
+    SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway.
+    """
+    child: list[subprocess.Popen[bytes]] = []
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        if child:
+            if number != signal.SIGINT:
+                child[0].send_signal(number)
+        else:
+            raise SystemExit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, hear) for number in numbers}
+    try:
+        standing = _standing(directory, shape)
+        # One made for a single command gets a place of its own: two such commands must not share it.
+        place = directory or f"{default_directory()}-{os.getpid()}"
+        sandbox = standing or Sandbox.up(place, **shape)
+        try:
+            child.append(subprocess.Popen(command, env=sandbox.env()))
+            code = child[0].wait()
+        except FileNotFoundError:
+            raise NoCommand(f"no such command: {command[0]}") from None
+        finally:
+            for number in numbers:
+                signal.signal(number, signal.SIG_IGN)
+            if standing is None:
+                sandbox.down()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _standing(directory: Path | str | None, shape: dict[str, Any]) -> Sandbox | None:
+    try:
+        sandbox = Sandbox.at(directory)
+    except NotFound:
+        return None
+    if not sandbox.alive:
+        return None
+    other = [name for name, value in shape.items() if getattr(sandbox.shape, name) != value]
+    if other:
+        raise AlreadyRunning(
+            f"the sandbox in {sandbox.directory} is up with other {', '.join(other)}",
+            hint=f"take it down first: ftsupervise sandbox down --dir {sandbox.directory}",
+        )
+    return sandbox

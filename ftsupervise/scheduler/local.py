@@ -1,0 +1,279 @@
+"""The embedded default: the same chain of jobs on this machine, with time limit and warning signal, without Slurm.
+
+A job is a directory ``STATE/local/N`` and one detached process (``localchain.py``) that runs its members one after the
+other. Everything the queue says is read from those directories and checked against the living processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import cast
+
+from ftsupervise.config.locate import state_dir
+from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
+from ftsupervise.model import Job, JobState, Submitted
+from ftsupervise.procfs import identity
+from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json, write_whole
+from ftsupervise.scheduler.parse import array_size, directives
+from ftsupervise.scheduler.slurm import clean_environment
+from ftsupervise.units import parse_slurm_time
+
+PREFIX = "local-"
+ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of all that a member starts
+
+
+def marked() -> dict[str, list[int]]:
+    """Every living process of mine that a member of some local job started, by FOLDER:MEMBER: children keep it, whatever
+    they do with sessions and groups."""
+    found: dict[str, list[int]] = {}
+    needle = f"{ENV_OF}=".encode()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                environ = Path(f"/proc/{entry.name}/environ").read_bytes()
+            except OSError:
+                continue
+            if needle in environ and identity(int(entry.name)) is not None:
+                word = next((word for word in environ.split(b"\0") if word.startswith(needle)), needle)
+                found.setdefault(os.fsdecode(word[len(needle) :]), []).append(int(entry.name))
+    return found
+
+
+def local_root(env: Mapping[str, str]) -> Path:
+    return state_dir(env) / "local"
+
+
+class Local:
+    """The port ``Scheduler`` over this machine. Jobs of other machines that share the state directory are not seen."""
+
+    kind = "local"
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self._env = dict(os.environ if env is None else env)
+        self.root = local_root(self._env).absolute()
+
+    def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
+        jobs = []
+        marks = functools.cache(marked)  # one look at the processes, and only if some chain was killed
+        try:
+            folders = sorted((p for p in self.root.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise SchedulerUnavailable(f"the local queue {self.root} cannot be read: {error}") from None
+        for folder in folders:
+            jobs += [job for job in self._read(folder, marks) if not job.state.ended]
+        return tuple(jobs)
+
+    def find(self, token: str) -> tuple[Job, ...]:
+        return tuple(job for job in self.queue() if token in job.comment)
+
+    def describe(self, job_id: str) -> Job | None:
+        base, _, member = job_id.removeprefix(PREFIX).partition("_")
+        folder = self.root / base
+        if not base.isdigit() or not folder.is_dir():
+            return None
+        jobs = self._read(folder)
+        wanted = [job for job in jobs if not member or job.id.endswith(f"_{member}")]
+        return wanted[0] if wanted else None
+
+    def submit(self, script: str, *, script_path: Path, token: str, env: Mapping[str, str] | None = None) -> Submitted:
+        options = directives(script)
+        try:
+            limit = parse_slurm_time(options["time"]) if "time" in options else None
+        except ValueError as error:
+            raise SubmitRejected(f"{script_path}: --time: {error}") from None
+        warn_signal, _, lead = options.get("signal", "").removeprefix("B:").partition("@")
+        after = options.get("dependency", "").partition(":")[2]
+        if after and self.describe(after) is None:
+            raise SubmitRejected(f"{script_path}: --dependency: there is no local job {after}")
+        base = clean_environment(self._env if env is None else env)
+        for key in (ENV_OF, ENV_JOB_ID):  # of the job that this is typed in, which ends what is its own
+            base.pop(key, None)
+        try:
+            folder = self._claim()
+            number = folder.name
+            write_whole(folder / "script", script, mode=0o700)
+            write_json(
+                folder / "job.json",
+                {
+                    "name": options.get("job-name", script_path.name),
+                    "comment": options.get("comment", ""),
+                    "members": array_size(f"_[{options['array']}]") if "array" in options else 0,
+                    "limit": limit.total_seconds() if limit else None,
+                    "signal": warn_signal or "USR1",
+                    "lead": float(lead or 60),
+                    "after": after.removeprefix(PREFIX),
+                    "output": options.get("output", "%x-%j.out"),
+                    "workdir": options.get("chdir", str(script_path.parent)),
+                    "submitted": time.time(),
+                    "host": os.uname().nodename,
+                },
+                mode=0o600,
+            )
+            self._start(folder, base)
+        except OSError as error:
+            raise from_os_error(error, f"write the local queue {self.root}") from None
+        return Submitted(f"{PREFIX}{number}")
+
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+        base, _, member = job_id.removeprefix(PREFIX).partition("_")
+        folder = self.root / base
+        if not base.isdigit() or not folder.is_dir():
+            return
+        word = "pending" if only_pending else (f"member {member}" if member else "all")
+        try:
+            write_whole(folder / "cancel", word, mode=0o600)
+            state = read_json(folder / "state.json") or {}
+            pid = cast("int", state.get("pid", 0))
+            if pid and identity(pid) == state.get("pid_start"):
+                os.kill(pid, signal.SIGHUP)  # "look at the cancel file now"
+            else:  # killed, and its member lives on
+                for orphan in self._orphans(folder):
+                    os.kill(orphan, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise NotPermitted(f"job {job_id} belongs to somebody else") from None
+        except (OSError, ValueError) as error:
+            raise SchedulerUnavailable(f"the local queue {folder} cannot be used: {error}") from None
+
+    def hold(self, job_id: str) -> None:
+        folder = self.root / job_id.removeprefix(PREFIX).partition("_")[0]
+        if folder.is_dir():
+            self._change(job_id, lambda: write_whole(folder / "hold", "", mode=0o600))
+
+    def release(self, job_id: str) -> None:
+        folder = self.root / job_id.removeprefix(PREFIX).partition("_")[0]
+        self._change(job_id, lambda: (folder / "hold").unlink(missing_ok=True))
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    @staticmethod
+    def _change(job_id: str, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except PermissionError:
+            raise NotPermitted(f"job {job_id} belongs to somebody else") from None
+        except OSError as error:
+            raise SchedulerUnavailable(f"the local queue cannot be used: {error}") from None
+
+    def _claim(self) -> Path:
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = 1 + max((int(p.name) for p in self.root.iterdir() if p.name.isdigit()), default=0)
+        while True:
+            folder = self.root / str(number)
+            try:
+                folder.mkdir(mode=0o700)
+                return folder
+            except FileExistsError:
+                number += 1
+
+    @staticmethod
+    def _start(folder: Path, env: Mapping[str, str]) -> None:
+        """Start the chain in a session of its own; it outlives this process and this terminal."""
+        with (folder / "chain.log").open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "ftsupervise.scheduler.localchain", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(env),
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 30
+        while not (folder / "state.json").exists():
+            if child.poll() is not None or time.monotonic() > deadline:
+                said = (folder / "chain.log").read_text("utf-8", "replace").strip().splitlines()[-1:]
+                raise SubmitRejected(f"the local chain did not start: {' '.join(said) or 'no word from it'}")
+            time.sleep(0.01)
+        child.returncode = 0  # it is nobody's child now; its end is not ours to wait for
+
+    @staticmethod
+    def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[int]:
+        return [pid for mark, pids in marks().items() if mark.startswith(f"{folder}:") for pid in pids]
+
+    def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
+        """The job as one or two records: the member that runs, and the rest that waits."""
+        try:
+            raw = read_json(folder / "job.json")
+            state = read_json(folder / "state.json") or {}
+        except (OSError, ValueError) as error:
+            raise SchedulerUnavailable(f"the local queue {folder} cannot be read: {error}") from None
+        if raw is None or raw.get("host") != os.uname().nodename:
+            return []
+        pid = cast("int", state.get("pid", 0))
+        alive = bool(pid) and identity(pid) == state.get("pid_start")
+        if not alive and state.get("state") in ("RUNNING", "COMPLETING") and self._orphans(folder, marks):
+            alive, state = True, {**state, "state": "COMPLETING"}  # the chain was killed, its member is still saving
+            raw = {**raw, "members": min(1, cast("int", raw["members"]))}
+        held = (folder / "hold").exists()
+        try:
+            return _records(folder.name, raw, state, alive=alive, user=_user(), held=held)
+        except (KeyError, ValueError, TypeError) as error:
+            raise SchedulerUnavailable(
+                f"the local queue {folder} cannot be read: {type(error).__name__}: {error}",
+                hint=f"if that job is over: rm -r {folder}",
+            ) from None
+
+
+def _records(
+    number: str, raw: dict[str, object], state: dict[str, object], *, alive: bool, user: str, held: bool = False
+) -> list[Job]:
+    base = f"{PREFIX}{number}"
+    members = cast("int", raw["members"])
+    at = cast("int", state.get("member", 0))
+    word = JobState(str(state.get("state", "PENDING")))
+    if not alive and not word.ended:
+        word = JobState.NODE_FAIL  # the chain's process is gone: a reboot, or somebody's kill -9
+    limit = cast("float | None", raw.get("limit"))
+
+    def job(job_id: str, job_state: JobState, reason: str = "", *, started: bool = False) -> Job:
+        return Job(
+            id=job_id,
+            base_id=base,
+            raw_id=job_id,
+            name=str(raw["name"]),
+            user=user,
+            state=job_state,
+            reason=reason,
+            dependency=f"afterany:{PREFIX}{raw['after']}" if raw.get("after") and not started else "",
+            comment=str(raw["comment"]),
+            nodes=(str(raw["host"]),) if started else (),
+            submit_time=_time(raw.get("submitted")),
+            start_time=_time(state.get("started")) if started else None,
+            end_time=_time(state.get("ends")) if started else None,
+            time_limit=timedelta(seconds=limit) if limit is not None else None,
+        )
+
+    current = f"{base}_{at}" if members else base
+    between = word is JobState.PENDING and at < members  # on hold: one member has ended and the next may not start
+    records = [job(current, word, started=True)] if at and not between else []
+    if alive and not at:
+        waiting = f"{base}_[1-{members}%1]" if members else base
+        return [job(waiting, JobState.PENDING, "JobHeldUser" if held else "Dependency" if raw.get("after") else "")]
+    if alive and members and at < members:
+        rest = f"{base}_{members}" if at + 1 == members else f"{base}_[{at + 1}-{members}%1]"
+        records.append(job(rest, JobState.PENDING, "JobHeldUser" if held else "JobArrayTaskLimit"))
+    return records or [job(current, word)]
+
+
+def _time(value: object) -> datetime | None:
+    return datetime.fromtimestamp(value, timezone.utc) if isinstance(value, (int, float)) else None
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,0 +1,191 @@
+"""Real Slurm, through its own commands, each with a bound.
+
+The facts this rests on (measured on 22.05, 24.11 and 26.05): exit 0 with an empty stderr is an answer; "Invalid job id" for
+one id means there is no such job; everything else is "could not look". An sbatch that timed out may have been accepted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ftsupervise import bounded
+from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
+from ftsupervise.model import Job, Submitted
+from ftsupervise.rundir import (
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_DIR,
+    ENV_CHECKPOINT_DIR,
+    ENV_DEADLINE,
+    ENV_GUARD,
+    ENV_JOB_ID,
+    ENV_RUN,
+    ENV_RUN_DIR,
+)
+from ftsupervise.scheduler.parse import SQUEUE_ENV, SQUEUE_FORMAT, parse_queue
+
+_KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
+
+_ATTEMPTS_OWN = frozenset(
+    {ENV_RUN_DIR, ENV_RUN, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_DEADLINE, ENV_JOB_ID}
+)
+
+# sbatch's complaints after which the job may be in the queue all the same
+_AMBIGUOUS = re.compile(
+    r"timed out|Unable to contact slurm controller|Unexpected message|Zero Bytes|connection reset|Connection refused"
+    r"|Slurm backup controller|Protocol authentication|Transport|communication|try again",
+    re.I,
+)
+
+
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory,
+    node list (a fleet-wide 3x slow-down somewhere). Where the cluster is (SLURM_CONF …) stays. What ``ftsupervise run``
+    told an attempt goes too, or a run launched from inside another one would train into that one's checkpoints."""
+    kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_")) or k in _KEEP}
+    if ENV_ATTEMPT not in env:  # somebody's own export, such as FTSUPERVISE_CHECKPOINT_DIR, stays
+        return kept
+    return {k: v for k, v in kept.items() if k not in _ATTEMPTS_OWN and not k.startswith(ENV_GUARD)}
+
+
+class Slurm:
+    """The port ``Scheduler`` over squeue, sbatch, scancel and scontrol. Times out in ``timeout`` seconds a command."""
+
+    kind = "slurm"
+
+    def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
+        self._env = clean_environment(os.environ if env is None else env)
+        self._timeout = timeout
+        self._pause: Callable[[float], None] = time.sleep
+
+    # ------------------------------------------------------------------------------------------------------- asking
+
+    def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
+        names = ",".join(dict.fromkeys(users)) or _me()
+        done = self._ask(["squeue", "-h", "-u", names, "-o", SQUEUE_FORMAT], env=SQUEUE_ENV)
+        if done.code != 0 or done.stderr.strip():
+            raise self._blind("squeue", done)
+        return self._read(done)
+
+    def find(self, token: str) -> tuple[Job, ...]:
+        return tuple(job for job in self.queue() if token in job.comment)
+
+    def describe(self, job_id: str) -> Job | None:
+        done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", SQUEUE_FORMAT], env=SQUEUE_ENV)
+        if "Invalid job id" in done.stderr:
+            return None
+        if done.code != 0 or done.stderr.strip():
+            raise self._blind("squeue", done)
+        jobs = self._read(done)
+        return jobs[0] if jobs else None
+
+    def ping(self) -> None:
+        """Raises SchedulerUnavailable, with Slurm's own words, unless the controller answers."""
+        done = self._ask(["scontrol", "ping"])
+        if done.code != 0:
+            raise self._blind("scontrol ping", done)
+
+    # ------------------------------------------------------------------------------------------------------- changing
+
+    def submit(
+        self,
+        script: str,
+        *,
+        script_path: Path,
+        token: str,
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> Submitted:
+        """``token`` must stand in the comment: the script's own ``#SBATCH --comment`` line, or one of ``options``.
+
+        ``options`` go before those in the script, ``arguments`` to the script itself: one file serves many jobs.
+        """
+        base = self._env if env is None else clean_environment(env)
+        done = self._run(["sbatch", "--parsable", *options, str(script_path), *arguments], env=base)
+        if done.code == 0:
+            match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
+            if match:
+                return Submitted(match[1], match[2] or "")
+        elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
+            raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")
+        return self._look_again(token, done, script_path)
+
+    def _look_again(self, token: str, done: bounded.Completed, script_path: Path) -> Submitted:
+        """sbatch's answer leaves it open whether the job is in the queue: ask the queue before anything else."""
+        for pause in (0.5, 2.0, 5.0):
+            self._pause(pause)
+            try:
+                found = self.find(token)
+            except SchedulerUnavailable:
+                continue
+            if found:
+                return Submitted(found[0].base_id, found_again=True)
+        raise SchedulerUnavailable(
+            f"sbatch gave no clear answer for {script_path}: {done.words()}",
+            hint="the job may still appear; type the same command again later: it looks for it before it submits",
+        )
+
+    def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
+        done = self._ask(["scancel", *(["--state=PENDING"] if only_pending else []), job_id])
+        text = done.stderr + done.stdout
+        if "denied" in text or done.code == 210:
+            raise NotPermitted(f"job {job_id} belongs to somebody else", hint="raise the kill switch: ftsupervise kill")
+        if done.code != 0 and "Invalid job id" not in text:
+            raise self._blind("scancel", done)
+
+    def hold(self, job_id: str) -> None:
+        self._control("uhold", job_id)  # a hold of the owner's, which the owner may release
+
+    def release(self, job_id: str) -> None:
+        self._control("release", job_id)
+
+    def _control(self, word: str, job_id: str) -> None:
+        done = self._ask(["scontrol", word, job_id])
+        text = done.stderr + done.stdout
+        if "denied" in text or "Invalid user id" in text:
+            raise NotPermitted(f"job {job_id} belongs to somebody else")
+        if done.code != 0 and not re.search("Invalid job id|no longer pending|already", text, re.I):
+            raise self._blind(f"scontrol {word}", done)
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
+        return self._run(argv, env=self._env | dict(env or {}))
+
+    def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.Completed:
+        try:
+            return bounded.run(argv, timeout=self._timeout, env=env)
+        except FileNotFoundError:
+            raise SchedulerUnavailable(
+                f"there is no {argv[0]} on this machine's PATH",
+                hint="log in to a Slurm node, or try it here: ftsupervise sandbox up; or set scheduler: local",
+            ) from None
+        except OSError as error:
+            raise Error(f"{argv[0]} could not be started: {error}") from None
+
+    @staticmethod
+    def _read(done: bounded.Completed) -> tuple[Job, ...]:
+        try:
+            return parse_queue(done.stdout)
+        except ValueError as error:
+            raise SchedulerUnavailable(f"squeue could not be read: {error}") from None
+
+    @staticmethod
+    def _blind(command: str, done: bounded.Completed) -> SchedulerUnavailable:
+        return SchedulerUnavailable(
+            f"Slurm did not answer {command}: {done.words()}",
+            hint="nothing was changed; scontrol ping says whether the controller is up",
+        )
+
+
+def _me() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

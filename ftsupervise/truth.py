@@ -1,0 +1,68 @@
+"""The words that the guard and the quick commands need: what was seen, switches, attempts and beats.
+
+They stand apart from ``model.py`` because a rank that starts, and a ``kill`` typed in a hurry, need nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Health(Enum):
+    """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
+
+    OK = "ok"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+class SwitchState(NamedTuple):
+    """A switch as found: up or not, and who raised it and why if it says so."""
+
+    name: str  # "kill-switch" or "save-switch"
+    health: Health  # OK: not raised; BAD: raised; UNKNOWN: could not look
+    who: str = ""
+    why: str = ""
+    since: datetime | None = None
+    problem: str = ""  # why a file in its place is not accepted as a switch ("a symbolic link", "1 GB long" …)
+
+    @property
+    def up(self) -> bool:
+        return self.health is Health.BAD
+
+
+class Attempt(NamedTuple):
+    """One start of the command, as the ledger has it."""
+
+    number: int
+    job_id: str
+    started: datetime
+    host: str = ""
+    nodes: tuple[str, ...] = ()
+    ended: datetime | None = None
+    exit_code: int | None = None  # None while it runs, or when nobody lived to write it down
+    cause: str = ""  # "finished", "kill switch", "warning signal", "exit 1", "killed by SIGKILL" …
+    first_step: int | None = None
+    last_step: int | None = None
+    note: str = ""
+    kind: str = ""  # class of the failure (job/cause.py: Kind), "" if it was none
+    failure: str = ""  # the failure as the brake counts it: "exit 1 (ValueError)"
+    saved: int | None = None  # newest step the loop said it had saved
+    ready: float | None = None  # seconds from the start to the first step
+    then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+
+
+class Beat(NamedTuple):
+    """A rank's newest proof of progress."""
+
+    rank: int
+    step: int | None
+    phase: str
+    at: datetime
+    pid: int = 0
+    host: str = ""
+    facts: Mapping[str, str] = MappingProxyType({})

@@ -1,0 +1,81 @@
+"""What happened to a run since the last look, from its ledger: pure. Events are told once and have no end.
+
+A fault that is over before anybody looked (an attempt dies, the next array member takes over within seconds) is no alert,
+but people who sleep want to find it in the morning: it is told as one event with both halves in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ftsupervise.model import Attempt, EventKind
+from ftsupervise.units import show_duration
+
+# Causes after which nobody needs to be woken: somebody or something asked for it, and the loop left in order.
+ORDERLY = ("finished", "exit 0", "kill switch", "warning signal", "time limit", "deadline", "run_for", "stop_before")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. ``dedup`` names it for ever: telling it twice is impossible, whoever watches."""
+
+    kind: EventKind
+    dedup: str
+    at: datetime
+    summary: str
+    meaning: str = ""
+
+
+def orderly(cause: str) -> bool:
+    return cause.startswith(ORDERLY) and "then" not in cause
+
+
+def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tuple[Event, ...]:
+    """Every event of the run so far, oldest first; the journal drops those it has told."""
+    told: list[Event] = []
+    for before, attempt in zip([None, *attempts], attempts, strict=False):
+        told += _begin(before, attempt)
+        told += _end(attempt)
+    if finished_at is not None:
+        last = attempts[-1] if attempts else None
+        step = f" at step {last.last_step}" if last and last.last_step is not None else ""
+        count = f", in {len(attempts)} attempt{'s' if len(attempts) > 1 else ''}" if attempts else ""
+        total = ""
+        if attempts:
+            total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
+        text = f"done{step}{total}{count}"
+        told.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
+    return tuple(told)
+
+
+def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
+    if not attempt.host:
+        return []  # claimed, and nothing was started: a full disk, or a job that died at once
+    where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
+    nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
+    if before is None:
+        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}")]
+    if attempt.first_step is None:
+        return []  # it has not come as far as a step; when it has, it has taken over
+    lost = ""
+    if before.last_step is not None and attempt.first_step <= before.last_step:
+        lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"
+    gap = ""
+    if before.ended is not None:
+        gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
+    step = f" at step {before.last_step}" if before.last_step is not None else ""
+    ended = f"attempt {before.number} ended{step} ({before.cause or 'cause unknown'})"
+    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
+    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
+
+
+def _end(attempt: Attempt) -> list[Event]:
+    """Only the end that nobody takes over by itself. A failure is the recovery watchdog's, until it is over."""
+    if not attempt.cause.startswith("kill switch"):
+        return []
+    step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
+    text = f"attempt {attempt.number} saved and stopped{step}: kill switch{f', {attempt.note}' if attempt.note else ''}"
+    meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
+    return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]

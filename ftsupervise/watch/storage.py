@@ -1,0 +1,118 @@
+"""Run directories that do not answer, or are gone. The tick must not touch them: it would hang, and with it the watch of
+every other run, or make anew what somebody moved away. They are an alert of their own, kept in this account's state
+directory, because theirs cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.errors import Error, from_os_error
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.probe import Missing, NotSeen, Probe
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+
+def look_for(runs: Iterable[Run], probe: Probe, now: datetime, state: Path) -> list[tuple[Run, Finding]]:
+    """Each run with what is to be said of its directory: BAD if it does not answer within the probe's bound, or was there
+    once and is gone; UNKNOWN if the run has not been launched yet; OK if it can be looked at."""
+    return [(run, _finding(run, probe, now, state)) for run in runs]
+
+
+def _finding(run: Run, probe: Probe, now: datetime, state: Path) -> Finding:
+    got = probe.look(str(run.run_dir))
+    finding = Finding(
+        run=run.name,
+        watchdog="storage",
+        subject="run directory",
+        health=Health.OK,
+        severity=Severity.CRITICAL,
+        summary=f"the storage of {run.run_dir} answers",
+        at=now,
+    )
+    if isinstance(got, NotSeen) and got.hung:
+        return replace(
+            finding,
+            health=Health.BAD,
+            summary=f"the storage of {run.run_dir} has not answered for {show_duration(got.seconds)}",
+            meaning="Nothing can be said about this run until it answers, and the run itself is probably standing still.",
+            look=f"squeue --me  (do not ls {run.run_dir}: your shell would hang)",
+            do="tell your storage people; nothing was changed",
+            detail=got.sentence,
+        )
+    if isinstance(got, Missing) and not _was_launched(run, state):
+        return replace(finding, health=Health.UNKNOWN, severity=Severity.INFO, summary="it has not been launched yet")
+    if isinstance(got, Missing):
+        return replace(
+            finding,
+            health=Health.BAD,
+            summary=f"the run directory {run.run_dir} is gone",
+            meaning="Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
+            look=f"ls -la {shlex.quote(str(Path(str(run.run_dir)).parent))}; squeue --me",
+            do="if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
+        )
+    return finding
+
+
+def remember(runs: Iterable[Run], state: Path) -> None:
+    """That these run directories have been seen, so that one that vanishes is not taken for one that is still to come."""
+    for run in runs:
+        mark = _seen_mark(run, state)
+        try:
+            if not mark.exists():
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+        except OSError:
+            continue
+
+
+def _was_launched(run: Run, state: Path) -> bool:
+    """Has this account launched it (then STATE/runs/NAME points there), or seen its directory before?"""
+    try:
+        launched = str((state / "runs" / run.name).readlink()) == str(run.run_dir)
+    except OSError:
+        launched = False
+    return launched or _seen_mark(run, state).exists()
+
+
+def _seen_mark(run: Run, state: Path) -> Path:
+    return state / "watch" / "seen" / _name_of(run)
+
+
+def _name_of(run: Run) -> str:
+    mark = hashlib.sha256(str(run.run_dir).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{run.name}-{mark}"
+
+
+def unusable(run: Run, error: Exception, now: datetime) -> Finding:
+    """A run directory that answers, but in which the watch could not do its work: unreadable, or not what it should be."""
+    known = from_os_error(error, f"use {error.filename or run.run_dir}") if isinstance(error, OSError) else error
+    words = known.message if isinstance(known, Error) else f"{type(error).__name__}: {error}"
+    return Finding(
+        run=run.name,
+        watchdog="storage",
+        subject="run directory",
+        health=Health.BAD,
+        severity=Severity.CRITICAL,
+        summary=f"the run directory {run.run_dir} cannot be watched: {words}",
+        at=now,
+        meaning="Nothing can be said about this run until this is repaired; other runs are watched as before.",
+        look=f"ls -la {run.run_dir}",
+        do=(known.hint if isinstance(known, Error) else "") or "repair it, or report it with the lines below",
+        detail="" if isinstance(known, Error) else "".join(traceback.format_exception(error)[-6:]),
+    )
+
+
+def journal_of(run: Run, state: Path) -> Path:
+    """Where the alert about this run's storage is kept: one directory for each run directory."""
+    return state / "watch" / "storage" / _name_of(run)

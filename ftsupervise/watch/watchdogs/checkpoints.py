@@ -1,0 +1,109 @@
+"""Do checkpoints come when they should, whole and of the usual size? The run may look alive and save nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.probe import Missing, NotSeen
+from ftsupervise.units import show_duration, show_size
+from ftsupervise.watch.watchdogs.facts import server_now
+from ftsupervise.watch.watchdogs.signs import AT_WORK
+from ftsupervise.watch.watchdogs.written import Written, folder_of, usual_cadence, usual_size, written
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Checkpoints as Settings
+    from ftsupervise.watch import Look
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    name: str = "checkpoints"
+
+    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
+        ones = written(look, look.memory)
+        if isinstance(ones, NotSeen):
+            for subject in ("age", "size"):
+                yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
+            return
+        now = server_now(look)
+        yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
+        if not isinstance(ones, Missing) and ones:
+            yield _size(look, settings, ones, now)
+
+
+def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
+    """Against the declared or the usual cadence; the time the run spent waiting in the queue does not count."""
+    at_work = look.jobs is None or any(job.state in AT_WORK for job in look.jobs)
+    spent, before = look.memory.get("at_work", 0.0), look.memory.get("looked")
+    newest = ones[-1] if ones else None
+    if newest is not None and look.memory.get("newest") != newest.name:
+        spent = max(0.0, now - newest.mtime) if look.memory.get("newest") is None else 0.0
+        look.memory["newest"] = newest.name
+    elif before is not None and at_work:
+        spent += max(0.0, now - before)
+    look.memory.update(at_work=spent, looked=now)
+    cadence = settings.cadence.total_seconds() if settings.cadence is not None else usual_cadence(ones)
+    name = newest.name if newest is not None else "none yet"
+    if cadence is None:
+        return _finding(look, "age", False, f"newest checkpoint: {name}; too few to know their cadence")
+    limit = settings.late * cadence
+    since = f"{show_duration(max(0.0, now - newest.mtime))} old" if newest is not None else "no checkpoint"
+    usual = show_duration(cadence)
+    text = f"newest checkpoint {name}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
+    return _finding(
+        look,
+        "age",
+        spent > limit,
+        text,
+        value=show_duration(spent),
+        limit=show_duration(limit),
+        meaning="When the run fails now, all that time is trained again.",
+        do="ftsupervise save, and see whether one comes",
+    )
+
+
+def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
+    newest, usual = ones[-1], usual_size(ones)
+    if newest.size is None:
+        return _finding(look, "size", None, f"checkpoint {newest.name} could not be measured")
+    young = now - newest.mtime < settings.settle.total_seconds()
+    files = [one.files for one in ones[:-1] if one.files]
+    wrong = []
+    if newest.size == 0:
+        wrong.append("is empty")
+    elif usual is not None and newest.size < settings.smallest * usual:
+        wrong.append(f"is {show_size(newest.size)} where {show_size(usual)} are usual")
+    if files and newest.files is not None and newest.files < median(files):
+        wrong.append(f"has {newest.files} files where {median(files):.0f} are usual")
+    before = next((one for one in reversed(ones[:-1]) if one.size), None)
+    if newest.empty and not (before and before.empty):
+        wrong.append(f"has empty files ({', '.join(newest.empty[:3])})")
+    text = " and ".join(wrong) if wrong else f"is {show_size(newest.size)}"
+    if wrong and young:
+        text += f", but may still be written ({show_duration(now - newest.mtime)} old)"
+    return _finding(
+        look,
+        "size",
+        bool(wrong) and not young,
+        f"checkpoint {newest.name} {text}",
+        meaning="The run may not be able to go on from it.",
+        do="keep the one before it; look into the log of the save",
+    )
+
+
+def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: str) -> Finding:
+    return Finding(
+        run=look.run.name,
+        watchdog="checkpoints",
+        subject=subject,
+        health=Health.UNKNOWN if bad is None else Health.BAD if bad else Health.OK,
+        severity=Severity.CRITICAL if subject == "size" else Severity.WARNING,
+        summary=summary,
+        at=look.now,
+        look=f"ls -lt {folder_of(look)}",
+        **more,  # type: ignore[arg-type]
+    )

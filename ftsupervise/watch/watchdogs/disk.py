@@ -1,0 +1,239 @@
+"""Is there room: bytes, inodes, quota, and for how many hours and checkpoints? And does the storage answer at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.model import Finding
+from ftsupervise.probe import Entry, Missing, NotSeen, Space
+from ftsupervise.units import show_duration, show_size
+from ftsupervise.watch.watchdogs import quota, written
+from ftsupervise.watch.watchdogs.disk_words import finding
+from ftsupervise.watch.watchdogs.space import Forecast, Left, Level, Sample, forecast, left, level, remember
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Disk as Settings
+    from ftsupervise.watch import Look
+
+_STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
+
+
+@dataclass(frozen=True)
+class Disk:
+    name: str = "disk"
+
+    def check(self, look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
+        for one in settings:
+            path = one.path if one.path is not None else look.rundir.root
+            memory = look.memory.setdefault(str(path), {})
+            if not _due(look, one, memory):
+                continue
+            yield from _check(look, one, path, memory)
+            if one.quota is not None:
+                yield from quota.check(look, one, path, memory.setdefault("quota", {}))
+
+
+def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
+    if settings.every is None:
+        return True
+    due = not 0 <= look.now.timestamp() - memory.get("asked", 0.0) < settings.every.total_seconds() * 0.9
+    if due:
+        memory["asked"] = look.now.timestamp()
+    return due
+
+
+def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:
+    space = look.probe.space(path)
+    if not isinstance(space, Space):
+        yield from _unseen(look, path, memory, space)
+        return
+    now = look.now.timestamp()
+    yield finding(look, path, "there", Level.FINE, f"{path} answers")
+    rest = left(space.total, space.used, space.inodes, space.inodes_free, settings.usable)
+    late = _late(look, memory, space.used, now)
+    memory["last"] = {"at": now, "free": rest.free}
+    yield _space(look, settings, path, memory, rest, late)
+    if rest.inodes is not None:
+        yield _inodes(look, settings, path, memory, rest.inodes, space)
+    yield from _forecast(look, settings, path, memory, rest, space.used, now)
+
+
+def _unseen(look: Look, path: Path, memory: dict[str, Any], got: Missing | NotSeen) -> Iterator[Finding]:
+    last = memory.get("last")
+    ago = show_duration(look.now.timestamp() - last["at"]) if last else ""
+    known = f"; {show_size(last['free'])} were left {ago} ago" if last else ""
+    if isinstance(got, Missing):
+        yield finding(
+            look, path, "there", Level.CRITICAL, f"{path} is not there", do="is it mounted? mkdir it otherwise"
+        )
+        return
+    if got.hung:
+        yield finding(
+            look,
+            path,
+            "there",
+            Level.CRITICAL,
+            f"{path} has not answered for {show_duration(got.seconds)}{known}",
+            meaning="Whatever reads or writes there waits, the training too. Nothing else is known about it.",
+            do="tell your storage people; ls of it may hang your shell",
+            detail=got.sentence,
+        )
+    for subject in ("space", "inodes", "forecast"):
+        if subject == "space" or subject in memory.get("levels", {}):
+            text = f"{path}: {subject} {got.sentence.partition(' ')[2]}{known}"
+            yield finding(look, path, subject, None, text)
+
+
+# ------------------------------------------------------------------------------------------------------------ judging
+
+
+def _worse(limit: Any, than: Any, *, rising: bool) -> Any:
+    """The critical limit, but never one that is reached before the warning (defaults may be)."""
+    if limit is None or than is None:
+        return limit
+    return max(limit, than) if rising else min(limit, than)
+
+
+def _level(memory: dict[str, Any], subject: str, found: Level) -> Level:
+    memory.setdefault("levels", {})[subject] = int(found)
+    return found
+
+
+def _was(memory: dict[str, Any], subject: str) -> Level:
+    return Level(memory.get("levels", {}).get(subject, 0))
+
+
+def _space(look: Look, settings: Settings, path: Path, memory: dict[str, Any], rest: Left, late: str) -> Finding:
+    was, critical = _was(memory, "space"), settings.critical
+    by_free = level(
+        rest.free,
+        settings.free,
+        _worse(critical.free, settings.free, rising=False),
+        rising=False,
+        was=was,
+        margin=0.05 * (settings.free or 0),
+    )
+    by_share = level(
+        rest.used,
+        settings.used,
+        _worse(critical.used, settings.used, rising=True),
+        rising=True,
+        was=was,
+        margin=0.02,
+    )
+    now = _level(memory, "space", max(by_free, by_share))
+    usable = f" of the usable {settings.usable:.0%}" if settings.usable < 1 else ""
+    limits = []
+    if settings.free is not None:
+        limits.append(f"{show_size(settings.free)} free")
+    if settings.used is not None:
+        limits.append(f"{settings.used:.0%} used")
+    text = f"{path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}"
+    return finding(
+        look,
+        path,
+        "space",
+        now,
+        text,
+        value=f"{show_size(rest.free)} left",
+        limit=", ".join(limits),
+        meaning="A checkpoint that does not fit ends the run, and the half of it that was written is worth nothing.",
+    )
+
+
+def _inodes(look: Look, settings: Settings, path: Path, memory: dict[str, Any], used: float, space: Space) -> Finding:
+    found = level(
+        used,
+        settings.inodes,
+        _worse(settings.critical.inodes, settings.inodes, rising=True),
+        rising=True,
+        was=_was(memory, "inodes"),
+        margin=0.02,
+    )
+    return finding(
+        look,
+        path,
+        "inodes",
+        _level(memory, "inodes", found),
+        f"{path}: {space.inodes_free} of {space.inodes} inodes left ({used:.1%} used)",
+        value=f"{used:.1%} used",
+        limit=f"{settings.inodes:.0%}" if settings.inodes is not None else "",
+        meaning="No new file can be made when they run out, however much space is left.",
+        look_at=f"df -i {path}",
+        do="remove what has many small files: caches, old environments, unpacked archives",
+    )
+
+
+def _forecast(
+    look: Look, settings: Settings, path: Path, memory: dict[str, Any], rest: Left, used: int, now: float
+) -> Iterator[Finding]:
+    samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], now, float(used))
+    memory["samples"] = samples
+    size = settings.checkpoint or _measured(look, path, memory)
+    cadence = settings.cadence.total_seconds() if settings.cadence is not None else None
+    ahead = forecast(rest.free, samples, size, cadence if settings.checkpoint else None)
+    if ahead.seconds is None and ahead.checkpoints is None:
+        if "forecast" in memory.get("levels", {}):
+            yield finding(look, path, "forecast", _level(memory, "forecast", Level.FINE), f"{path} is not filling up")
+        return
+    yield _forecast_finding(look, settings, path, memory, ahead, size)
+
+
+def _forecast_finding(
+    look: Look, settings: Settings, path: Path, memory: dict[str, Any], ahead: Forecast, size: float | None
+) -> Finding:
+    was, critical = _was(memory, "forecast"), settings.critical
+    found = Level.FINE
+    words, limits = [], []
+    if ahead.seconds is not None:
+        warning = settings.left.total_seconds() if settings.left is not None else None
+        worse = critical.left.total_seconds() if critical.left is not None else None
+        worse = _worse(worse, warning, rising=False)
+        found = level(ahead.seconds, warning, worse, rising=False, was=was, margin=0.2 * (warning or 0))
+        words.append(
+            f"full in {show_duration(ahead.seconds)} at {show_size(ahead.rate * 86_400)} a day ({ahead.grounds})"
+        )
+        limits += [show_duration(warning)] if warning is not None else []
+    if ahead.checkpoints is not None and size:
+        worse = _worse(critical.checkpoints, settings.checkpoints, rising=False)
+        by_count = level(ahead.checkpoints, settings.checkpoints, worse, rising=False, was=was, margin=1)
+        found = max(found, by_count)
+        words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
+        limits += [f"{settings.checkpoints} checkpoints"] if settings.checkpoints is not None else []
+    return finding(
+        look,
+        path,
+        "forecast",
+        _level(memory, "forecast", found),
+        f"{path}: {', '.join(words)}",
+        value=words[0],
+        limit=", ".join(limits),
+        meaning="The run ends when a checkpoint does not fit any more.",
+    )
+
+
+def _measured(look: Look, path: Path, memory: dict[str, Any]) -> float | None:
+    """The usual size of this run's checkpoints, if they lie on the file system of ``path``."""
+    here, there = look.probe.look(path), look.probe.look(written.folder_of(look))
+    if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
+        return None
+    ones = written.written(look, memory.setdefault("checkpoints", {}))
+    if isinstance(ones, (Missing, NotSeen)):
+        return None
+    memory["newest"] = ones[-1].mtime if ones else None
+    return written.usual_size(ones)
+
+
+def _late(look: Look, memory: dict[str, Any], used: int, now: float) -> str:
+    """Words if the figures stand still although checkpoints were written since."""
+    if memory.get("used") != used:
+        memory.update(used=used, same_since=now)
+        return ""
+    since = now - memory.get("same_since", now)
+    newest = memory.get("newest")
+    if since < _STALE or newest is None or newest < memory["same_since"] + 60:
+        return ""
+    return f" (as of {show_duration(since)} ago: the figures stand still although checkpoints were written since)"

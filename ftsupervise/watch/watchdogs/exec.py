@@ -1,0 +1,68 @@
+"""Any Nagios plug-in as a watchdog: exit 0 fine, 1 warning, 2 critical, anything else, no end, no program: not seen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.probe import Missing, NotSeen, Ran
+from ftsupervise.rundir import ENV_RUN, ENV_RUN_DIR
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Exec as Settings
+    from ftsupervise.watch import Look
+
+_CODES = {0: (Health.OK, Severity.CRITICAL), 1: (Health.BAD, Severity.WARNING), 2: (Health.BAD, Severity.CRITICAL)}
+
+
+@dataclass(frozen=True)
+class Exec:
+    name: str = "exec"
+
+    def check(self, look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
+        for one in settings:
+            if _due(look, one, look.memory.setdefault(one.name, {})):
+                yield _check(look, one)
+
+
+def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
+    now = look.now.timestamp()
+    if settings.every is not None and 0 <= now - memory.get("asked", 0.0) < settings.every.total_seconds() * 0.9:
+        return False
+    memory["asked"] = now
+    return True
+
+
+def _check(look: Look, settings: Settings) -> Finding:
+    import os
+
+    env = {**os.environ, ENV_RUN_DIR: str(look.rundir.root), ENV_RUN: look.run.name}
+    ran = look.probe.run(settings.command, bound=settings.timeout.total_seconds(), env=env)
+    health, severity, said, rest = Health.UNKNOWN, Severity.CRITICAL, "", ""
+    if isinstance(ran, Ran) and not ran.late:
+        health, severity = _CODES.get(ran.code, (Health.UNKNOWN, Severity.CRITICAL))
+        text = (ran.out.strip() or ran.err.strip()).decode("utf-8", "replace")
+        said, _, rest = text.partition("\n")
+        said = said.partition("|")[0].strip()[:300] or f"exit {ran.code} and no words"
+        if health is Health.UNKNOWN:
+            said = f"could not see: {said} (exit {ran.code})"
+    elif isinstance(ran, Ran):
+        said = f"did not end within {settings.timeout.total_seconds():.0f} s, and was ended"
+    elif isinstance(ran, Missing):
+        said = f"there is no program {settings.command[0]}"
+    elif isinstance(ran, NotSeen):
+        said = ran.sentence
+    return Finding(
+        run=look.run.name,
+        watchdog="exec",
+        subject=settings.name,
+        health=health,
+        severity=severity,
+        summary=f"{settings.name}: {said}",
+        at=look.now,
+        look=shlex.join(settings.command),
+        detail=rest[:2000],
+    )

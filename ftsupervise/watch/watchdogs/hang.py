@@ -1,0 +1,222 @@
+"""Does the run make progress? Hung only if every sign of it stands still for longer than this run's own past allows.
+
+A job that waits in the queue, is completing or suspended, or whose kill switch is up, is not hung. What could not be seen
+(the storage, the queue) makes the answer unknown, never "hung" and never "fine".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.model import Finding, Health, Job, JobState, Severity
+from ftsupervise.probe import Entry, Listing
+from ftsupervise.rundir import FINISHED
+from ftsupervise.switches import KILL
+from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.signs import AT_WORK, Signs, gather
+from ftsupervise.watch.watchdogs.stall import START, TRAIN, UNTOLD, Past, Patience, State, Verdict, judge
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Hang as Settings
+    from ftsupervise.watch import Look
+
+_KEEP = 100  # pauses and step times remembered
+_RESTING = {
+    JobState.COMPLETING: "is completing",
+    JobState.SUSPENDED: "is suspended by Slurm",
+    JobState.STOPPED: "is stopped by Slurm",
+    JobState.CONFIGURING: "waits for its nodes",
+    JobState.STAGE_OUT: "is moving its files out",
+}
+
+
+@dataclass(frozen=True)
+class Hang:
+    name: str = "hang"
+
+    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
+        rest = _at_rest(look, settings)
+        if rest:
+            look.memory.pop("last", None)
+            yield _finding(look, Health.OK, rest)
+            return
+        job = next((job for job in look.jobs or () if job.state in AT_WORK), None)
+        signs = gather(look, settings, job)
+        patience = _patience(settings, signs)
+        verdict = judge(signs.signals, signs.started, signs.phases, _past(look.memory), patience)
+        _learn(look, signs, verdict)
+        yield _say(look, signs, verdict, job)
+
+
+def _at_rest(look: Look, settings: Settings) -> str:
+    """Why the run need not make progress now; "" if it must."""
+    if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
+        for job in look.jobs:
+            if job.state in _RESTING:
+                return f"job {job.id} {_RESTING[job.state]}"
+        waiting = [job for job in look.jobs if job.state.waiting]
+        return f"job {waiting[0].id} waits in the queue" if waiting else "no job of the run is running"
+    if isinstance(look.probe.look(look.rundir.marks / FINISHED), Entry):
+        return "the run has finished"
+    since = _kill_switch_age(look)
+    if since is not None and since < settings.kill_within.total_seconds():
+        return f"the kill switch is up since {show_duration(since)}: the run is leaving"
+    return ""
+
+
+def _kill_switch_age(look: Look) -> float | None:
+    """Seconds since the kill switch went up. The directory is listed anew: a look-up may be answered from a cache."""
+    listing = look.probe.listing(look.rundir.switches, most=1000)
+    if not isinstance(listing, Listing):
+        return None
+    ahead = look.probe.clock_ahead(look.rundir.switches)
+    now = look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
+    return next((max(0.0, now - one.mtime) for one in listing.entries if one.name == KILL and one.is_file), None)
+
+
+def _patience(settings: Settings, signs: Signs) -> Patience:
+    slack = 3 * signs.beat_every  # at 100,000 ranks a beat may be minutes apart
+    return Patience(
+        at_least=max(settings.at_least.total_seconds(), slack),
+        quiet=settings.quiet.total_seconds(),
+        slow=settings.slow.total_seconds(),
+        at_most=settings.at_most.total_seconds(),
+        times=settings.times,
+        phases={name: span.total_seconds() for name, span in settings.phases.items()},
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- learning
+
+
+def _past(memory: dict[str, Any]) -> Past:
+    pauses = memory.get("pauses", {})
+    return Past(
+        step_times=memory.get("step_times", []),
+        pauses=pauses,
+        watched=memory.get("watched", 0.0),
+        tells_phases=bool(set(memory.get("phases", [])) - {START, TRAIN, UNTOLD}),
+    )
+
+
+def _learn(look: Look, signs: Signs, verdict: Verdict) -> None:
+    """What was a pause at the last look and is over now was a healthy one, if nobody called it a hang by then.
+
+    Only looks count, so a pause is taken for no longer than it was seen to be: the memory errs to the short side, and
+    the bounds make up for it.
+    """
+    memory = look.memory
+    now = look.now.timestamp()
+    last = memory.get("last")
+    memory["phases"] = sorted({*memory.get("phases", []), *signs.phases})[:20]
+    moved_since = last is not None and verdict.age < now - last["at"] + last["age"] - 1.0
+    if last is not None and moved_since and signs.started >= now - last["at"]:
+        memory["watched"] = memory.get("watched", 0.0) + min(now - last["at"], 3600.0)
+        if last["age"] < last["bound"]:
+            pauses = memory.setdefault("pauses", {}).setdefault(last["phase"], [])
+            pauses.append(round(last["age"], 1))
+            del pauses[:-_KEEP]
+    _learn_step_time(memory, signs.step, now - verdict.age, verdict.phase)
+    memory["last"] = {"at": now, "age": verdict.age, "phase": verdict.phase, "bound": verdict.bound}
+
+
+def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase: str) -> None:
+    """The mean time of the steps since the last look, from where to where the step number moved."""
+    pace = memory.get("pace")
+    if step is None:
+        return
+    if (
+        pace is not None
+        and pace["step"] < step
+        and at > pace["at"]
+        and phase in (TRAIN, UNTOLD)
+        and pace["in"] == phase
+    ):
+        times = memory.setdefault("step_times", [])
+        times.append(round((at - pace["at"]) / (step - pace["step"]), 4))
+        del times[:-_KEEP]
+    if pace is None or pace["step"] != step:
+        memory["pace"] = {"step": step, "at": at, "in": phase}
+
+
+# ---------------------------------------------------------------------------------------------------------- telling
+
+
+def _say(look: Look, signs: Signs, verdict: Verdict, job: Job | None) -> Finding:
+    if verdict.age == float("inf"):
+        why = f": {look.blind}" if look.blind else ""
+        return _finding(look, Health.UNKNOWN, f"nothing tells that it was ever started, nor if it runs now{why}")
+    age, limit = show_duration(verdict.age), show_duration(verdict.bound)
+    last = f", the last being {verdict.words}" if verdict.words else " since it started"
+    clock = f"\nAges are by this node's own clock: {signs.naive}" if signs.naive else ""
+    if verdict.state is State.MOVING:
+        words = verdict.words or "it was started"
+        return _finding(look, Health.OK, f"{words}, {age} ago", value=age, limit=limit, detail=clock.strip())
+    blind = "; ".join(signal.blind for signal in signs.signals if signal.blind)
+    if verdict.state is State.UNSEEN:
+        return _finding(look, Health.UNKNOWN, f"no progress could be seen for {age}: {blind}", value=age, limit=limit)
+    if look.jobs is None:
+        why = look.blind or "the scheduler was not asked"
+        return _finding(
+            look,
+            Health.UNKNOWN,
+            f"no progress for {age}, but nobody knows if it is running: {why}",
+            value=age,
+            limit=limit,
+        )
+    if verdict.state is State.NOTHING:
+        return _finding(
+            look,
+            Health.UNKNOWN,
+            f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log",
+            do="use the guard in the training loop, or name the log: watch.hang.log",
+        )
+    return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
+
+
+def _hung(look: Look, signs: Signs, verdict: Verdict, job: Job | None, summary: str, clock: str) -> Finding:
+    doing = f" in phase {verdict.phase}" if verdict.phase not in (TRAIN, UNTOLD) else ""
+    switch = _kill_switch_age(look)
+    if switch is not None:
+        summary += f"; the kill switch is up for {show_duration(switch)} and it cannot see it"
+    stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
+    name = job.id if job is not None else "JOBID"
+    return _finding(
+        look,
+        Health.BAD,
+        summary + doing,
+        value=show_duration(verdict.age),
+        limit=show_duration(verdict.bound),
+        meaning="The job holds its nodes and trains nothing. A kill or save switch is not heard by a loop that stands still.",
+        look_at=f"ftsupervise check hang {look.rundir.root}; py-spy dump on a node of squeue -j {name}",
+        do=f"scancel {name}  (the next member of the chain goes on from the last checkpoint)",
+        since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
+        detail="\n".join([*stands, *_laggards(signs)]) + clock,
+    )
+
+
+def _laggards(signs: Signs) -> list[str]:
+    """The ranks furthest behind, or longest silent: where to look first."""
+    told = sorted(signs.beats, key=lambda pair: (pair[0].step if pair[0].step is not None else -1, -pair[1]))
+    return [
+        f"  rank {beat.rank} on {beat.host} (pid {beat.pid}): step {beat.step}, phase {beat.phase}, "
+        f"last heard {show_duration(age)} ago"
+        for beat, age in told[:5]
+    ]
+
+
+def _finding(look: Look, health: Health, summary: str, *, look_at: str = "", **more: Any) -> Finding:
+    return Finding(
+        run=look.run.name,
+        watchdog="hang",
+        subject="progress",
+        health=health,
+        severity=Severity.CRITICAL,
+        summary=summary,
+        at=look.now,
+        look=look_at or f"ftsupervise check hang {look.rundir.root}",
+        **more,
+    )

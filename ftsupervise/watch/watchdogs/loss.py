@@ -1,0 +1,105 @@
+"""Is the loss a number, and near where it was? From the log, or from the guard's report (fact ``loss``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.probe import NotSeen
+from ftsupervise.watch.watchdogs import joblog, logtext
+from ftsupervise.watch.watchdogs.facts import newest_beats, number, server_now
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Loss as Settings
+    from ftsupervise.watch import Look
+
+_KEEP = 200
+_NOW = 5  # losses that make up "now": one bad batch is no spike
+_KNOWN = 20
+
+
+@dataclass(frozen=True)
+class Judged:
+    bad: bool
+    broken: bool  # not a number
+    words: str
+
+
+def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> Judged:
+    """``past``: finite losses before ``new``, oldest first. The last of ``new`` decide: what recovered is over."""
+    latest = [*past, *new][-_NOW:]
+    broken = [value for value in latest if not math.isfinite(value)]
+    if latest and not math.isfinite(latest[-1]):
+        return Judged(True, True, f"loss is {latest[-1]} ({len(broken)} of the last {len(latest)})")
+    finite = [value for value in latest if math.isfinite(value)]
+    if not finite:
+        return Judged(False, False, "no loss seen yet")
+    now = median(finite)
+    base = [value for value in past if math.isfinite(value)]
+    if spike is None or len(base) < _KNOWN or median(base) <= 0:
+        return Judged(False, False, f"loss {now:.4g}")
+    usual = median(base)
+    words = f"loss {now:.4g}, {now / usual:.2g} times its recent {usual:.4g}"
+    return Judged(now > spike * usual, False, words)
+
+
+@dataclass(frozen=True)
+class Loss:
+    name: str = "loss"
+
+    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
+        new = _new(look, settings)
+        if isinstance(new, str):
+            yield _finding(look, Health.UNKNOWN, Severity.WARNING, f"loss not seen: {new}")
+            return
+        past: list[float] = look.memory.get("past", [])
+        recent = [float(text) for text in look.memory.get("recent", [])]  # text: JSON knows no NaN
+        found = judge(past, new or recent, settings.spike)
+        if new:
+            look.memory["recent"] = [str(value) for value in new[-_NOW:]]
+            if not found.bad:  # a spike must not become the new usual
+                look.memory["past"] = [*past, *(value for value in new if math.isfinite(value))][-_KEEP:]
+        yield _finding(
+            look,
+            Health.BAD if found.bad else Health.OK,
+            Severity.CRITICAL if found.broken else Severity.WARNING,
+            found.words,
+            limit=f"{settings.spike:g} times the recent median" if settings.spike is not None else "",
+            meaning="What is trained from here on is probably worth nothing.",
+            do="look at the last batches and the learning rate; go back to a checkpoint from before",
+        )
+
+
+def _new(look: Look, settings: Settings) -> list[float] | str:
+    beats, blind = newest_beats(look, server_now(look))
+    told = [(beat.step or 0, value) for beat, _ in beats if (value := number(beat.facts.get("loss"))) is not None]
+    if told:
+        step, value = max(told, key=lambda pair: pair[0])
+        same = look.memory.get("step") == step
+        look.memory["step"] = step
+        return [] if same else [value]
+    piece = joblog.read_on(look, settings.log, look.memory.setdefault("log", {}))
+    if isinstance(piece, NotSeen):
+        return piece.sentence
+    if not isinstance(piece, joblog.Piece):
+        return blind or f"there is no log {joblog.pattern_of(look, settings.log)}"
+    return logtext.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else logtext.LOSS)
+
+
+def _finding(look: Look, health: Health, severity: Severity, summary: str, **more: str) -> Finding:
+    return Finding(
+        run=look.run.name,
+        watchdog="loss",
+        subject="loss",
+        health=health,
+        severity=severity,
+        summary=summary,
+        at=look.now,
+        look=f"ftsupervise check loss {look.rundir.root}",
+        **more,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,233 @@
+"""How full is the memory the run lives in, and when will a leak have filled it?
+
+Seen in two ways. Where the watch runs beside the job (``scheduler: local``, or inside the allocation): the host, the
+cgroup of the run's processes, and what these processes have taken themselves. Elsewhere only what the guard reports in
+its beats. Where neither is there, it says so: the memory of the watch's own node is nobody's business.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.model import Beat, Finding, Health, Severity
+from ftsupervise.probe import Process
+from ftsupervise.units import show_duration, show_size
+from ftsupervise.watch.watchdogs import nvml
+from ftsupervise.watch.watchdogs.facts import newest_beats, server_now, share
+from ftsupervise.watch.watchdogs.signs import AT_WORK
+from ftsupervise.watch.watchdogs.space import Level, level, remember, slope
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Memory as Settings
+    from ftsupervise.probe import Probe
+    from ftsupervise.watch import Look
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+_FRESH = 3600.0  # seconds: an older beat says nothing about now
+
+
+@dataclass(frozen=True)
+class Full:
+    """One memory: whose, the share used, and how many bytes there are still to take (None: not known)."""
+
+    whose: str
+    used: float
+    room: int | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    name: str = "memory"
+
+    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
+        if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
+            look.memory.pop("samples", None)
+            for subject in ("used", "leak"):
+                if subject in look.memory:
+                    look.memory.pop(subject)
+                    yield _finding(look, subject, Level.FINE, "no job of the run is running")
+            return
+        beats, blind = newest_beats(look, server_now(look))
+        fresh = [beat for beat, age in beats if age < _FRESH]
+        here = [beat for beat in fresh if beat.host == socket.gethostname() and beat.pid]
+        own = look.probe.processes([beat.pid for beat in here]) if here else ()
+        if isinstance(own, tuple) and own:
+            yield from _beside(look, settings, own)
+        else:
+            yield from _from_afar(look, settings, fresh, blind)
+
+
+# --------------------------------------------------------------------------------------------------- beside the job
+
+
+def _beside(look: Look, settings: Settings, own: tuple[Process, ...]) -> Iterator[Finding]:
+    memories = [*host(look.probe), *cgroups(look.probe, own[0].pid)]
+    if not memories:
+        yield _finding(look, "used", None, "the memory of this host could not be seen")
+        return
+    yield _used(look, settings, max(memories, key=lambda one: one.used), "")
+    taken = sum(process.own for process in own)
+    room = min((one.room for one in memories if one.room is not None), default=None)
+    roots = sorted(f"{process.pid}:{process.start}" for process in own[:1])
+    yield from _leak(look, settings, float(taken), room, f"its {len(own)} processes take {show_size(taken)}", roots)
+    if settings.gpu is not None:
+        yield from _gpus(look, settings.gpu, {process.pid for process in own})
+
+
+def host(probe: Probe) -> list[Full]:
+    """The host's memory: what is not available is used (file pages are available). Source: proc(5), /proc/meminfo."""
+    text = probe.text("/proc/meminfo", most=4096)
+    found = dict(re.findall(rb"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB", text)) if isinstance(text, bytes) else {}
+    if len(found) < 2:
+        return []
+    total, free = int(found[b"MemTotal"]) * 1024, int(found[b"MemAvailable"]) * 1024
+    return [Full(f"host {socket.gethostname()}", 1 - free / total, free)]
+
+
+def cgroups(probe: Probe, pid: int, mount: Path = _CGROUPS) -> list[Full]:
+    """Every limited memory cgroup above ``pid``, v1 or v2; file pages that can be given back count as free."""
+    text = probe.text(f"/proc/{pid}/cgroup", most=16_384)
+    found = []
+    for line in text.decode("utf-8", "replace").splitlines() if isinstance(text, bytes) else ():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            for base in (mount, mount / "unified"):
+                found += _levels(probe, base, path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            base = mount / "memory"
+            found += _levels(probe, base, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    return found
+
+
+def _levels(probe: Probe, base: Path, path: str, limit_in: str, usage_in: str, prefix: str) -> list[Full]:
+    folder, found = base / path.lstrip("/"), []
+    while folder != base and base in folder.parents:
+        limit, usage = _number(probe, folder / limit_in), _number(probe, folder / usage_in)
+        if limit is not None and usage is not None and 0 < limit < _UNLIMITED:
+            stat = probe.text(folder / "memory.stat", most=16_384)
+            text = stat.decode("utf-8", "replace") if isinstance(stat, bytes) else ""
+            pages = sum(int(n) for n in re.findall(rf"(?m)^{prefix}(?:in)?active_file (\d+)$", text))
+            used = max(0, usage - pages)
+            found.append(Full(f"the job's limit of {show_size(limit)}", used / limit, limit - used))
+        folder = folder.parent
+    return found
+
+
+def _number(probe: Probe, path: Path) -> int | None:
+    text = probe.text(path, most=64)
+    return int(text) if isinstance(text, bytes) and text.strip().isdigit() else None
+
+
+def _gpus(look: Look, limit: float, pids: set[int]) -> Iterator[Finding]:
+    seen = nvml.ask(look.probe)
+    if isinstance(seen, str):
+        yield _finding(look, "gpu memory", None, seen)
+        return
+    for one in seen:
+        if one.memory_total and one.memory_used is not None and pids & set(one.processes):
+            used, subject = one.memory_used / one.memory_total, f"gpu {one.index} memory"
+            found = level(used, limit, None, rising=True, was=_was(look, subject), margin=0.02)
+            look.memory[subject] = int(found)
+            text = f"GPU {one.index}: {used:.1%} of {show_size(one.memory_total)} used"
+            yield _finding(look, subject, found, text, value=f"{used:.1%}", limit=f"{limit:.0%}")
+
+
+# -------------------------------------------------------------------------------------------------------- from afar
+
+
+def _from_afar(look: Look, settings: Settings, beats: list[Beat], blind: str) -> Iterator[Finding]:
+    told = [(used, beat) for beat in beats if (used := share(beat.facts.get("memory"))) is not None]
+    if not told:
+        hosts = sorted({beat.host for beat in beats})
+        where = f"the run is on {', '.join(hosts[:3])}" if hosts else "nobody knows where the run is"
+        why = blind or f"{where}, this watch on {socket.gethostname()}, and no rank reports its memory"
+        yield _finding(look, "used", None, f"memory not seen: {why}", do="use the guard in the training loop")
+        return
+    used, beat = max(told, key=lambda pair: pair[0])
+    fullest = sorted(told, key=lambda pair: -pair[0])[:5]
+    detail = "\n".join(f"  {one.host} (rank {one.rank}): {share_of:.1%}" for share_of, one in fullest)
+    yield _used(look, settings, Full(f"host {beat.host}, as rank {beat.rank} reports,", used), detail)
+    room = 1.0 - max(used, 0.0)
+    attempt = [f"attempt {beat.facts.get('attempt', '')}"]
+    yield from _leak(look, settings, used, room, f"the fullest host uses {used:.1%}", attempt)
+
+
+# ---------------------------------------------------------------------------------------------------------- judging
+
+
+def _was(look: Look, subject: str) -> Level:
+    return Level(look.memory.get(subject, 0))
+
+
+def _used(look: Look, settings: Settings, full: Full, detail: str) -> Finding:
+    found = level(full.used, settings.used, settings.critical, rising=True, was=_was(look, "used"), margin=0.02)
+    look.memory["used"] = int(found)
+    return _finding(
+        look,
+        "used",
+        found,
+        f"memory of {full.whose} {full.used:.1%} used",
+        value=f"{full.used:.1%}",
+        limit=f"{settings.used:.0%}",
+        meaning="When it is full, Linux or Slurm kills the run without a word in its log.",
+        detail=detail,
+    )
+
+
+def _leak(
+    look: Look, settings: Settings, taken: float, room: float | None, words: str, who: list[str]
+) -> Iterator[Finding]:
+    """From the growth of what the run itself has taken; begun anew with each start of its processes."""
+    if settings.leak is None or room is None:
+        return
+    memory: dict[str, Any] = look.memory
+    if memory.get("who") != who:
+        memory.update(who=who, samples=[])
+    samples = remember([(t, v) for t, v in memory.get("samples", [])], look.now.timestamp(), taken)
+    memory["samples"] = samples
+    growth = slope(samples)
+    seconds = room / growth if growth is not None and growth > 0 else None
+    bound = settings.leak.total_seconds()
+    found = Level.FINE
+    if seconds is not None:
+        found = level(seconds, bound, bound / 4, rising=False, was=_was(look, "leak"), margin=0.2 * bound)
+    memory["leak"] = int(found)
+    an_hour = (growth or 0.0) * 3600
+    rate = f"{show_size(an_hour)} an hour" if taken > 2 else f"{an_hour:.1%} an hour"
+    text = (
+        f"{words}, growing by {rate}: full in {show_duration(seconds)}"
+        if seconds is not None
+        else f"{words}, not growing"
+    )
+    yield _finding(
+        look,
+        "leak",
+        found,
+        text,
+        value=f"full in {show_duration(seconds)}" if seconds is not None else "",
+        limit=show_duration(bound),
+        meaning="The run leaks memory and will be killed when there is none left.",
+        do="let the guard leave in time (guard.memory), or: ftsupervise save, then restart the run",
+    )
+
+
+def _finding(look: Look, subject: str, found: Level | None, summary: str, **more: str) -> Finding:
+    """``found`` None: could not see."""
+    return Finding(
+        run=look.run.name,
+        watchdog="memory",
+        subject=subject,
+        health=Health.UNKNOWN if found is None else Health.BAD if found else Health.OK,
+        severity=Severity.CRITICAL if found is Level.CRITICAL else Severity.WARNING,
+        summary=summary,
+        at=look.now,
+        look=f"ftsupervise check memory {look.rundir.root}",
+        **more,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,107 @@
+"""Settings that are well written and still wrong: told in words when a person is there to read them, at launch and check.
+
+What can only be known by looking: a path that is not there, a log pattern that never matched, a program that does not
+exist. Bounded like all looking; what could not be seen is no complaint.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.probe import Missing, Probe
+from ftsupervise.rundir import RunDir
+from ftsupervise.watch.watchdogs import joblog, logtext
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.watch import Look
+
+
+def complaints(run: Run, probe: Probe, now: datetime | None = None) -> tuple[str, ...]:
+    """Sentences that begin with the key of the setting: "watch.disk[0].path: /scrach is not there …"."""
+    from ftsupervise.watch import Look
+
+    assert run.run_dir is not None
+    when = now if now is not None else datetime.fromtimestamp(0, timezone.utc)  # only a label here: no age is taken
+    look = Look(run=run, rundir=RunDir(run.run_dir), now=when, jobs=None, probe=probe)
+    return (*_paths(look), *_patterns(look), *_programs(look))
+
+
+def _paths(look: Look) -> Iterator[str]:
+    watch = look.run.watch
+    for index, one in enumerate(watch.disk or ()):
+        if one.path is not None and isinstance(look.probe.look(one.path), Missing):
+            yield f"watch.disk[{index}].path: {one.path} is not there{_close(look, one.path)}"
+    if watch.checkpoints is not None and watch.checkpoints.path is not None:
+        path = watch.checkpoints.path
+        if isinstance(look.probe.look(path), Missing) and isinstance(look.probe.look(path.parent), Missing):
+            yield f"watch.checkpoints.path: neither {path} nor the directory above it is there{_close(look, path.parent)}"
+    for key, log in (
+        ("watch.hang.log", watch.hang.log if watch.hang is not None else None),
+        ("watch.loss.log", watch.loss.log if watch.loss is not None else None),
+    ):
+        if log is not None and isinstance(look.probe.look(joblog.pattern_of(look, log).parent), Missing):
+            yield f"{key}: the directory {log.parent} is not there{_close(look, log.parent)}"
+
+
+def _close(look: Look, path: Path) -> str:
+    """What may have been meant."""
+    from difflib import get_close_matches
+
+    from ftsupervise.probe import Listing
+
+    there = look.probe.listing(path.parent, most=2000)
+    close = get_close_matches(path.name, [e.name for e in there.entries], 1) if isinstance(there, Listing) else []
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
+
+
+def _patterns(look: Look) -> Iterator[str]:
+    """A pattern is only accused when there is enough log that it should have matched."""
+    watch = look.run.watch
+    asked = (
+        ("watch.hang", "step", watch.hang.log if watch.hang else None, watch.hang.pattern if watch.hang else None),
+        ("watch.loss", "loss", watch.loss.log if watch.loss else None, watch.loss.pattern if watch.loss else None),
+    )
+    for key, what, log, pattern in asked:
+        if pattern is None:
+            continue
+        piece = joblog.read_on(look, log, {})
+        if not isinstance(piece, joblog.Piece):
+            continue
+        lines = list(logtext.lines(piece.data))
+        if len(lines) >= 20 and not any(re.search(pattern, line) for line in lines):
+            yield (
+                f"{key}.pattern: {pattern!r} matches none of the last {len(lines)} lines of {piece.path}, "
+                f"so no {what} is seen; the last line is {lines[-1][:80]!r}"
+            )
+
+
+def _programs(look: Look) -> Iterator[str]:
+    watch = look.run.watch
+    asked = [(f"watch.exec[{i}].command", one.command[0]) for i, one in enumerate(watch.exec or ())]
+    asked += [
+        (f"watch.disk[{i}].quota.command", one.quota.command[0])
+        for i, one in enumerate(watch.disk or ())
+        if one.quota is not None
+    ]
+    for key, program in asked:
+        if "/" in program:
+            if isinstance(look.probe.look(Path(program).absolute()), Missing):
+                yield f"{key}: there is no program {program}"
+        elif shutil.which(program) is None:
+            yield f"{key}: no program {program!r} on the PATH; write its whole path (the watch may have another PATH)"
+    if watch.gpu is not None:
+        yield from _gpu(look)
+
+
+def _gpu(look: Look) -> Iterator[str]:
+    from ftsupervise.watch.watchdogs import nvml
+
+    seen = nvml.ask(look.probe)
+    if isinstance(seen, str):
+        yield f"watch.gpu: {seen}; it sees the GPUs of the node the watch runs on, and no others"

@@ -1,0 +1,111 @@
+"""How much is left, for how long, and is that too little? Pure: bytes, seconds and shares in, a level out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from statistics import median
+
+Sample = tuple[float, float]  # (seconds, value)
+
+_WINDOW = 3 * 86_400.0  # trends are taken from the last three days
+_MOST = 48  # samples kept of them
+_APART = 300.0
+_ENOUGH = 6
+_LONG_ENOUGH = 3600.0
+
+
+class Level(IntEnum):
+    FINE = 0
+    WARNING = 1
+    CRITICAL = 2
+
+
+def level(
+    value: float, warning: float | None, critical: float | None, *, rising: bool, was: Level, margin: float
+) -> Level:
+    """Which limit ``value`` is beyond. ``rising``: large values are bad. A limit once passed is left only ``margin`` back
+    from it, so that a value that plays around a limit is told once. Beyond the critical one counts as beyond both."""
+
+    def beyond(limit: float | None, passed: bool) -> bool:
+        if limit is None:
+            return False
+        back = margin if passed else 0.0
+        return value > limit - back if rising else value < limit + back
+
+    if beyond(critical, was is Level.CRITICAL):
+        return Level.CRITICAL
+    if beyond(warning, was >= Level.WARNING):
+        return Level.WARNING
+    return Level.FINE
+
+
+@dataclass(frozen=True)
+class Left:
+    """What an ordinary user may still write to the part of a file system that can really be filled."""
+
+    free: int  # bytes; negative when the usable part is exceeded
+    used: float  # share of the usable part
+    inodes: float | None  # share used; None: this file system does not count them
+
+
+def left(total: int, used: int, inodes: int, inodes_free: int, usable: float) -> Left:
+    part = int(total * usable)
+    return Left(
+        free=part - used,
+        used=used / part if part > 0 else 1.0,
+        inodes=1 - inodes_free / inodes if inodes > 0 else None,
+    )
+
+
+def remember(samples: Sequence[Sample], at: float, value: float) -> list[Sample]:
+    """``samples`` with one more, at most 48 over three days: when there are too many, every other one goes."""
+    kept = [(t, v) for t, v in samples if at - _WINDOW <= t < at]
+    apart = max(_APART, (at - kept[0][0]) / _MOST if kept else 0.0)
+    if kept and at - kept[-1][0] < apart * 0.9:
+        return kept
+    kept.append((at, value))
+    return kept[::2] if len(kept) > _MOST else kept
+
+
+def slope(samples: Sequence[Sample]) -> float | None:
+    """Growth per second: the median over all pairs of samples, which single jumps (a checkpoint, a clean-up) do not bend.
+
+    None while there are too few of them, over too short a time, to say.
+    """
+    if len(samples) < _ENOUGH or samples[-1][0] - samples[0][0] < _LONG_ENOUGH:
+        return None
+    slopes = [(v2 - v1) / (t2 - t1) for i, (t1, v1) in enumerate(samples) for t2, v2 in samples[i + 1 :] if t2 > t1]
+    return median(slopes) if slopes else None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """``seconds`` until nothing is left, None if it does not fill; ``checkpoints`` it has room for; and on what grounds."""
+
+    seconds: float | None
+    rate: float  # bytes per second
+    checkpoints: int | None
+    grounds: str
+
+
+def forecast(free: float, samples: Sequence[Sample], checkpoint: float | None, cadence: float | None) -> Forecast:
+    """``checkpoint`` in bytes, every ``cadence`` seconds if that is declared. The faster of plan and trend counts: the
+    plan knows what is not written yet, the trend what the neighbours write."""
+    planned = checkpoint / cadence if checkpoint and cadence else 0.0
+    trend = slope(samples) or 0.0
+    rate = max(planned, trend)
+    grounds = "" if rate <= 0 else "checkpoints as declared" if planned >= trend else f"the last {span_words(samples)}"
+    return Forecast(
+        seconds=max(0.0, free) / rate if rate > 0 else None,
+        rate=max(rate, 0.0),
+        checkpoints=max(0, int(free // checkpoint)) if checkpoint else None,
+        grounds=grounds,
+    )
+
+
+def span_words(samples: Sequence[Sample]) -> str:
+    from ftsupervise.units import show_duration
+
+    return show_duration(samples[-1][0] - samples[0][0]) if samples else "nothing"

@@ -1,0 +1,46 @@
+"""Do the others who watch this run still look? A watch that died must not die in silence."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.units import show_duration
+from ftsupervise.watch import Look
+from ftsupervise.watchers import own_name, watchers
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """The watchdog of watchers."""
+
+    name: str = "watchers"
+
+    def check(self, look: Look, settings: object) -> Iterator[Finding]:
+        try:
+            known = watchers(look.rundir)
+        except OSError:
+            return  # that the directory cannot be read is told by whoever writes there
+        for watcher in known:
+            if watcher.name == own_name() or watcher.every is None:
+                continue
+            late = watcher.late_by(look.now)
+            silent = show_duration(max(0.0, (look.now - watcher.at).total_seconds()))
+            page = shlex.quote(str(look.rundir.watch / "watchers" / watcher.name))
+            yield Finding(
+                run=look.run.name,
+                watchdog=self.name,
+                subject=watcher.name,
+                health=Health.BAD if late is not None else Health.OK,
+                severity=Severity.WARNING,
+                summary=f"the watch on {watcher.host} last looked {silent} ago",
+                at=look.now,
+                value=silent,
+                limit=f"every {show_duration(watcher.every.total_seconds())}",
+                meaning="If this watch goes silent too, nobody looks after the run.",
+                look=f"ssh {watcher.host} pgrep -af ftsupervise",
+                do=f"start it again; if it was stopped for good: rm {page}",
+                since=watcher.at if late is not None else None,
+            )

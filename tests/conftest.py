@@ -1,0 +1,51 @@
+"""What all tests share: a state directory and a home of their own, and a way to wait for a state instead of a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason why tests did not run, and how many and where; not one for each test."""
+    skipped: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        skipped.setdefault(reason.removeprefix("Skipped: "), []).append(report.nodeid.rpartition("/")[0])
+    for reason, places in skipped.items():
+        where = ", ".join(sorted(set(places)))
+        terminalreporter.write_line(f"{len(places)} tests in {where} did not run: {reason}", yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing a test does reads or writes the developer's own settings, state or running job."""
+    home = tmp_path_factory.mktemp("home")
+    for key in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "FTSUPERVISE_RUN_DIR", "FTSUPERVISE_STATE_DIR"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FTSUPERVISE_SITE_CONFIG", str(home / "no-site-config.yaml"))
+    return home
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., T]:
+    """``until(question, what="…", seconds=60)``: the first true answer; fails with the last one after ``seconds``."""
+
+    def wait(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = question()
+            if answer:
+                return answer
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")
+            time.sleep(0.05)
+
+    return wait

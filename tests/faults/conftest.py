@@ -1,0 +1,119 @@
+"""Real faults on this machine. Whatever a test mounts, freezes or starts is undone here, also when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def wait_until(true: Callable[[], bool], what: str, bound: float = 20.0) -> None:
+    until = time.monotonic() + bound
+    while not true():
+        assert time.monotonic() < until, f"waited {bound} s for: {what}"
+        time.sleep(0.02)
+
+
+def need_root_and(*programs: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root for mounts")
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program} (apt-get install {program})")
+
+
+class HungMount:
+    def __init__(self, point: Path, control: Path, process: subprocess.Popen[bytes]) -> None:
+        self.point, self.control, self.process = point, control, process
+
+    def hang(self, *operations: str) -> None:
+        self.control.write_text(" ".join(operations))
+
+    def answer(self) -> None:
+        self.control.write_text("")
+
+
+@pytest.fixture
+def hung_mount(tmp_path: Path) -> Iterator[HungMount]:
+    """A FUSE file system that can be told to stop answering."""
+    need_root_and("fusermount3")
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs /dev/fuse")
+    point, control = tmp_path / "mnt", tmp_path / "control"
+    point.mkdir()
+    control.write_text("")
+    process = subprocess.Popen([sys.executable, str(HERE / "hung_fuse.py"), str(point), str(control)])
+    mount = HungMount(point, control, process)
+    try:
+        wait_until(lambda: f" {point} " in Path("/proc/self/mountinfo").read_text(), "the mount")
+        yield mount
+    finally:
+        mount.answer()
+        process.send_signal(signal.SIGKILL)  # aborts the connection: whoever hangs in it gets an error
+        process.wait(10)
+        subprocess.run(["umount", "-l", str(point)], check=False, timeout=20, capture_output=True)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs")`` -> the mount point."""
+    need_root_and("mount")
+    points: list[Path] = []
+
+    def mount(*arguments: str) -> Path:
+        point = tmp_path / f"mounted-{len(points)}"
+        point.mkdir()
+        done = subprocess.run(
+            ["mount", *arguments, str(point)], check=False, timeout=30, capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"this machine cannot mount {' '.join(arguments)}: {done.stderr.strip()}")
+        points.append(point)
+        return point
+
+    try:
+        yield mount
+    finally:
+        for point in points:
+            subprocess.run(["umount", str(point)], check=False, timeout=30, capture_output=True)
+
+
+@pytest.fixture
+def freezer(tmp_path: Path) -> Iterator[Callable[[int], None]]:
+    """``freezer(pid)`` puts a process to sleep so that even SIGKILL has to wait; thawed at the end."""
+    need_root_and()
+    v1, v2 = Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup")
+    group = (v1 if v1.is_dir() else v2) / f"ftsupervise-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer here: {error}")
+    state, frozen, thawed = (
+        (group / "freezer.state", "FROZEN", "THAWED") if v1.is_dir() else (group / "cgroup.freeze", "1", "0")
+    )
+
+    def freeze(pid: int) -> None:
+        (group / "cgroup.procs").write_text(str(pid))
+        state.write_text(frozen)
+        wait_until(lambda: frozen in state.read_text(), "the freezer")
+
+    try:
+        yield freeze
+    finally:
+        state.write_text(thawed)
+        for pid in (group / "cgroup.procs").read_text().split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "the thawed to die")
+        group.rmdir()

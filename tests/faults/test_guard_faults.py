@@ -1,0 +1,217 @@
+"""Full disks, unreadable directories and full memory under guard and job ring. Needs root for mounts and cgroups."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import Guard
+from ftsupervise.guard.memory import HostMemory
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
+Until = Callable[..., Any]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 kB and 64 files."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "small", str(disk)]
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def fill(disk: Path, *, inodes: bool = False) -> None:
+    try:
+        for n in range(10_000):
+            with (disk / f"fill-{n}").open("wb") as file:
+                if not inodes:
+                    file.write(b"x" * 1_000_000)
+    except OSError:
+        return
+
+
+def run(rundir: Path, *command: str, **options: Any) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir), "--", *command],
+        env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("inodes", [False, True])
+def test_a_full_disk_is_one_sentence_and_73_before_the_command_starts(small_disk: Path, inodes: bool) -> None:
+    (small_disk / "run").mkdir()
+    fill(small_disk, inodes=inodes)
+    one = run(small_disk / "run", "echo", "trained")
+    out, _ = one.communicate(timeout=60)
+    assert one.returncode == 73, out
+    assert re.search("cannot (use|write) .*No space left", out)
+    assert "df -h" in out and "Traceback" not in out and "trained" not in out
+
+
+def test_a_disk_that_fills_up_does_not_end_the_training(small_disk: Path, tmp_path: Path, until: Until) -> None:
+    rundir = RunDir(small_disk / "run")
+    code = (
+        "import os, sys, time; from ftsupervise import Guard\n"
+        "guard = Guard(poll=0, beat_every=0)\n"
+        "print('ready', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): guard.step(1); time.sleep(0.01)\n"
+        "for n in range(2, 200): guard.step(n)\n"
+        "guard.saved(n); guard.finished(n); print('trained'); sys.exit(5)\n"
+    )
+    one = run(rundir.root, sys.executable, "-c", code)
+    until(lambda: (rundir.beats / "rank-0").exists())
+    fill(small_disk)
+    (tmp_path / "go").touch()
+    out, _ = one.communicate(timeout=60)
+    assert one.returncode == 5, out
+    assert "trained" in out and "Traceback" not in out
+    assert "cannot write" in out and out.count("ftsupervise:") < 10
+
+
+def test_the_warning_gets_through_on_a_full_disk(small_disk: Path, until: Until) -> None:
+    rundir = RunDir(small_disk / "run")
+    code = "import time, os\nwhile not os.path.exists(os.environ['FTSUPERVISE_ATTEMPT_DIR'] + '/warning'): time.sleep(0.05)"
+    one = run(rundir.root, sys.executable, "-c", code)
+    until(lambda: (rundir.attempt(1) / "start.json").exists())
+    until(lambda: "attempt 1" in (rundir.attempt(1) / "run.log").read_text())
+    fill(small_disk)
+    import signal
+
+    one.send_signal(signal.SIGUSR1)
+    out, _ = one.communicate(timeout=60)
+    assert one.returncode == 0, out
+
+
+def test_an_unreadable_run_directory_is_one_sentence_and_77(tmp_path: Path) -> None:
+    """As root without the right to override permissions, on a directory of somebody else's."""
+    if not shutil.which("setpriv"):
+        pytest.skip("no setpriv here")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, pwd.getpwnam("nobody").pw_uid, -1)
+    weaker = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    done = subprocess.run(
+        [*weaker, sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(theirs), "--", "echo", "trained"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 77, done.stderr
+    assert "Permission denied" in done.stderr and "chmod g+rwX" in done.stderr and "Traceback" not in done.stderr
+    assert "trained" not in done.stdout
+
+
+def test_a_guard_that_cannot_read_the_switches_trains_on_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    try:
+        top.chmod(0o755)
+        rundir = RunDir(top / "run")
+        rundir.switches.mkdir(parents=True)
+        (rundir.switches / KILL).touch()
+        rundir.switches.chmod(0o700)
+        pid = os.fork()
+        if pid == 0:
+            os.setgroups([])
+            os.setuid(pwd.getpwnam("nobody").pw_uid)
+            guard = Guard(rundir.root, poll=0, signals=())
+            os._exit(int(max(guard.step(n) for n in range(20))))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        err = capfd.readouterr().err
+        assert err.count("cannot look at the switches") == 1
+    finally:
+        shutil.rmtree(top)
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup of 96 MB below our own, v1 or v2."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        v1 = "memory" in controllers.split(",")
+        if not v1 and (number, controllers) != ("0", ""):
+            continue
+        base = Path("/sys/fs/cgroup", "memory" if v1 else "", path.lstrip("/"))
+        file = "memory.limit_in_bytes" if v1 else "memory.max"
+        folder = base / "fts-test"
+        try:
+            folder.mkdir()
+            (folder / file).write_text(str(96_000_000))
+        except OSError:
+            if folder.is_dir():
+                folder.rmdir()
+            continue
+        yield folder
+        folder.rmdir()
+        return
+    pytest.skip("no memory cgroup of our own here")
+
+
+def test_the_jobs_memory_stops_the_run_before_the_kernel_does_and_file_pages_do_not(
+    cgroup: Path, tmp_path: Path
+) -> None:
+    big = tmp_path / "data"
+    big.write_bytes(b"x" * 150_000_000)
+    code = f"""
+import os
+open({str(cgroup / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+from ftsupervise import Guard
+guard = Guard({str(tmp_path)!r}, poll=0, memory=0.8, signals=())
+look = lambda: max((guard.step(n) for n in range(4)), default=0)
+assert look() == 0, "at the start"
+with open({str(big)!r}, "rb", buffering=0) as file:
+    while file.read(1 << 20): pass
+assert look() == 0, "with the page cache full"
+hog = bytearray(os.urandom(1)) * 75_000_000
+decision = look()
+assert decision.stop and decision.cause == "host memory", repr(decision)
+print(decision.reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "job memory" in done.stdout and "limit 80%" in done.stdout
+
+
+def test_the_host_without_limits_is_read_from_proc(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/job\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    100 kB\nBuffers: 1 kB\n"
+    )
+    memory = HostMemory(str(tmp_path), str(tmp_path / "no-cgroups"))
+    assert memory.share() == (pytest.approx(0.9), "host")
+    memory.close()
+
+
+def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemFree: 10 kB\nMemAvailable: 8999999 kB\n")
+    step = tmp_path / "cg" / "job" / "step"
+    step.mkdir(parents=True)
+    (step / "memory.max").write_text("max\n")
+    job = step.parent
+    (job / "memory.max").write_text("1048576\n")
+    (job / "memory.current").write_text("1000000\n")
+    (job / "memory.stat").write_text("anon 100000\nfile 900000\ninactive_file 500000\nactive_file 400000\n")
+    memory = HostMemory(str(tmp_path), str(tmp_path / "cg"))
+    share, whose = memory.share()
+    assert (round(share, 3), whose) == (round(100_000 / 1048576, 3), "job")
+    memory.close()

@@ -1,0 +1,139 @@
+"""Disks that are full in the ways disks are really full, and storage that does not answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Health, Severity
+from ftsupervise.probe import Probe
+
+from .conftest import HungMount, need_root_and
+from .watched import Watched
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Probe]:
+    with Probe(bound=0.5, notes=tmp_path / "notes" / "probe") as probe:
+        yield probe
+
+
+def test_a_tmpfs_out_of_inodes_with_blocks_free(mounted: Callable[..., Path], tmp_path: Path, probe: Probe) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=1m,nr_inodes=20", "tmpfs")
+    watched = Watched(tmp_path, f"{{disk: [{{path: {point}}}]}}", probe=probe)
+    assert watched.look("disk")[f"{point} inodes"].health is Health.OK
+    with pytest.raises(OSError, match="No space left"):
+        for number in range(30):
+            (point / str(number)).touch()
+    found = watched.look("disk")
+    assert found[f"{point} inodes"].health is Health.BAD
+    assert found[f"{point} inodes"].severity is Severity.CRITICAL
+    assert "0 of 20 inodes left" in found[f"{point} inodes"].summary
+    assert found[f"{point} space"].health is Health.OK
+    for number in range(10):
+        (point / str(number)).unlink()
+    assert watched.look("disk")[f"{point} inodes"].health is Health.OK
+
+
+def test_an_ext4_that_is_full_for_users_and_not_for_root(
+    mounted: Callable[..., Path], tmp_path: Path, probe: Probe
+) -> None:
+    need_root_and("mkfs.ext4")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "10", str(image)], check=True, timeout=60)
+    point = mounted("-o", "loop", str(image))
+    watched = Watched(tmp_path, f"{{disk: [{{path: {point}, free: 2MB}}]}}", probe=probe)
+    assert watched.look("disk")[f"{point} space"].health is Health.OK
+    free_for_users = os.statvfs(point).f_bavail * os.statvfs(point).f_frsize
+    with (point / "full").open("wb") as file:
+        file.write(b"x" * (free_for_users + 4096))
+        os.fsync(file.fileno())
+    assert os.statvfs(point).f_bfree * 4096 > 1_000_000  # root still has room
+    found = watched.look("disk")[f"{point} space"]
+    assert (found.health, found.severity) == (Health.BAD, Severity.CRITICAL)
+    assert "0 B left, 100.0%" in found.summary
+
+
+def test_storage_that_does_not_answer_is_an_alert_of_its_own_and_no_full_disk(
+    hung_mount: HungMount, tmp_path: Path, probe: Probe
+) -> None:
+    watched = Watched(tmp_path, f"{{disk: [{{path: {hung_mount.point}}}, {{}}]}}", probe=probe)
+    assert watched.look("disk")[f"{hung_mount.point} there"].health is Health.OK
+    hung_mount.hang("statfs")
+    found = watched.look("disk")
+    dark, space = found[f"{hung_mount.point} there"], found[f"{hung_mount.point} space"]
+    assert (dark.health, dark.severity) == (Health.BAD, Severity.CRITICAL)
+    assert "has not answered for" in dark.summary
+    assert "were left" in dark.summary  # the last known figure, with its age
+    assert space.health is Health.UNKNOWN
+    assert found[f"{watched.rundir.root} space"].health is Health.OK
+
+
+def test_a_path_that_vanishes_is_an_alert(tmp_path: Path, probe: Probe) -> None:
+    (tmp_path / "scratch").mkdir()
+    watched = Watched(tmp_path, f"{{disk: [{{path: {tmp_path}/scratch}}]}}", probe=probe)
+    assert watched.look("disk")[f"{tmp_path}/scratch there"].health is Health.OK
+    (tmp_path / "scratch").rmdir()
+    found = watched.look("disk")
+    assert found[f"{tmp_path}/scratch there"].health is Health.BAD
+    assert f"{tmp_path}/scratch space" not in found
+
+
+def test_checkpoints_that_are_measured_are_forecast(mounted: Callable[..., Path], tmp_path: Path, probe: Probe) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=16m", "tmpfs")
+    (point / "run").mkdir()
+    watched = Watched(point, "{disk: [{checkpoints: 4, left: null}]}", probe=probe)
+    for number in range(3):
+        folder = watched.rundir.checkpoints / f"step-{number}"
+        folder.mkdir()
+        (folder / "weights").write_bytes(b"w" * 3_000_000)
+    found = watched.look("disk")[f"{watched.rundir.root} forecast"]
+    assert "room for 2 checkpoints of 3 MB" in found.summary
+    assert (found.health, found.severity) == (Health.BAD, Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("script", "health", "said"),
+    [
+        ("echo ' /s 95 0 100 - 5 0 0 -'", Health.BAD, "95.0%"),
+        ("echo ' /s 5 0 100 - 5 0 0 -'", Health.OK, "5.0%"),
+        ("exit 0", Health.UNKNOWN, "does not match"),
+        ("echo oops >&2; exit 4", Health.UNKNOWN, "exit 4 oops"),
+        ("sleep 60", Health.UNKNOWN, "did not end within 1 s"),
+    ],
+)
+def test_a_quota_command_is_asked_and_not_trusted(
+    script: str, health: Health, said: str, tmp_path: Path, probe: Probe
+) -> None:
+    quota = f"{{command: [sh, -c, {script!r}], format: lfs, timeout: 1s}}"
+    watched = Watched(tmp_path, f"{{disk: [{{quota: {quota}}}]}}", probe=probe)
+    found = watched.look("disk")[f"{watched.rundir.root} quota"]
+    assert found.health is health
+    assert said in found.summary
+
+
+def test_the_process_that_looked_at_a_hung_mount_ends_by_itself(hung_mount: HungMount, tmp_path: Path) -> None:
+    hung_mount.hang("statfs", "getattr")
+    config = tmp_path / "ftsupervise.yaml"
+    config.write_text(
+        f"name: r\nlaunch: {{command: a}}\nscheduler: local\nwatch:\n  disk: [{{path: {hung_mount.point}}}, {{path: /tmp}}]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "check", "disk", str(config), "--nagios"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 2, done.stderr
+    assert "has not answered for" in done.stdout

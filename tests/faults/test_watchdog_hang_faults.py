@@ -1,0 +1,209 @@
+"""Training that really stops, logs that are rotated, endless or binary, and clocks that are wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Health, JobState
+from ftsupervise.probe import Probe
+
+from .conftest import HungMount, wait_until
+from .watched import Watched
+
+TRAINING = """
+import sys, time
+from ftsupervise import Guard
+with Guard(sys.argv[1], beat_every=0.05) as guard:
+    for step in range(10**9):
+        guard.step(step)
+        print("step", step, flush=True)
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Probe]:
+    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+        yield probe
+
+
+def test_a_training_process_under_sigstop_is_hung_and_moves_again_after_sigcont(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{hang: {at_least: 2s, quiet: 2s, slow: 2s}}", probe=probe)
+    with (watched.rundir.logs / "r-7_1.out").open("wb") as log:
+        training = subprocess.Popen([sys.executable, "-c", TRAINING, str(watched.rundir.root)], stdout=log)
+    try:
+        wait_until(lambda: (watched.rundir.beats / "rank-0").exists(), "the first beat")
+        watched.jobs = (watched.job(JobState.RUNNING),)
+        assert watched.look("hang")["progress"].health is Health.OK
+        training.send_signal(signal.SIGSTOP)
+        wait_until(lambda: watched.look("hang")["progress"].health is Health.BAD, "the hang to be seen")
+        found = watched.look("hang")["progress"]
+        assert "no progress for" in found.summary
+        assert "rank 0" in found.detail
+        training.send_signal(signal.SIGCONT)
+        wait_until(lambda: watched.look("hang")["progress"].health is Health.OK, "it to move again")
+    finally:
+        training.send_signal(signal.SIGKILL)
+        training.wait(10)
+
+
+def log_of(watched: Watched) -> Path:
+    return watched.rundir.logs / "r-7_1.out"
+
+
+def put(path: Path, data: bytes, age: float = 0.0) -> None:
+    path.write_bytes(data)
+    at = time.time() - age
+    os.utime(path, (at, at))
+
+
+def test_a_log_that_is_rotated_truncated_and_copied_away_is_followed(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    log = log_of(watched)
+    for data, step in ((b"step 1\n", 1), (b"step 1\nstep 2\nst", 2), (b"step 1\nstep 2\nstep 3\n", 3)):
+        put(log, data)
+        assert f"step {step} in" in watched.look("hang")["progress"].summary
+    log.rename(log.with_name("old"))
+    put(log, b"step 40\n")
+    assert "step 40 in" in watched.look("hang")["progress"].summary
+    log.write_bytes(b"step 41")
+    assert "step 41 in" in watched.look("hang")["progress"].summary
+
+
+def test_a_log_of_a_hundred_gigabytes_costs_no_more_than_its_end(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    with log_of(watched).open("wb") as file:
+        file.truncate(100 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n\x1b[1mstep 77\x1b[0m\xff\xfe")
+    began = time.monotonic()
+    assert "step 77 in" in watched.look("hang")["progress"].summary
+    assert time.monotonic() - began < 5
+    [server] = [c for c in watched.probe._children.values() if c.pid][:1]
+    peak = Path(f"/proc/{server.pid}/status").read_text().partition("VmHWM:")[2].split()[0]
+    assert int(peak) < 64_000  # kB
+
+
+def test_chatter_in_the_log_is_not_progress(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{hang: {quiet: 10m}}", probe=probe)
+    put(log_of(watched), b"step 5\n", age=60)
+    assert watched.look("hang")["progress"].health is Health.OK
+    for minute in range(1, 20):
+        watched.ahead = minute * 60.0
+        put(log_of(watched), b"step 5\n" + b"PULSE: tr11 is running\nftsupervise: well\n" * minute, age=-watched.ahead)
+        found = watched.look("hang")["progress"]
+    assert found.health is Health.BAD
+    assert "step 5" in found.summary
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.COMPLETING, JobState.SUSPENDED, JobState.CONFIGURING])
+def test_a_job_that_cannot_move_is_not_hung(state: JobState, tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    assert watched.look("hang")["progress"].health is Health.BAD
+    watched.jobs = (watched.job(state),)
+    assert watched.look("hang")["progress"].health is Health.OK
+    watched.jobs = ()
+    assert watched.look("hang")["progress"].health is Health.OK
+
+
+def test_a_requeued_job_has_time_to_start(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    watched.jobs = (watched.job(JobState.RUNNING, hours_ago=0.5),)
+    assert watched.look("hang")["progress"].health is Health.OK
+    watched.jobs = (watched.job(JobState.RUNNING, hours_ago=1.5),)
+    assert watched.look("hang")["progress"].health is Health.BAD
+
+
+def test_a_kill_switch_gives_time_to_leave_and_no_more(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    put(watched.rundir.switches / "kill-switch", b"", age=60)
+    assert "the run is leaving" in watched.look("hang")["progress"].summary
+    put(watched.rundir.switches / "kill-switch", b"", age=7200)
+    found = watched.look("hang")["progress"]
+    assert found.health is Health.BAD
+    assert "it cannot see it" in found.summary
+
+
+def test_nobody_knows_is_not_hung(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{}", probe=probe)
+    watched.beat(5, age=90_000)
+    watched.jobs = None
+    assert watched.look("hang")["progress"].health is Health.UNKNOWN
+    watched.beat(6)
+    assert watched.look("hang")["progress"].health is Health.OK  # beats cannot be newer than the job
+
+
+@pytest.mark.root
+def test_logs_on_a_hung_mount_make_it_unknown(hung_mount: HungMount, tmp_path: Path) -> None:
+    with Probe(bound=0.5, notes=tmp_path / "notes" / "probe") as probe:
+        watched = Watched(tmp_path, f"{{hang: {{log: {hung_mount.point}/log.txt}}}}", probe=probe)
+        assert "step 2 in log.txt" in watched.look("hang")["progress"].summary
+        hung_mount.hang("getattr", "read", "open")
+        watched.ahead = 90_000.0
+        found = watched.look("hang")["progress"]
+        assert found.health is Health.UNKNOWN
+        assert "no answer" in found.summary
+
+
+@pytest.mark.parametrize("offset", ["-5m", "+5m"])
+def test_a_clock_five_minutes_off_changes_no_age(offset: str, tmp_path: Path) -> None:
+    """The looker's node is off, the file server is not: ages stay right because it asks the server for the time."""
+    faketime = shutil.which("faketime")
+    if faketime is None:
+        pytest.skip("needs faketime (apt-get install faketime)")
+    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+        watched = Watched(tmp_path, "{}", probe=probe)
+        watched.beat(5, age=120)
+    script = (
+        "import sys; from pathlib import Path; from datetime import datetime, timezone\n"
+        "import time\n"
+        "from ftsupervise.probe import Probe\n"
+        "with Probe(notes=Path(sys.argv[2])) as probe:\n"
+        "    ahead = probe.clock_ahead(sys.argv[1])\n"
+        "    mtime = probe.look(sys.argv[1] + '/beats/rank-0').mtime\n"
+        "    print(round(ahead), round(time.time() + ahead - mtime), round(time.time() - mtime))\n"
+    )
+    done = subprocess.run(
+        [
+            faketime,
+            "-m",
+            "-f",
+            offset,
+            sys.executable,
+            "-c",
+            script,
+            str(watched.rundir.root),
+            str(tmp_path / "n" / "p"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "NO_FAKE_STAT": "1", "FAKE_UTIME": "1"},
+    )
+    ahead, age, naive = (int(word) for word in done.stdout.split())
+    assert abs(ahead - (300 if offset == "-5m" else -300)) <= 2
+    assert 118 <= age <= 150
+    assert abs(naive - 120) > 200  # what a watch without it would have believed
+
+
+def test_a_run_that_was_never_launched_and_a_scheduler_that_does_not_answer_is_unknown(
+    tmp_path: Path, probe: Probe
+) -> None:
+    watched = Watched(tmp_path, probe=probe)
+    watched.jobs = None
+    found = watched.look("hang")["progress"]
+    assert found.health is Health.UNKNOWN
+    assert "ever started" in found.summary

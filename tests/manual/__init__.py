@@ -1,0 +1,1 @@
+"""What checks the manual: blocks out of Markdown, sessions typed in a shell, and messages made by the real code."""

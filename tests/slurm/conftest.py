@@ -1,0 +1,83 @@
+"""A real Slurm for the tests here: ``sandbox`` is shared by the whole session, ``own_sandbox`` is yours to break.
+
+Both stand on ``slurm_installed``, which skips once, with one line, where the daemons are missing, and fails where CI
+is set: there a silent skip would be a lie.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.sandbox import Sandbox, missing
+
+
+@pytest.fixture(scope="session")
+def slurm_installed() -> None:
+    absent = missing()
+    if absent:
+        packages = " ".join(dict.fromkeys(absent.values()))
+        line = f"no Slurm on this machine: apt-get install {packages}"
+        if os.environ.get("CI"):
+            pytest.fail(line, pytrace=False)
+        pytest.skip(line)
+
+
+@pytest.fixture(scope="session")
+def short_tmp() -> Iterator[Path]:
+    """A directory with a short name, readable by other users: pytest's own is too long for Unix sockets."""
+    path = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def sandbox(slurm_installed: None, short_tmp: Path) -> Iterator[Sandbox]:
+    """Four nodes with eight GPUs each, shared: leave nodes, controller and the jobs of others alone."""
+    with Sandbox.up(short_tmp / "shared") as shared:
+        yield shared
+
+
+@pytest.fixture
+def make_sandbox(slurm_installed: None) -> Iterator[Callable[..., Sandbox]]:
+    """Makes sandboxes of any shape: ``make_sandbox(nodes=2)``. All are taken down after the test."""
+    made: list[Sandbox] = []
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+
+    def make(**shape: Any) -> Sandbox:
+        made.append(Sandbox.up(top / str(len(made)), **shape))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.down()
+        shutil.rmtree(top, ignore_errors=True)
+
+
+@pytest.fixture
+def own_sandbox(make_sandbox: Callable[..., Sandbox]) -> Sandbox:
+    """Four nodes for one test, to break as it likes."""
+    return make_sandbox()
+
+
+@pytest.fixture(scope="session")
+def state() -> Callable[[Sandbox, str], str]:
+    """``state(sandbox, job)``: Slurm's word for a job, also shortly after its end; "" when it is not known."""
+
+    def ask(sandbox: Sandbox, job: str) -> str:
+        asked = ["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]
+        done = subprocess.run(asked, env=sandbox.env(), capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
+
+    return ask

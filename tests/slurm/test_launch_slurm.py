@@ -1,0 +1,214 @@
+"""launch on real Slurm: one chain and not two, attached where it was told, refused in sbatch's own words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.config.load import load
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.render import render
+from ftsupervise.sandbox import Sandbox
+from ftsupervise.scheduler.slurm import Slurm
+
+pytestmark = pytest.mark.slurm
+ROOT = Path(__file__).parents[2]
+Until = Callable[..., Any]
+
+
+@dataclass
+class Desk:
+    """A folder with an ftsupervise.yaml, and somebody who types there."""
+
+    folder: Path
+    sandbox: Sandbox
+
+    def settings(self, text: str) -> None:
+        (self.folder / "ftsupervise.yaml").write_text(f"name: {self.folder.name}\n{text}")
+
+    def type(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "ftsupervise", *words]
+        whole = {**self.sandbox.env(), **(env or {})}
+        done = subprocess.run(
+            argv, cwd=self.folder, env=whole, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def queue(self, what: str = "%i|%T|%E|%x|%D") -> list[str]:
+        return sorted(self.sandbox.run(["squeue", "-h", "-n", self.folder.name, "-o", what]).splitlines())
+
+    def end(self) -> None:
+        self.sandbox.run(["scancel", "-n", self.folder.name])
+
+
+@pytest.fixture
+def desk(sandbox: Sandbox, short_tmp: Path, request: pytest.FixtureRequest) -> Any:
+    folder = short_tmp / re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:45].strip("-")
+    folder.mkdir()
+    one = Desk(folder, sandbox)
+    yield one
+    one.end()
+
+
+def examples() -> list[Path]:
+    return sorted((ROOT / "examples").rglob("ftsupervise.yaml"))
+
+
+@pytest.mark.parametrize("config", examples(), ids=lambda path: path.parent.name)
+def test_the_script_of_every_example_is_accepted_by_bash_and_sbatch(
+    config: Path, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    run = load(config)
+    one = plan(run, kind="slurm", token="t", workdir=config.parent, python=sys.executable)
+    path = tmp_path / "train.sbatch"
+    path.write_text(render(one, run.launch, one.link(0)))
+    subprocess.run(["bash", "-n", str(path)], check=True, timeout=60)
+    done = subprocess.run(
+        ["sbatch", "--test-only", str(path)], env=sandbox.env(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+def test_a_dry_run_prints_the_script_and_touches_nothing(desk: Desk) -> None:
+    desk.settings('launch: {command: "sleep 60", time: "10m", nodes: 2, gpus_per_node: 8}\n')
+    done = desk.type("launch", "--dry-run", env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0
+    assert "#SBATCH --gpus-per-node=8" in done.stdout
+    assert [path.name for path in desk.folder.iterdir()] == ["ftsupervise.yaml"]
+    assert desk.queue() == []
+
+
+def test_a_daisy_chain_is_chained_and_a_second_launch_is_refused(desk: Desk) -> None:
+    desk.settings("launch: {command: sleep 60, jobs: 3, chain: daisy}\n")
+    said = desk.type("launch")
+    assert said.returncode == 0
+    ids = re.search(r"as job (\d+) (\d+) (\d+)", said.stdout)
+    assert ids, said.stdout
+    dependencies = {line.split("|")[0]: line.split("|")[2] for line in desk.queue()}
+    assert f"afterany:{ids[1]}" in dependencies[ids[2]]
+    assert f"afterany:{ids[2]}" in dependencies[ids[3]]
+    again = desk.type("launch")
+    assert again.returncode == 75
+    assert "in the queue already" in again.stderr
+    assert len(desk.queue()) == 3
+
+
+def test_a_chain_attaches_to_a_job_that_somebody_else_s_script_started(desk: Desk, until: Until) -> None:
+    by_hand = desk.sandbox.run(["sbatch", "--parsable", "-J", "by-hand", "--wrap", "sleep 3"]).strip()
+    desk.settings("launch: {command: sleep 60, jobs: 3}\n")
+    assert desk.type("launch", "--after", by_hand).returncode == 0
+    (line,) = desk.queue()
+    assert f"afterany:{by_hand}" in line
+    until(lambda: any("RUNNING" in line for line in desk.queue()), "the first member after the end of the other job")
+
+
+def test_attaching_to_a_job_that_is_gone_is_refused_because_slurm_would_start_at_once(desk: Desk) -> None:
+    desk.settings("launch: {command: sleep 60, jobs: 3}\n")
+    done = desk.type("launch", "--after", "999999")
+    assert done.returncode == 66
+    assert "not in the queue" in done.stderr
+    assert desk.queue() == []
+
+
+def test_nodes_are_excluded_and_spares_are_asked_for(desk: Desk) -> None:
+    desk.settings("launch: {command: sleep 60, jobs: 2, nodes: 1, spare_nodes: 1, exclude: [node-3]}\n")
+    done = desk.type("launch", "--exclude", "node-2")
+    assert "--no-kill" in done.stdout
+    first = desk.queue()[0].split("|")
+    assert first[3] in ("node-[2-3]", "node-[2,3]")
+    assert first[4] == "2"
+
+
+def test_sbatch_s_own_words_reach_the_person(desk: Desk) -> None:
+    desk.settings("launch: {command: sleep 60, partition: nosuch}\n")
+    done = desk.type("launch")
+    assert done.returncode == 65
+    assert "sbatch: error: Batch job submission failed: Invalid partition name specified" in done.stderr
+    desk.settings("launch: {command: sleep 60}\n")
+    assert desk.type("launch").returncode == 0  # a refused launch stands in nobody's way
+
+
+def test_launching_from_inside_a_job_takes_nothing_of_it_along(desk: Desk, until: Until) -> None:
+    desk.settings('launch: {command: "env > inner.env; sleep 60", jobs: 2, srun: false}\n')
+    command = f"{sys.executable} -m ftsupervise launch {desk.folder}/ftsupervise.yaml"
+    desk.sandbox.run(
+        [
+            "sbatch",
+            "-N2",
+            "--cpus-per-task=7",
+            "--mem=1234",
+            "-J",
+            "outer",
+            "-o",
+            str(desk.folder / "outer.out"),
+            "--wrap",
+            command,
+        ]
+    )
+    until(
+        lambda: (desk.folder / "inner.env").exists() and "SLURM_JOB_ID" in (desk.folder / "inner.env").read_text(),
+        "the inner job",
+    )
+    inner = dict(line.split("=", 1) for line in (desk.folder / "inner.env").read_text().splitlines() if "=" in line)
+    assert inner["SLURM_NNODES"] == "1"
+    assert "SLURM_CPUS_PER_TASK" not in inner
+    assert inner.get("SLURM_MEM_PER_NODE") != "1234"
+
+
+def test_an_sbatch_that_timed_out_but_was_accepted_makes_one_chain_and_not_two(desk: Desk, tmp_path: Path) -> None:
+    """A neighbour with a mood: it hands the job in and then says what sbatch says when the answer got lost."""
+    sbatch = subprocess.run(
+        ["which", "sbatch"], env=desk.sandbox.env(), capture_output=True, text=True, check=True
+    ).stdout.strip()
+    moody = tmp_path / "bin"
+    moody.mkdir()
+    (moody / "sbatch").write_text(
+        f'#!/bin/sh\n{sbatch} "$@" > /dev/null\necho "sbatch: error: Batch job submission failed: Socket timed out on '
+        'send/recv operation" >&2\nexit 1\n'
+    )
+    (moody / "sbatch").chmod(0o755)
+    env = {"PATH": f"{moody}:{desk.sandbox.env()['PATH']}"}
+    desk.settings("launch: {command: sleep 60, jobs: 3}\n")
+    done = desk.type("launch", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "accepted after all" in done.stdout
+    assert desk.type("launch", env=env).returncode == 75
+    assert len({line.split("_")[0] for line in desk.queue()}) == 1
+
+
+def test_a_launch_that_died_before_it_heard_back_is_found_by_the_next_one(desk: Desk) -> None:
+    desk.settings("launch: {command: sleep 60, jobs: 3}\n")
+    assert desk.type("launch").returncode == 0
+    page = desk.folder / "runs" / desk.folder.name / "launches" / "0001" / "launch.json"
+    record = json.loads(page.read_text())
+    page.write_text(json.dumps({**record, "state": "submitting", "job_ids": []}))
+    done = desk.type("launch")
+    assert done.returncode == 0
+    assert "found in the queue" in done.stdout
+    assert json.loads(page.read_text())["job_ids"] == record["job_ids"]
+
+
+def test_the_quoted_words_of_a_script_reach_slurm_as_they_were(desk: Desk) -> None:
+    for words in ("a b", "it's", 'say "x"', "back\\slash", "100%", "#x", "$(touch c) `x`", "ä&|<>", "x=y"):
+        desk.settings(
+            f"launch: {{command: sleep 60, jobs: 1, sbatch: [{json.dumps('--wckey=' + words, ensure_ascii=False)}]}}\n"
+        )
+        run = load(desk.folder / "ftsupervise.yaml")
+        one = plan(run, kind="slurm", token="t", workdir=desk.folder, python=sys.executable)
+        comment = tuple(o.replace("--wckey=", "--comment=") for o in one.link(0) if "--comment" not in o)
+        path = desk.folder / "x.sbatch"
+        path.write_text(render(one, run.launch, comment))
+        job = desk.sandbox.run(["sbatch", "--parsable", str(path)]).strip()
+        found = Slurm(desk.sandbox.env()).describe(job)
+        assert found is not None
+        assert found.comment == words

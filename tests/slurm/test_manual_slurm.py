@@ -1,0 +1,40 @@
+"""The manual's first story on a real Slurm, with what it shows compared, and its page about the sandbox."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.sandbox import ENV_DIRECTORY, Sandbox
+from tests.manual.blocks import marked
+from tests.manual.stories import Story
+from tests.neighbours.smtp import MailServer
+
+pytestmark = pytest.mark.slurm
+
+
+def test_three_steps_lead_to_a_supervised_run_on_slurm(sandbox: Sandbox, tmp_path: Path) -> None:
+    story = Story("first", tmp_path / "first", sandbox.env(), on="slurm")
+    with MailServer() as mail:
+        story.replaced["host: mail.example.org"] = f"host: 127.0.0.1, port: {mail.port}"
+        try:
+            story.tell()
+            story.until(lambda: [m for m in mail.mails if "STARTED" in str(m["Subject"])], "the mail that it began")
+            story.until((story.run / "checkpoints" / "newest.json").exists, "the checkpoint that was asked for")
+        finally:
+            story.close()
+            story.until(story.ended, "the queued members to leave at the gate")
+
+
+def test_the_sandbox_does_what_the_manual_types(slurm_installed: None, short_tmp: Path) -> None:
+    place = short_tmp / "typed"
+    story = Story("sandbox", short_tmp / "cwd", {**os.environ, ENV_DIRECTORY: str(place)})
+    try:
+        assert marked("run", "sandbox")
+        story.tell()
+        assert not place.exists()
+    finally:
+        if place.exists():
+            Sandbox.remains(place).down()

@@ -1,0 +1,232 @@
+"""Restart in place on real Slurm: a rank, a node, a slurmd dies; the brake holds an array; nothing is left on any node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.beats import read_beats
+from ftsupervise.brake import read_brake
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.sandbox import Sandbox
+from ftsupervise.truth import Attempt
+
+pytestmark = pytest.mark.slurm
+EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
+Until = Callable[..., Any]
+
+
+@dataclass
+class Scene:
+    """A copy of the minimal example, launched as a person would."""
+
+    folder: Path
+    sandbox: Sandbox
+    name: str
+
+    @property
+    def rundir(self) -> RunDir:
+        return RunDir(self.folder / "runs" / self.name)
+
+    def launch(self, command: str, **launch: Any) -> str:
+        restart = json.dumps({"back_off": "1s", **launch.pop("restart", {})})
+        lines = {"command": command, "nodes": 2, "tasks_per_node": 1, "jobs": 3, **launch}
+        text = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lines.items())
+        (self.folder / "ftsupervise.yaml").write_text(
+            f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n"
+        )
+        said = self.type("launch")
+        found = re.search(r"submitted as job (\d+)", said)
+        return found[1] if found else re.findall(r"\d+", said)[0]
+
+    def train(self, words: str, **launch: Any) -> str:
+        return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)
+
+    def type(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftsupervise", *words],
+            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.rundir.logs.glob("*.out")))
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        return ledger(self.rundir)
+
+    def trains(self, attempt: int, ranks: int = 2) -> dict[int, int]:
+        """rank -> pid of those of this attempt that have made a step; {} until all have."""
+        beats = [b for b in read_beats(self.rundir) if b.facts.get("attempt") == str(attempt) and b.facts.get("first")]
+        return {beat.rank: beat.pid for beat in beats} if len(beats) >= ranks else {}
+
+    def queue(self) -> str:
+        return self.sandbox.run(["squeue", "-h", "-n", self.name, "-o", "%i %T %r"]).strip()
+
+    def processes(self) -> list[int]:
+        """Living processes of this run's training, on all nodes."""
+        needle = f"FTSUPERVISE_RUN={self.name}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def scene(
+    request: pytest.FixtureRequest, make_sandbox: Callable[..., Sandbox], short_tmp: Path
+) -> Callable[..., Scene]:
+    def make(**shape: Any) -> Scene:
+        name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:35]
+        folder = short_tmp / name
+        shutil.copytree(EXAMPLE, folder)
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        return Scene(folder, make_sandbox(**shape), name)
+
+    return make
+
+
+def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_undisturbed_run(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    job = here.train("--steps 150 --step-time 0.02 --save-every 20")
+    until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
+    os.kill(here.trains(1)[1], signal.SIGKILL)
+    struck = time.time()
+    until(lambda: here.trains(2), "the second attempt's first step")
+    took = max(float(b.facts["first_at"]) for b in read_beats(here.rundir)) - struck
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    first, second = here.attempts()
+    assert first.failure == "killed by SIGKILL"
+    assert first.then.startswith("restarted in place")
+    assert second.cause == "finished"
+    assert first.job_id == second.job_id == f"{job}_1"
+    print(f"fault to first step of the next attempt: {took:.2f} s; cold: {first.ready} s")
+
+
+def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2, kill_wait=60)
+    deaf = (
+        "if [ $FTSUPERVISE_RESTART = 1 ]; then echo again; exit 0; fi; trap '' TERM; echo up; "
+        "[ $SLURM_PROCID = 1 ] && sleep 1 && kill -9 $$; while :; do sleep 0.2; done"
+    )
+    began = time.monotonic()
+    here.launch(deaf, jobs=1)
+    until(lambda: len(re.findall("^again$", here.log(), re.M)) == 2, "the second attempt on both nodes", 40)
+    first, second = (json.loads((here.rundir.attempt(n) / "start.json").read_text())["at"] for n in (1, 2))
+    print(f"from start to start, with a second of life between: {first} {second}")
+    assert time.monotonic() - began < 40
+    assert "rank 1 on node-1 killed by SIGKILL: the other ranks have" in here.log()
+
+
+def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=3)
+    here.train("--steps 400 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=2)
+    until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
+    here.sandbox.node("node-1", "crash")
+    until(here.rundir.finished.exists, "the end", 150)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    first, second = here.attempts()[0], here.attempts()[-1]
+    assert first.nodes == ("node-0", "node-1")
+    assert (first.kind, first.then.partition(":")[0]) == ("node", "restarted in place")
+    assert second.nodes == ("node-0", "node-2")
+    assert second.cause == "finished"
+    assert second.job_id == first.job_id
+
+
+def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_have_begun(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """No srun reaches them; each trains alone here, so that nothing but the fence stops the old ones."""
+    here = scene(nodes=3)
+    alone = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom ftsupervise import Guard\n"
+        "attempt, rank = os.environ['FTSUPERVISE_ATTEMPT'], int(os.environ['SLURM_PROCID'])\n"
+        "folder = Path(os.environ['FTSUPERVISE_CHECKPOINT_DIR'])\n"
+        "guard = Guard(rank=rank, world=1, poll=0.02, beat_every=0.1, signals=())\n"
+        "for step in range(1, 100000):\n"
+        "    time.sleep(0.01)\n"
+        "    decision = guard.step(step)\n"
+        "    if guard.may_save():\n"
+        "        (folder / f'{attempt}-{rank}').write_text(str(step))\n"
+        "    if decision.stop: sys.exit(0)\n"
+    )
+    (here.folder / "alone.py").write_text(alone)
+    here.launch(f"{sys.executable} alone.py", spare_nodes=1, jobs=1)
+    old = until(lambda: here.trains(1), "the first attempt")[1]
+    here.sandbox.node("node-1", "kill")
+    until(lambda: here.trains(2), "the second attempt", 90)
+    page = (here.rundir.attempt(1) / "end.json").read_text()
+    until(
+        lambda: not Path(f"/proc/{old}").exists() or "Z" in Path(f"/proc/{old}/stat").read_text().split()[2], "its end"
+    )
+    began = here.rundir.attempt(2).stat().st_ctime
+    wrote = (here.rundir.checkpoints / "1-1").stat().st_mtime
+    assert wrote <= began + 0.5, "at most the write that had begun"
+    assert (here.rundir.attempt(1) / "end.json").read_text() == page
+    assert {b.facts["attempt"] for b in read_beats(here.rundir)} == {"2"}
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the queue")
+
+
+def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_held(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    job = here.launch(f"{sys.executable} -c 'import no_such_module_here'", jobs=5)
+    until(lambda: read_brake(here.rundir) is not None and "Held" in here.queue(), "the brake", 60)
+    until(lambda: here.queue().count("\n") == 0 and "RUNNING" not in here.queue(), "the end of the first member")
+    assert here.queue().startswith(f"{job}_[2-5%1] PENDING JobHeld")
+    assert len(here.attempts()) == 3
+    assert {a.job_id for a in here.attempts()} == {f"{job}_1"}
+    checked = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "check", "brake"],
+        cwd=here.folder, env=here.sandbox.env(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 2
+    assert "no_such_module_here" in checked.stdout
+    here.rundir.finished.touch()  # so that what is released leaves at the gate
+    said = here.type("clear", "--brake")
+    assert f"Job {job} may start again" in said
+    until(lambda: not here.queue(), "the members to leave", 60)
+
+
+def test_scancel_and_a_killed_supervisor_leave_nothing_on_any_node(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=3)
+    until(lambda: here.trains(1), "the first member")
+    here.sandbox.run(["scancel", f"{job}_1"])
+    until(lambda: here.trains(2), "the second member", 60)
+    start = json.loads((here.rundir.attempt(2) / "start.json").read_text())
+    os.kill(start["pid"], signal.SIGKILL)
+    until(lambda: here.trains(3), "the third member", 60)
+    third = set(here.trains(3).values())
+    assert {a.cause for a in here.attempts()[:2]} == {"cancelled or preempted (SIGTERM)", "died without a word"}
+    here.sandbox.run(["scancel", job])
+    until(lambda: not here.queue() and not here.processes(), "nothing left", 60)
+    assert third
+    assert [a.cause for a in here.attempts()][2] == "cancelled or preempted (SIGTERM)"

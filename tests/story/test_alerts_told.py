@@ -1,0 +1,165 @@
+"""One incident through the real outbox to a real SMTP conversation and a Slack-like server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.sample import disk
+from ftsupervise.alerts.tick import announce, deliver, record
+from ftsupervise.config.alerting import Alerts
+from ftsupervise.model import EventKind, Finding, Health, Reason, Severity
+from tests.neighbours.slack import TOKEN, SlackServer
+from tests.neighbours.smtp import MailServer, certificate
+
+T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)
+RUN = "train-70b"
+
+
+def minutes(count: float) -> datetime:
+    return T0 + timedelta(minutes=count)
+
+
+@pytest.fixture
+def mail() -> Iterator[MailServer]:
+    with MailServer() as server:
+        yield server
+
+
+@pytest.fixture
+def slack() -> Iterator[SlackServer]:
+    with SlackServer() as server:
+        yield server
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    (tmp_path / "run" / "switches").mkdir(parents=True)
+    return Journal(tmp_path / "run" / "watch" / "journal", spare=tmp_path / "spare")
+
+
+def secret(directory: Path, name: str, text: str) -> str:
+    path = directory / name
+    path.write_text(text + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def settings(receivers: list[dict[str, Any]], **more: Any) -> Alerts:
+    return Alerts.model_validate_json(json.dumps({"receivers": receivers, **more}))
+
+
+def email(server: MailServer, **more: Any) -> dict[str, Any]:
+    about = {"host": "127.0.0.1", "port": server.port, "from": "ft@example.org", "to": ["me@example.org"]}
+    return {"email": {**about, **more}}
+
+
+def by_token(server: SlackServer, directory: Path) -> dict[str, Any]:
+    return {"slack": {"token_file": secret(directory, "token", TOKEN), "channel": "C1", "api_url": server.api_url}}
+
+
+def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) -> list[Reason]:
+    recorded = record(journal, findings, alerts, now, run_name=RUN)
+    deliver([journal], alerts, now, jitter=lambda: 0.0)
+    return [notice.reason for notice in recorded.notices]
+
+
+def test_an_incident_is_told_once_repeated_once_and_told_to_be_over(
+    mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    alerts = settings([email(mail), by_token(slack, tmp_path)])
+    good, bad = disk(RUN, T0, health=Health.OK), disk(RUN, T0)
+    told = [
+        tick(journal, alerts, minutes(at), seen)
+        for at, seen in ((0, bad), (5, bad), (245, bad), (250, good), (255, good))
+    ]
+    assert told == [[Reason.FIRED], [], [Reason.REPEATED], [Reason.RESOLVED], []]
+    subjects = [str(m["Subject"]) for m in mail.mails]
+    assert [s.split("]")[0] for s in subjects] == ["[FIRING", "[STILL FIRING", "[RESOLVED"]
+    first, *followers = mail.mails
+    assert all(first["Message-ID"] in str(m["References"]) == str(m["In-Reply-To"]) for m in followers)
+    assert "It lasted 4h 10m" in str(mail.mails[-1].get_content())
+    post, repeat, over = slack.posts
+    assert post.edits == 1 and "RESOLVED" in post.text and "it lasted 4h 10m" in post.readable()
+    assert repeat.thread_ts == over.thread_ts == post.ts
+
+
+def test_a_new_trouble_is_never_hidden_in_the_thread_of_an_old_one(
+    slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    alerts = settings([by_token(slack, tmp_path)], escalate_after="30m")
+    gone = Finding(RUN, "is-running", "", Health.BAD, Severity.CRITICAL, "the run is gone", T0)
+    tick(journal, alerts, T0, disk(RUN, T0))
+    tick(journal, alerts, minutes(5), disk(RUN, T0, health=Health.OK), gone)
+    tick(journal, alerts, minutes(40), gone)
+    first, second, third = slack.posts
+    assert first.edits == 1 and not second.thread_ts and "the run is gone" in second.readable()
+    assert third.thread_ts == second.ts and third.broadcast and "ESCALATED" in third.text
+
+
+def test_somebody_is_mentioned_for_a_critical_alert_if_asked_for(
+    slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    about = by_token(slack, tmp_path)
+    about["slack"]["mention"] = "<!here>"
+    tick(journal, settings([about]), T0, disk(RUN, T0))
+    tick(journal, settings([about]), minutes(5), disk(RUN, T0, health=Health.OK))
+    assert slack.posts[0].history[0].startswith("<!here> ")
+    assert "<!here>" not in slack.posts[0].text and "<!here>" not in slack.posts[1].text
+
+
+def test_a_webhook_gets_a_post_for_each_because_it_can_edit_nothing(
+    slack: SlackServer, journal: Journal, tmp_path: Path
+) -> None:
+    alerts = settings([{"slack": {"webhook_file": secret(tmp_path, "hook", slack.webhook_url)}}])
+    tick(journal, alerts, T0, disk(RUN, T0))
+    tick(journal, alerts, minutes(5), disk(RUN, T0, health=Health.OK))
+    assert [post.text.split("]")[0] for post in slack.posts] == ["[FIRING", "[RESOLVED"]
+
+
+def test_mail_goes_over_starttls_with_a_login(tmp_path: Path, journal: Journal) -> None:
+    context, trusted = certificate(tmp_path)
+    with MailServer(tls=context, login=("me", "correct horse")) as server:
+        about = {"security": "starttls", "ca_file": str(trusted), "user": "me", "host": "localhost"}
+        alerts = settings([email(server, password_file=secret(tmp_path, "password", "correct horse"), **about)])
+        tick(journal, alerts, T0, disk(RUN, T0))
+        assert len(server.mails) == 1 and server.logins
+
+
+def test_a_wrong_password_is_said_to_be_one_and_not_shown(tmp_path: Path, journal: Journal) -> None:
+    context, trusted = certificate(tmp_path)
+    with MailServer(tls=context, login=("me", "correct horse")) as server:
+        about = {"security": "starttls", "ca_file": str(trusted), "user": "me", "host": "localhost"}
+        alerts = settings([email(server, password_file=secret(tmp_path, "password", "wrong horse"), **about)])
+        tick(journal, alerts, T0, disk(RUN, T0))
+        broken = journal.read().receivers["email"].broken
+        assert "refused login: 535" in broken and "horse" not in broken and not server.mails
+
+
+def test_an_event_is_announced_once_whoever_says_it_again(mail: MailServer, journal: Journal) -> None:
+    alerts = settings([email(mail)])
+    for _ in range(3):
+        announce(journal, alerts, EventKind.STARTED, run=RUN, summary="started as job 88", at=T0, dedup="started 88")
+    deliver([journal], alerts, T0)
+    assert [str(m["Subject"]) for m in mail.mails] == ["[STARTED] train-70b: started as job 88"]
+
+
+def test_slurm_down_for_three_ticks_is_one_alert_and_moves_nothing_else(mail: MailServer, journal: Journal) -> None:
+    alerts = settings([email(mail)])
+
+    def slurm(health: Health) -> Finding:
+        return Finding(RUN, "slurm-unreachable", "", health, Severity.CRITICAL, "slurmctld does not answer", T0)
+
+    def running(health: Health) -> Finding:
+        return Finding(RUN, "is-running", "", health, Severity.CRITICAL, "the run is gone", T0)
+
+    night = [(Health.OK, Health.OK), *[(Health.BAD, Health.UNKNOWN)] * 3, (Health.OK, Health.OK)]
+    told = [tick(journal, alerts, minutes(5 * i), slurm(a), running(b)) for i, (a, b) in enumerate(night)]
+    assert told == [[], [Reason.FIRED], [], [], [Reason.RESOLVED]]
+    assert len(mail.mails) == 2

@@ -1,0 +1,340 @@
+"""``ftsupervise run``: gate, one attempt, signals, the end and the ledger, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.ledger import LOST, UNKNOWN, ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL
+
+Until = Callable[..., Any]
+Run = Callable[..., "subprocess.Popen[str]"]
+
+# A process that hears TERM and USR1, says so, and lives on unless told otherwise.
+HEARS = """
+import signal, sys, time
+def heard(number, frame):
+    print("heard", signal.Signals(number).name, flush=True)
+    if number in {leave}: sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, heard)
+print("ready", flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def hears(*leave: int) -> str:
+    return HEARS.replace("{leave}", repr(tuple(int(n) for n in leave)))
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def run(tmp_path: Path, rundir: RunDir) -> Iterator[Run]:
+    """Start ``ftsupervise run``; its output in ``.out``. Ended after the test, with what it started."""
+    started: list[subprocess.Popen[str]] = []
+
+    def one(*words: str, **env: str) -> subprocess.Popen[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        options = words[: words.index("--")] if "--" in words else ()
+        command = words[words.index("--") + 1 :] if "--" in words else words
+        out = tmp_path / f"out-{len(started)}"
+        with out.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir.root), *options, "--", *command],
+                env={**clean, **env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        process.out = out  # type: ignore[attr-defined]
+        started.append(process)
+        return process
+
+    yield one
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    return str(process.out.read_text())  # type: ignore[attr-defined]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "cause"),
+    [
+        ("exit 0", 0, "exit 0"),
+        ("exit 3", 3, "exit 3"),
+        ("kill -9 $$", 137, "killed by SIGKILL"),
+        ("exit 137", 137, "exit 137 (a process killed by SIGKILL)"),
+    ],
+)
+def test_the_exit_code_is_passed_on_and_the_cause_is_written(
+    run: Run, rundir: RunDir, command: str, code: int, cause: str
+) -> None:
+    assert run("sh", "-c", command).wait(30) == code
+    (attempt,) = ledger(rundir)
+    assert (attempt.number, attempt.cause) == (1, cause)
+    assert attempt.ended is not None and attempt.ended >= attempt.started
+
+
+def test_the_command_knows_its_run_attempt_and_limits(run: Run, rundir: RunDir) -> None:
+    code = "import os; print({k: v for k, v in os.environ.items() if k.startswith('FTSUPERVISE_')})"
+    one = run(
+        "--guard-poll", "2", "--guard-memory", "0.9", "--name", "digits", "--", sys.executable, "-c", code,
+        FTSUPERVISE_JOB_ID="local-7_1", FTSUPERVISE_DEADLINE="1999999999", FTSUPERVISE_GUARD_RUN_FOR="3",
+    )  # fmt: skip
+    assert one.wait(30) == 0
+    env = eval(next(line for line in said(one).splitlines() if line.startswith("{")))
+    assert env["FTSUPERVISE_RUN_DIR"] == str(rundir.root)
+    assert env["FTSUPERVISE_RUN"] == "digits"
+    assert (env["FTSUPERVISE_ATTEMPT"], env["FTSUPERVISE_DEADLINE"]) == ("1", "1999999999")
+    assert env["FTSUPERVISE_ATTEMPT_DIR"] == str(rundir.attempt(1))
+    assert env["FTSUPERVISE_CHECKPOINT_DIR"] == str(rundir.checkpoints)
+    assert (env["FTSUPERVISE_GUARD_POLL"], env["FTSUPERVISE_GUARD_MEMORY"]) == ("2.0", "0.9")
+    assert "FTSUPERVISE_GUARD_RUN_FOR" not in env, "another run's limits are not ours"
+    assert ledger(rundir)[0].job_id == "local-7_1"
+
+
+def test_a_burst_of_signals_does_not_keep_the_sigterm_behind_it_waiting(run: Run, until: Until) -> None:
+    one = run(sys.executable, "-c", hears(signal.SIGTERM))
+    until(lambda: "ready" in said(one))
+    for _ in range(5000):
+        os.kill(one.pid, signal.SIGUSR1)
+        time.sleep(0.0001)
+    one.terminate()
+    one.wait(60)
+    assert said(one).count("is told to save and leave") < 1000
+
+
+def test_a_command_that_is_not_there_is_one_sentence_and_127(run: Run, rundir: RunDir) -> None:
+    one = run("no-such-command-here")
+    assert one.wait(30) == 127
+    assert "cannot start no-such-command-here: No such file" in said(one)
+    assert "Traceback" not in said(one)
+    assert ledger(rundir)[0].cause.startswith("could not start")
+
+
+def test_a_finished_run_burns_members_through(run: Run, rundir: RunDir) -> None:
+    rundir.marks.mkdir(parents=True)
+    rundir.finished.touch()
+    began = time.monotonic()
+    members = [run("sh", "-c", "echo trained") for _ in range(3)]
+    assert [m.wait(30) for m in members] == [0, 0, 0]
+    assert time.monotonic() - began < 15
+    assert all("finished" in said(m) and "trained" not in said(m) for m in members)
+    assert ledger(rundir) == ()
+
+
+def test_a_kill_switch_shuts_the_gate_and_says_who_and_why(run: Run, rundir: RunDir) -> None:
+    rundir.switches.mkdir(parents=True)
+    (rundir.switches / "kill-switch").write_text('{"who": "alice", "why": "loss is nan"}')
+    one = run("sh", "-c", "echo trained")
+    assert one.wait(30) == 0
+    assert "alice" in said(one) and "loss is nan" in said(one) and "ftsupervise clear" in said(one)
+    assert "trained" not in said(one)
+
+
+def test_attempts_started_at_the_same_moment_get_numbers_of_their_own(run: Run, rundir: RunDir) -> None:
+    many = [run("true") for _ in range(6)]
+    assert [m.wait(60) for m in many] == [0] * 6
+    assert [a.number for a in ledger(rundir)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_warning_reaches_a_command_that_hears_it_and_the_file_is_there(
+    run: Run, rundir: RunDir, until: Until
+) -> None:
+    one = run(sys.executable, "-c", hears(signal.SIGUSR1))
+    until(lambda: "ready" in said(one))
+    one.send_signal(signal.SIGUSR1)
+    assert one.wait(30) == 0
+    assert "heard SIGUSR1" in said(one)
+    assert "SIGUSR1" in (rundir.attempt(1) / "warning").read_text()
+
+
+def test_the_warning_does_not_kill_a_command_that_would_die_of_it(run: Run, rundir: RunDir, until: Until) -> None:
+    one = run("sh", "-c", "echo ready; while [ ! -e $FTSUPERVISE_ATTEMPT_DIR/warning ]; do sleep 0.1; done; echo saved")
+    until(lambda: "ready" in said(one))
+    one.send_signal(signal.SIGUSR1)
+    assert one.wait(30) == 0
+    assert "saved" in said(one)
+
+
+def test_ranks_below_a_shell_and_a_launcher_hear_the_warning_and_the_launcher_does_not(
+    run: Run, rundir: RunDir, until: Until, tmp_path: Path
+) -> None:
+    rank = tmp_path / "rank.py"
+    rank.write_text(hears(signal.SIGUSR1))
+    launcher = tmp_path / "torchrun"
+    launcher.write_text(
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('launcher heard', flush=True))\n"
+        f"sys.exit(subprocess.call([sys.executable, {str(rank)!r}]))\n"
+    )
+    one = run("bash", "-c", f"trap : USR1\n{sys.executable} {launcher}; exit $?")
+    until(lambda: "ready" in said(one))
+    one.send_signal(signal.SIGUSR1)
+    assert one.wait(30) == 0
+    assert "heard SIGUSR1" in said(one)
+    assert "launcher heard" not in said(one)
+
+
+def test_never_means_the_file_alone_and_always_means_the_signal(run: Run, rundir: RunDir, until: Until) -> None:
+    quiet = run("--forward", "never", "--", sys.executable, "-c", hears())
+    until(lambda: "ready" in said(quiet))
+    quiet.send_signal(signal.SIGUSR1)
+    until(lambda: (rundir.attempt(1) / "warning").exists())
+    quiet.send_signal(signal.SIGINT)
+    quiet.send_signal(signal.SIGINT)
+    quiet.wait(30)
+    assert "heard SIGUSR1" not in said(quiet)
+    loud = run("--forward", "always", "--", "sh", "-c", "echo ready; sleep 60")
+    until(lambda: "ready" in said(loud))
+    loud.send_signal(signal.SIGUSR1)
+    assert loud.wait(30) == 128 + signal.SIGUSR1
+
+
+def test_told_to_stop_the_command_may_save_and_its_end_is_kept(run: Run, rundir: RunDir, until: Until) -> None:
+    one = run(sys.executable, "-c", hears(signal.SIGTERM))
+    until(lambda: "ready" in said(one))
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(30) == 0
+    assert ledger(rundir)[0].cause == "cancelled or preempted (SIGTERM)"
+
+
+def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
+    run: Run, rundir: RunDir, until: Until, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    stubborn = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    one = run("--grace", "0.5", "--", "sh", "-c", f'{sys.executable} -c "$0"; true', stubborn)
+    until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+    one.send_signal(signal.SIGTERM)
+    one.wait(30)
+    assert not any(alive(int(pid)) for pid in pids.read_text().split())
+    assert ledger(rundir)[0].cause == "cancelled or preempted (SIGTERM)"
+
+
+def test_nothing_the_command_left_running_survives_it(run: Run, rundir: RunDir, tmp_path: Path) -> None:
+    code = (
+        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))"
+    )
+    one = run(sys.executable, "-c", code)
+    assert one.wait(30) == 0
+    assert not alive(int((tmp_path / "pid").read_text()))
+    assert "left processes running" in said(one)
+
+
+def test_what_the_batch_script_started_before_us_is_not_ours_to_end(rundir: RunDir, tmp_path: Path) -> None:
+    us = f"{sys.executable} -m ftsupervise run --run-dir {rundir.root} -- true"
+    script = f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exec {us}"
+    done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert done.returncode == 0
+        assert "left processes running" not in done.stderr
+        assert alive(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stopped_command_still_hears_that_it_has_to_leave(run: Run, rundir: RunDir, until: Until) -> None:
+    one = run(sys.executable, "-c", "import os; print('pid', os.getpid(), flush=True)\n" + hears(signal.SIGTERM))
+    until(lambda: "ready" in said(one))
+    pid = int(said(one).partition("pid ")[2].split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(30) == 0
+    assert "heard SIGTERM" in said(one)
+
+
+def test_a_second_interrupt_does_not_wait_for_the_grace(run: Run, rundir: RunDir, until: Until) -> None:
+    one = run("--grace", "600", "--", "sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.1; done")
+    until(lambda: "ready" in said(one))
+    one.send_signal(signal.SIGINT)
+    until(lambda: "SIGINT: passed on" in said(one))
+    one.send_signal(signal.SIGINT)
+    assert one.wait(60) == 137
+    assert ledger(rundir)[0].cause == "interrupted (SIGINT)"
+
+
+def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Run, rundir: RunDir, until: Until) -> None:
+    one = run(sys.executable, "-c", hears(signal.SIGTERM))
+    until(lambda: "ready" in said(one))
+    assert ledger(rundir)[0].cause == ""
+    one.kill()
+    one.wait(30)
+    until(lambda: "heard SIGTERM" in said(one))
+    assert ledger(rundir)[0].cause == LOST
+
+
+def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) -> None:
+    rundir.attempt(1).mkdir(parents=True)
+    start = {"attempt": 1, "job_id": "88_1", "at": "2026-11-21T08:00:00+00:00", "host": "another", "pid": 1}
+    (rundir.attempt(1) / "start.json").write_text(json.dumps({**start, "nodes": "node-[1-2,7]"}))
+    (attempt,) = ledger(rundir)
+    assert (attempt.cause, attempt.ended, attempt.nodes) == (UNKNOWN, None, ("node-1", "node-2", "node-7"))
+
+
+def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> None:
+    assert run("true").wait(30) == 0
+    assert run("true").wait(30) == 0
+    (rundir.attempt(1) / "start.json").write_text('{"attempt": 1, "jo')
+    first, second = ledger(rundir)
+    assert "start.json cannot be read" in first.note
+    assert second.cause == "exit 0"
+
+
+def test_our_own_lines_go_to_stderr_and_our_own_file(run: Run, rundir: RunDir) -> None:
+    one = run("true")
+    assert one.wait(30) == 0
+    assert all(line.startswith("ftsupervise: ") for line in said(one).splitlines())
+    assert "attempt 1 ended: exit 0" in (rundir.attempt(1) / "run.log").read_text()
+
+
+def test_without_a_run_directory_it_says_what_to_name(tmp_path: Path) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "run", "--", "true"],
+        cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 66
+    assert "Traceback" not in done.stderr
+
+
+def test_a_kill_switch_that_is_not_obeyed_is_told_at_the_gate(run: Run, rundir: RunDir) -> None:
+    rundir.switches.mkdir(parents=True)
+    (rundir.switches / KILL).symlink_to("/etc/passwd")
+    one = run("true")
+    assert one.wait(30) == 0
+    assert "kill-switch is a symbolic link; it is not obeyed" in said(one)

@@ -1,0 +1,38 @@
+"""What launch takes along into the job: the person's environment, but nothing that the alerts keep secret."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SETTINGS = """\
+name: quiet
+scheduler: local
+launch: {command: "env > environment; mv environment seen", jobs: 1, time: 1m}
+alerts:
+  receivers:
+    - slack: {token_env: OUR_SLACK_TOKEN, channel: C1}
+    - name: pager
+      webhook: {shape: pagerduty, key_env: OUR_PAGER_KEY}
+  dead_man: {url_env: OUR_PING_URL}
+"""
+
+
+def test_the_variables_that_hold_the_alerts_secrets_do_not_reach_the_job(
+    tmp_path: Path, own_home: Path, until: Callable[..., Any]
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    secret = dict.fromkeys(("OUR_SLACK_TOKEN", "OUR_PAGER_KEY", "OUR_PING_URL"), "https://canary.example.org/CANARY")
+    env = {**os.environ, **secret, "MINE": "taken along"}
+    argv = [sys.executable, "-m", "ftsupervise", "launch"]
+    subprocess.run(argv, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=60)
+    until((tmp_path / "seen").exists, "the job")
+    seen = (tmp_path / "seen").read_text()
+    assert "MINE=taken along" in seen
+    assert "CANARY" not in seen
+    for path in (*own_home.rglob("*"), *(tmp_path / "runs").rglob("*")):
+        assert not path.is_file() or b"CANARY" not in path.read_bytes(), path

@@ -1,0 +1,123 @@
+"""Two people launch the same run at the same instant: one chain, and the second person is told of the first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.errors import Refused, SchedulerUnavailable
+from ftsupervise.launch.plan import plan
+from ftsupervise.launch.submit import Launched, launch_run
+from ftsupervise.model import Job, Submitted
+from ftsupervise.scheduler.local import Local
+
+NOW = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)
+
+
+class Overtaken(Local):
+    """A scheduler whose first answer is old news: right after it, the other person's launch goes through."""
+
+    def __init__(self, other: Local, run: Run) -> None:
+        super().__init__()
+        self.other, self.run, self.asked = other, run, 0
+
+    def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
+        self.asked += 1
+        found = super().queue(users=users)
+        if self.asked == 1:
+            launch(self.run, self.other)
+        return found
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+    monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FTSUPERVISE_LOCAL_KILL_WAIT", "1")
+    scheduler = Local()
+    yield scheduler
+    for job in scheduler.queue():
+        scheduler.cancel(job.base_id)
+
+
+class Breaks(Local):
+    """A scheduler that is not to be reached any more after two jobs."""
+
+    taken = 0
+
+    def submit(self, script: str, **more: Any) -> Submitted:
+        if self.taken == 2:
+            raise SchedulerUnavailable("Socket timed out")
+        self.taken += 1
+        return super().submit(script, **more)
+
+
+def a_run(tmp_path: Path, name: str = "tr11", **more: Any) -> Run:
+    return Run(name=name, run_dir=tmp_path / "run", launch=Launch(command=("sleep", "600"), **{"jobs": 2, **more}))
+
+
+def launch(run: Run, scheduler: Local, *, after: str = "", again: bool = False) -> Launched:
+    assert run.run_dir is not None
+    token = os.urandom(6).hex()
+    one = plan(run, kind="local", token=token, workdir=run.run_dir.parent, python=sys.executable, after=after)
+    return launch_run(one, run, scheduler, again=again, now=NOW, env=os.environ)
+
+
+def chains(local: Local) -> set[str]:
+    return {job.base_id for job in local.queue()}
+
+
+def test_who_looked_before_the_other_submitted_and_claimed_after_it_is_refused(local: Local, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    with pytest.raises(Refused, match="in the queue already"):
+        launch(run, Overtaken(local, run))
+    assert len(chains(local)) == 1
+    assert [p.name for p in (tmp_path / "run" / "launches").iterdir()] == ["0001"]
+
+
+def test_two_chains_behind_the_same_job_would_start_at_once_and_are_refused(local: Local, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    first = launch(run, local).job_ids[0]
+    second = launch(run, local, after=first).job_ids[0]
+    with pytest.raises(Refused, match=f"waits for job {first} already") as refused:
+        launch(run, local, after=first)
+    assert f"--after {second}" in refused.value.hint
+    launch(run, local, after=second)
+    assert len(chains(local)) == 3
+
+
+def test_a_run_that_was_renamed_meanwhile_is_still_in_the_queue(local: Local, tmp_path: Path) -> None:
+    launch(a_run(tmp_path), local)
+    with pytest.raises(Refused, match="in the queue already"):
+        launch(a_run(tmp_path, "tr12"), local)
+    launch(a_run(tmp_path, "tr12"), local, again=True)
+    assert len(chains(local)) == 2
+
+
+def test_a_daisy_chain_that_broke_off_says_how_to_get_the_rest(local: Local, tmp_path: Path) -> None:
+    run = a_run(tmp_path, chain="daisy", jobs=5)
+    with pytest.raises(SchedulerUnavailable):
+        launch(run, Breaks())
+    with pytest.raises(Refused) as refused:
+        launch(run, local)
+    assert "after 2 of 5 jobs" in refused.value.hint
+    assert "launch --after local-2 --jobs 3" in refused.value.hint
+
+
+def test_what_lay_in_the_directory_before_it_became_a_run_s_is_not_written_over(local: Local, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README").write_text("my project\n")
+    launch(a_run(tmp_path), local)
+    assert (tmp_path / "run" / "README").read_text() == "my project\n"
+    other = a_run(tmp_path, "tr12").model_copy(update={"run_dir": tmp_path / "other"})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.yaml").write_text("mine: 1\n")
+    with pytest.raises(Refused, match="no launch wrote it"):
+        launch(other, local)
+    assert [p.name for p in (tmp_path / "other").iterdir()] == ["run.yaml"]

@@ -1,0 +1,38 @@
+"""What a newcomer who followed the manual word for word stumbled over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ftsupervise.config.load import load
+from tests.manual.stories import Story
+
+NO_CLUSTER = "#!/bin/sh\necho 'squeue: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+
+
+def test_slurm_s_commands_without_a_cluster_lead_to_the_local_scheduler(tmp_path: Path) -> None:
+    for name in ("sbatch", "squeue", "scontrol", "sinfo"):
+        (tmp_path / name).write_text(NO_CLUSTER)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "ftsupervise.yaml").write_text("name: first\nlaunch: {command: 'true'}\n")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    argv = [sys.executable, "-m", "ftsupervise", "launch"]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "on this machine" in done.stdout
+    done = subprocess.run(
+        [*argv, "--scheduler", "slurm"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 69 and "Could not establish a configuration source" in done.stderr
+
+
+def test_the_scheduler_that_was_named_at_the_launch_is_the_one_to_ask_later(tmp_path: Path) -> None:
+    story = Story("named", tmp_path / "first", dict(os.environ))
+    (story.place / "ftsupervise.yaml").write_text("name: first\nlaunch: {command: 'true', jobs: 1}\n")
+    try:
+        story.type(["ftsupervise launch --scheduler local"], strict=True)
+        assert load(story.run / "run.yaml").scheduler == "local"
+    finally:
+        story.close()

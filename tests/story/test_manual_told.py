@@ -1,0 +1,216 @@
+"""What the manual says to type is typed here, in its order, with ``scheduler: local``. The same on Slurm: tests/slurm."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import Decision, Guard
+from ftsupervise.config.load import loads
+from ftsupervise.model import Finding, Health
+from ftsupervise.rundir import RunDir
+from ftsupervise.watch import Look
+from tests.manual.blocks import ROOT, marked
+from tests.manual.stories import Story, copy_of
+from tests.neighbours.smtp import MailServer
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Story]]:
+    begun: list[Story] = []
+
+    def make(name: str) -> Story:
+        begun.append(Story(name, tmp_path / "first", dict(os.environ)))
+        return begun[-1]
+
+    yield make
+    for one in begun:
+        one.close()
+
+
+@pytest.fixture
+def launched(begin: Callable[..., Story]) -> Callable[[str], Story]:
+    """A story that begins with the files of the first one."""
+
+    def make(name: str) -> Story:
+        story = begin(name)
+        for block in marked("run", "first"):
+            if "file" in block.marks:
+                story.write(block)
+        return story
+
+    return make
+
+
+def test_every_story_in_the_manual_is_told_by_a_test() -> None:
+    here = Path(__file__).read_text() + (ROOT / "tests" / "slurm" / "test_manual_slurm.py").read_text()
+    names = {block.marks["run"] for block in marked("run")}
+    assert {name for name in names if f'"{name}"' not in here} == set()
+
+
+def test_three_steps_lead_to_a_supervised_run(begin: Callable[..., Story]) -> None:
+    story = begin("first")
+    with MailServer() as mail:
+        story.replaced["host: mail.example.org"] = f"host: 127.0.0.1, port: {mail.port}"
+        story.tell()
+        story.until(lambda: [m for m in mail.mails if "STARTED" in str(m["Subject"])], "the mail that it has started")
+        story.until((story.run / "checkpoints" / "newest.json").exists, "the checkpoint that was asked for")
+    entries = {path.name for path in story.run.iterdir()}
+    (tree,) = marked("same", "run-directory")
+    assert {name for name in entries if f"  {name}" not in tree.text} == set()
+
+
+def test_the_switches_do_what_the_manual_says(launched: Callable[[str], Story]) -> None:
+    story = launched("switches")
+    story.type(["ftsupervise launch"], strict=True)
+    story.until(story.trains, "the run to train")
+    story.tell()
+
+
+@pytest.mark.parametrize("name", ["dry", "local"])
+def test_a_launch_prints_what_the_manual_shows(launched: Callable[[str], Story], name: str) -> None:
+    launched(name).tell()
+
+
+def test_a_job_of_ones_own_is_supervised_by_one_line(launched: Callable[[str], Story]) -> None:
+    story = launched("by-hand")
+    train = story.place / "train.py"
+    train.write_text(train.read_text().replace("sleep(0.1)", "sleep(0.001)"))
+    story.tell()
+    assert (story.place / "runs" / "by-hand" / "marks" / "finished").exists()
+
+
+def test_mistakes_in_the_settings_are_told_as_shown(begin: Callable[..., Story]) -> None:
+    story = begin("errors")
+    shown, _ = marked("run", "errors")
+    text = shown.text.partition("$ cat ftsupervise.yaml\n")[2].partition("$ ")[0]
+    (story.place / "ftsupervise.yaml").write_text(text)
+    story.tell()
+    assert (story.place / "ftsupervise.schema.json").stat().st_size > 1000
+
+
+def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
+    story = Story("minimal", tmp_path / "minimal", dict(os.environ))
+    story.run_name = "digits"
+    story.place.rmdir()
+    copy_of("examples/minimal", story.place)
+    for name in ("train.py", "ftsupervise.yaml"):
+        path = story.place / name
+        path.write_text(path.read_text().replace("--step-time 0.05", "--step-time 0.001").replace("=0.02", "=0.001"))
+    config = story.place / "ftsupervise.yaml"
+    config.write_text(config.read_text() + "scheduler: local\n")
+    try:
+        story.tell()
+    finally:
+        story.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- python
+
+
+def test_the_guard_s_block_runs_in_a_loop_that_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
+    saved: list[int] = []
+    names: dict[str, Any] = {"first": 1, "last": 2000, "train": lambda step: None, "save": saved.append}
+    for block in marked("run", "guard"):
+        exec(compile(block.text, str(block), "exec"), {**names, "evaluate": lambda: None})
+        assert (tmp_path / "marks" / "finished").exists() and not saved
+        (tmp_path / "marks" / "finished").unlink()
+
+
+def test_the_vote_over_ranks_is_taken_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch need not be there: what stands in for it is one rank's all-reduce beside another rank that says SAVE."""
+    other = int(Decision.SAVE) << 4 | 1
+    torch, dist = types.ModuleType("torch"), types.ModuleType("torch.distributed")
+    torch.tensor = lambda values: Box(values)  # type: ignore[attr-defined]
+    dist.ReduceOp = types.SimpleNamespace(MAX="max")  # type: ignore[attr-defined]
+    dist.all_reduce = lambda box, op: box.take(max(box.item(), other))  # type: ignore[attr-defined]
+    torch.distributed = dist  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+    (block,) = marked("run", "agree")
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)
+    guard = names["guard"]
+    assert isinstance(guard, Guard)
+    decisions = [guard.step(step) for step in range(1, 21)]
+    guard.close()
+    assert [step for step, decision in enumerate(decisions, 1) if decision.save] == [10, 20]
+
+
+class Box:
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+
+    def take(self, value: int) -> None:
+        self.values[0] = value
+
+    def item(self) -> int:
+        return self.values[0]
+
+
+def test_the_watchdog_in_contributing_finds_what_it_looks_for(tmp_path: Path) -> None:
+    (block,) = marked("run", "watchdog")
+    names: dict[str, Any] = {"__name__": f"watchdog_{random.randrange(10**9)}"}
+    module = types.ModuleType(names["__name__"])
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+    run = loads("name: first\nlaunch: {command: 'true'}")
+    look = Look(run=run, rundir=RunDir(tmp_path), now=datetime(2026, 11, 21, tzinfo=timezone.utc), jobs=())
+    (gone,) = module.__dict__["Readme"]().check(look, None)
+    (tmp_path / "README").touch()
+    (there,) = module.__dict__["Readme"]().check(look, None)
+    del sys.modules[module.__name__]
+    assert isinstance(gone, Finding) and gone.health is Health.BAD and there.health is Health.OK
+
+
+def test_pip_install_makes_a_command_that_has_all_its_files(tmp_path: Path) -> None:
+    """``pip install .`` word for word, in an environment that borrows the libraries of this one."""
+    import shutil
+    import subprocess
+    import sysconfig
+    import venv
+
+    venv.create(tmp_path / "venv", with_pip=False)
+    borrowed = sysconfig.get_path("purelib")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60).stdout.strip())
+    (site / "borrowed.pth").write_text(borrowed + "\n")
+    wanted = ("ftsupervise", "templates", "cron", "pyproject.toml", "README.md", "LICENSE")
+    (tmp_path / "clone").mkdir()
+    for name in wanted:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / "clone" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, tmp_path / "clone" / name)
+    line, with_extra = (block.text.strip() for block in marked("run", "install"))
+    assert line == "pip install ." and with_extra == "pip install '.[demo]'"
+    # Nothing is fetched: the libraries are there already, and setuptools is borrowed too.
+    words = [python, "-m", *line.split(), "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    subprocess.run(words, cwd=tmp_path / "clone", check=True, timeout=180, env=env)
+    story = Story("install", tmp_path / "first", {**os.environ})
+    story.env["PATH"] = f"{tmp_path}/venv/bin:{os.environ['PATH']}"
+    for one in marked("run", "first"):
+        if "file" in one.marks:
+            story.write(one)
+    where, version, script = story.type(
+        [
+            "python -c 'import ftsupervise; print(ftsupervise.__file__)'",
+            "ftsupervise --version",
+            "ftsupervise launch --dry-run --scheduler slurm",
+        ],
+        strict=True,
+    )
+    assert where.startswith(str(site)) and version.startswith("ftsupervise 0.")
+    assert "#SBATCH --job-name=first" in script

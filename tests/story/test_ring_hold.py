@@ -1,0 +1,60 @@
+"""The brake over a chain on this machine: the members that wait are kept, and go on when it is released."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.brake import read_brake
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.scheduler.local import Local
+
+Until = Callable[..., Any]
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
+    monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
+
+    def one(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+        argv = [sys.executable, "-m", "ftsupervise", *words]
+        return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    yield one
+    local = Local()
+    for job in local.queue():
+        local.cancel(job.base_id)
+
+
+def test_a_chain_that_fails_at_once_keeps_its_members_and_one_alert_says_why(
+    typed: Type, tmp_path: Path, until: Until
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: broken\nscheduler: local\nlaunch:\n  command: test -e mended\n  jobs: 3\n"
+        "  restart: {in_place: 1, back_off: 0s}\n"
+    )
+    rundir = RunDir(tmp_path / "runs" / "broken")
+    assert typed("launch").returncode == 0
+    until(lambda: read_brake(rundir) is not None and read_brake(rundir).held, "the brake")  # type: ignore[union-attr]
+    until(lambda: [j.reason for j in Local().queue()] == ["JobHeldUser"], "one member, held")
+    assert len(ledger(rundir)) == 3, "two attempts in the first member, the third in the second"
+    assert typed("check", "brake").returncode == 2
+    seen = typed("status").stdout
+    assert "STOPPED" in seen and "clear --brake" in seen
+    checked = typed("watch", "--quiet")
+    assert checked.returncode == 2, checked.stdout
+    firing = typed("alerts").stdout
+    assert "brake" in firing
+    (tmp_path / "mended").touch()
+    assert "may start again" in typed("clear", "--brake").stdout
+    until(lambda: len(ledger(rundir)) == 4 and ledger(rundir)[-1].ended, "the last member")
+    assert ledger(rundir)[-1].cause == "exit 0"

@@ -1,0 +1,125 @@
+"""``ftsupervise kill``, ``save`` and ``clear`` as people type them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL, SAVE, read_switch
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "digits")
+    run.switches.mkdir(parents=True)
+    return run
+
+
+def ftsupervise(*words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ftsupervise", *words],
+        input=answer,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_save_raises_the_switch_and_says_what_happens_and_how_to_undo(rundir: RunDir) -> None:
+    done = ftsupervise("save", str(rundir.root), "--why", "before the move")
+    assert done.returncode == 0
+    assert read_switch(rundir, SAVE).why == "before the move"
+    assert "60 s at worst" in done.stdout
+    assert f"ftsupervise clear {rundir.root}" in done.stdout
+
+
+def test_kill_asks_nobody_when_nobody_is_there_and_does_nothing(rundir: RunDir) -> None:
+    done = ftsupervise("kill", str(rundir.root))
+    assert done.returncode == 64
+    assert "--confirm digits" in done.stderr
+    assert os.listdir(rundir.switches) == []
+
+
+def test_kill_checks_the_name_it_is_given(rundir: RunDir) -> None:
+    assert ftsupervise("kill", str(rundir.root), "--confirm", "other").returncode == 64
+    assert not read_switch(rundir, KILL).up
+    assert ftsupervise("kill", str(rundir.root), "--confirm", "digits").returncode == 0
+    assert read_switch(rundir, KILL).up
+
+
+def test_on_a_terminal_kill_asks_and_no_means_no(rundir: RunDir) -> None:
+    import pty
+
+    for answer, up in ((b"n\n", False), (b"y\n", True)):
+        parent, child = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ftsupervise", "kill", str(rundir.root)], stdin=child, stdout=child, stderr=child
+        )
+        os.close(child)
+        os.write(parent, answer)
+        process.wait(60)
+        os.close(parent)
+        assert read_switch(rundir, KILL).up is up
+
+
+def test_the_first_reason_stays(rundir: RunDir) -> None:
+    ftsupervise("kill", str(rundir.root), "--yes", "--why", "first")
+    done = ftsupervise("kill", str(rundir.root), "--yes", "--why", "second")
+    assert done.returncode == 0
+    assert "up already" in done.stdout and "first" in done.stdout
+    assert read_switch(rundir, KILL).why == "first"
+
+
+def test_clear_takes_down_one_or_both_and_says_which(rundir: RunDir) -> None:
+    for name in (KILL, SAVE):
+        (rundir.switches / name).touch()
+    done = ftsupervise("clear", str(rundir.root), "--switch", "save")
+    assert "save switch of digits is down" in done.stdout
+    assert read_switch(rundir, KILL).up
+    done = ftsupervise("clear", str(rundir.root))
+    assert "kill switch of digits is down" in done.stdout
+    assert "save switch of digits was not up" in done.stdout
+
+
+def test_a_link_planted_in_the_switchs_place_is_replaced_and_its_target_untouched(
+    rundir: RunDir, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (rundir.switches / SAVE).symlink_to(victim)
+    assert ftsupervise("save", str(rundir.root)).returncode == 0
+    assert victim.read_text() == "precious"
+    assert read_switch(rundir, SAVE).up
+
+
+def test_what_cannot_be_removed_is_one_sentence(rundir: RunDir) -> None:
+    (rundir.switches / KILL).mkdir()
+    done = ftsupervise("clear", str(rundir.root))
+    assert done.returncode != 0
+    assert "cannot remove" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("save",), ("kill", "--yes"), ("clear",)])
+def test_they_import_nothing_they_do_not_need(rundir: RunDir, words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ftsupervise", *words, str(rundir.root)],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert not loaded & {
+        "pydantic",
+        "rich",
+        "jinja2",
+        "requests",
+        "slack_sdk",
+        "psutil",
+        "asyncio",
+        "ssl",
+        "subprocess",
+    }

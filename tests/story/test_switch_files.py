@@ -1,0 +1,139 @@
+"""Switches as files: what counts as raised, who did it, and what lies there and is none."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Health
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL, SAVE, clear_answered, clear_switch, look_at_switch, raise_switch, read_switch
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    run.switches.mkdir(parents=True)
+    return run
+
+
+def test_an_empty_directory_means_down(rundir: RunDir) -> None:
+    assert read_switch(rundir, KILL).health is Health.OK
+
+
+def test_touch_is_enough_and_shows_owner_and_time(rundir: RunDir) -> None:
+    (rundir.switches / KILL).touch()
+    os.utime(rundir.switches / KILL, (NOON.timestamp(), NOON.timestamp()))
+    state = read_switch(rundir, KILL)
+    assert state.up
+    assert state.since == NOON
+    assert state.who
+
+
+def test_what_is_written_into_it_is_the_reason(rundir: RunDir) -> None:
+    (rundir.switches / KILL).write_text("loss is nan\nsince step 400\n")
+    assert read_switch(rundir, KILL).why == "loss is nan"
+
+
+def test_the_command_records_who_where_and_why(rundir: RunDir) -> None:
+    raise_switch(rundir, SAVE, who="alice", host="login1", why="before the move", now=NOON)
+    state = read_switch(rundir, SAVE)
+    assert state.up
+    assert "alice" in state.who and "login1" in state.who
+    assert state.why == "before the move"
+    assert not read_switch(rundir, KILL).up
+
+
+def test_a_name_in_the_file_does_not_hide_its_owner(rundir: RunDir) -> None:
+    raise_switch(rundir, KILL, who="somebody-else", host="", why="", now=NOON)
+    import pwd
+
+    assert pwd.getpwuid(os.getuid()).pw_name in read_switch(rundir, KILL).who
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred\x07", "[" * 50_000, '{"why": {"a": 1}}', "\x00\xff", '{"who": 5}'])
+def test_no_content_breaks_reading_or_the_terminal(rundir: RunDir, text: str) -> None:
+    (rundir.switches / KILL).write_bytes(text.encode("latin-1"))
+    state = read_switch(rundir, KILL)
+    assert state.up
+    assert (state.who + state.why).isprintable()
+    assert len(state.why) <= 300
+
+
+def test_a_directory_that_cannot_be_looked_at_is_unknown_never_down(tmp_path: Path) -> None:
+    state = read_switch(RunDir(tmp_path / "nowhere"), KILL)
+    assert state.health is Health.UNKNOWN
+    assert not state.up
+    assert "cannot look" in state.problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("symlink", "a symbolic link"),
+        ("fifo", "a FIFO"),
+        ("directory", "a directory"),
+        ("socket", "not a regular file"),
+        ("huge", "bytes long"),
+        ("hard link", "second hard link"),
+    ],
+)
+def test_what_is_no_plain_file_is_told_and_not_obeyed(rundir: RunDir, tmp_path: Path, kind: str, words: str) -> None:
+    place, other = rundir.switches / KILL, tmp_path / "other"
+    other.write_text("x")
+    if kind == "symlink":
+        place.symlink_to(other)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif kind == "socket":
+        import socket
+
+        here = Path.cwd()
+        os.chdir(rundir.switches)  # the path of a socket may be no longer than 107 characters
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(KILL)
+        os.chdir(here)
+    elif kind == "huge":
+        place.touch()
+        os.truncate(place, 1 << 40)
+    else:
+        place.hardlink_to(other)
+    state = read_switch(rundir, KILL)
+    assert state.health is Health.OK
+    assert words in state.problem and "not obeyed" in state.problem
+
+
+def test_a_directory_everybody_may_write_is_not_obeyed_unless_sticky(rundir: RunDir) -> None:
+    (rundir.switches / KILL).touch()
+    rundir.switches.chmod(0o777)
+    assert "chmod o-w" in read_switch(rundir, KILL).problem
+    rundir.switches.chmod(0o1777)
+    assert read_switch(rundir, KILL).up
+
+
+def test_clearing_says_whether_there_was_anything(rundir: RunDir) -> None:
+    (rundir.switches / KILL).touch()
+    assert clear_switch(rundir, KILL)
+    assert not clear_switch(rundir, KILL)
+
+
+def test_only_the_raising_that_was_answered_is_taken_down(rundir: RunDir) -> None:
+    switch = rundir.switches / SAVE
+    switch.touch()
+    _, answered = look_at_switch(rundir, SAVE)
+    assert answered is not None
+    os.utime(switch, ns=(1, 1))  # touched again meanwhile
+    assert not clear_answered(rundir, SAVE, answered)
+    assert switch.exists()
+    _, answered = look_at_switch(rundir, SAVE)
+    assert answered is not None
+    assert clear_answered(rundir, SAVE, answered)
+    assert os.listdir(rundir.switches) == []
+    assert not clear_answered(rundir, SAVE, answered)

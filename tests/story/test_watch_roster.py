@@ -1,0 +1,88 @@
+"""Watching many runs: one whose settings cannot be read is told, and blinds nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MESSAGES = "alerts:\n  receivers:\n    - file: {path: ../heard.jsonl}\n"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        text = f"name: {name}\nscheduler: local\nlaunch: {{command: sleep 600, jobs: 1}}\n"
+        (tmp_path / name / "ftsupervise.yaml").write_text(text + MESSAGES)
+    return tmp_path
+
+
+def watch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state")}
+    argv = [sys.executable, "-m", "ftsupervise", "watch", *words]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def heard(folder: Path) -> list[str]:
+    path = folder / "heard.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_run_whose_settings_are_broken_is_told_and_the_other_is_watched(two: Path) -> None:
+    (two / "b" / "ftsupervise.yaml").write_text("name: [\n")
+    for name in ("a", "b"):
+        (two / name / "runs" / name / "switches").mkdir(parents=True)
+        (two / name / "runs" / name / "watch").mkdir()
+    done = watch(two, "a", "b")
+    assert done.returncode == 2
+    text = "\n".join(heard(two))
+    assert "the settings of b cannot be read" in text
+    assert "no job of this run" in text  # a was looked at
+    before = len(heard(two))
+    watch(two, "a", "b")
+    assert len(heard(two)) == before  # told once
+    (two / "b" / "ftsupervise.yaml").write_text(
+        (two / "a" / "ftsupervise.yaml").read_text().replace("name: a", "name: b")
+    )
+    watch(two, "a", "b")
+    assert any("RESOLVED" in line.upper() and "settings of b" in line for line in heard(two)[before:])
+
+
+def test_the_only_run_s_broken_settings_are_said_at_once(two: Path) -> None:
+    (two / "b" / "ftsupervise.yaml").write_text("name: [\n")
+    done = watch(two, "b")
+    assert done.returncode == 78
+    assert "ftsupervise.yaml:" in done.stderr
+
+
+def test_a_run_that_was_not_launched_yet_wakes_nobody_and_nothing_is_made_for_it(two: Path) -> None:
+    done = watch(two, "a")
+    assert done.returncode == 3
+    assert "not been launched yet" in done.stdout
+    assert heard(two) == []
+    assert not (two / "a" / "runs").exists()
+
+
+def test_a_run_directory_that_vanishes_is_an_alert_and_is_not_made_anew(two: Path) -> None:
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(two / "state")}
+    ft = [sys.executable, "-m", "ftsupervise"]
+    subprocess.run([*ft, "launch"], cwd=two / "a", env=env, check=True, timeout=120, capture_output=True)
+    try:
+        assert watch(two, "a").returncode in (0, 3)
+        (two / "a" / "runs").rename(two / "a" / "moved")
+        assert watch(two, "a").returncode == 2
+        assert any("is gone" in line for line in heard(two))
+        assert not (two / "a" / "runs").exists()
+        (two / "a" / "moved").rename(two / "a" / "runs")
+        watch(two, "a")
+        assert any("RESOLVED" in line.upper() and "is gone" in line for line in heard(two))
+    finally:
+        subprocess.run([*ft, "kill", "--yes"], cwd=two / "a", env=env, check=False, timeout=60, capture_output=True)
+        code = "from ftsupervise.scheduler.local import Local\nfor j in Local().queue(): Local().cancel(j.base_id)"
+        subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)

@@ -1,0 +1,206 @@
+"""Checkpoints that come late, small or broken; a run that crawls; a loss that is none; GPUs that are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.config.load import loads
+from ftsupervise.model import Finding, Health, Job, JobState
+from ftsupervise.probe import Probe, Ran
+from ftsupervise.rundir import RunDir
+from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs import load_watchdog
+from ftsupervise.watch.watchdogs.nvml import GpuState
+
+HOUR = 3600.0
+
+
+class Scene:
+    def __init__(self, folder: Path, watch: str, probe: Probe) -> None:
+        self.run = loads(f"name: r\nlaunch: {{command: a}}\nrun_dir: {folder}\nwatch: {watch}\n", folder / "f.yaml")
+        self.rundir, self.probe, self.now = RunDir(folder), probe, time.time()
+        for path in (self.rundir.checkpoints, self.rundir.beats, self.rundir.logs, self.rundir.watch):
+            path.mkdir(parents=True, exist_ok=True)
+        self.memory: dict[str, Any] = {}
+        self.jobs = (Job("7_1", "7", "r", "me", JobState.RUNNING, nodes=(os.uname().nodename,)),)
+
+    def look(self, name: str) -> dict[str, Finding]:
+        memory = json.loads(json.dumps(self.memory))
+        at = datetime.fromtimestamp(self.now, timezone.utc)
+        look = Look(run=self.run, rundir=self.rundir, now=at, jobs=self.jobs, memory=memory, probe=self.probe)
+        found = list(load_watchdog(name).check(look, getattr(self.run.watch, name)))
+        self.memory = memory
+        return {finding.subject: finding for finding in found}
+
+    def checkpoint(self, step: int, at: float, *, files: int = 2, size: int = 1000) -> None:
+        folder = self.rundir.checkpoints / f"step-{step}"
+        folder.mkdir()
+        for number in range(files):
+            (folder / str(number)).write_bytes(b"w" * size)
+        os.utime(folder, (at, at))
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Iterator[Probe]:
+    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+        yield probe
+
+
+def with_checkpoints(tmp_path: Path, probe: Probe, watch: str = "{checkpoints: {}}") -> Scene:
+    """Five checkpoints, one an hour, the newest half an hour old."""
+    scene = Scene(tmp_path / "run", watch, probe)
+    for number in range(5):
+        scene.checkpoint(number, scene.now - (4.5 - number) * HOUR)
+    return scene
+
+
+def test_a_checkpoint_that_does_not_come_is_told(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    assert scene.look("checkpoints")["age"].health is Health.OK
+    for _ in range(3):
+        scene.now += HOUR
+        found = scene.look("checkpoints")["age"]
+    assert found.health is Health.BAD
+    assert "one is usual every 1h" in found.summary
+    scene.checkpoint(5, scene.now)
+    assert scene.look("checkpoints")["age"].health is Health.OK
+
+
+def test_time_in_the_queue_does_not_make_a_checkpoint_late(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    scene.look("checkpoints")
+    scene.jobs = ()
+    for _ in range(9):
+        scene.now += HOUR
+        assert scene.look("checkpoints")["age"].health is Health.OK
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [({"size": 100}, "are usual"), ({"files": 1, "size": 2000}, "has 1 files where 2"), ({"size": 0}, "is empty")],
+)
+def test_a_checkpoint_that_is_not_whole_is_told_once_it_has_settled(
+    made: dict[str, int], said: str, tmp_path: Path, probe: Probe
+) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    scene.checkpoint(9, scene.now, **made)
+    assert scene.look("checkpoints")["size"].health is Health.OK  # it may still be written
+    scene.now += HOUR
+    found = scene.look("checkpoints")["size"]
+    assert found.health is Health.BAD
+    assert said in found.summary
+
+
+def test_what_is_being_written_is_no_checkpoint_yet(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    (scene.rundir.checkpoints / "step-9.tmp").mkdir()
+    scene.now += HOUR
+    assert "step-4" in scene.look("checkpoints")["size"].summary
+
+
+def beat(scene: Scene, step: int, **facts: str) -> None:
+    record = {"rank": 0, "step": step, "phase": "train", "at": "2026-01-01T00:00:00+00:00", "pid": 1, "host": "n1",
+              "facts": facts}  # fmt: skip
+    path = scene.rundir.beats / "rank-0"
+    path.write_text(json.dumps(record))
+    os.utime(path, (scene.now, scene.now))
+
+
+def test_a_run_that_crawls_is_told_against_its_own_past(tmp_path: Path, probe: Probe) -> None:
+    scene, step = Scene(tmp_path / "run", "{throughput: {}}", probe), 0
+
+    def tick(steps: int) -> Finding:
+        nonlocal step
+        step, scene.now = step + steps, scene.now + 300
+        beat(scene, step, attempt="1")
+        return scene.look("throughput")["pace"]
+
+    told = [tick(100).health for _ in range(100)]
+    assert set(told) == {Health.OK}
+    slow = [tick(40) for _ in range(15)]
+    assert slow[-1].health is Health.BAD
+    assert "40% of the usual 1200" in slow[-1].summary
+    assert [tick(100) for _ in range(15)][-1].health is Health.OK
+
+
+def test_going_back_to_a_checkpoint_is_not_crawling(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{throughput: {}}", probe)
+    for number in range(100):
+        scene.now += 300
+        beat(scene, number * 100, attempt="1")
+        scene.look("throughput")
+    for number in range(5):
+        scene.now += 300
+        beat(scene, 5000 + number, attempt="2")
+        assert scene.look("throughput")["pace"].health is Health.OK
+
+
+def test_a_loss_in_the_log_that_is_no_number(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{loss: {}}", probe)
+    log = scene.rundir.logs / "r-7_1.out"
+    log.write_text("".join(f"step {n} loss: 2.{n % 10}\n" for n in range(50)))
+    assert scene.look("loss")["loss"].health is Health.OK
+    with log.open("a") as file:
+        file.write("step 50 loss: nan\nstep 51 loss: nan\n")
+    assert scene.look("loss")["loss"].health is Health.BAD
+    assert scene.look("loss")["loss"].health is Health.BAD  # nothing new was written: it stays so
+    with log.open("a") as file:
+        file.write("step 52 loss: 2.1\n")
+    assert scene.look("loss")["loss"].health is Health.OK
+
+
+def test_a_loss_the_guard_reports(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{loss: {}}", probe)
+    for step in range(40):
+        beat(scene, step, loss="2.0")
+        assert scene.look("loss")["loss"].health is Health.OK
+    for step in range(40, 46):
+        beat(scene, step, loss="7.5")
+        found = scene.look("loss")["loss"]
+    assert found.health is Health.BAD
+    assert "3.8 times" in found.summary
+
+
+class DriverOf:
+    """Stands where the probe is, with a driver that says what the test wants (this machine has no GPU)."""
+
+    def __init__(self, *gpus: GpuState, dmesg: bytes = b"") -> None:
+        self.gpus, self.dmesg = gpus, dmesg
+
+    def run(self, argv: list[str], **_: object) -> Ran:
+        said = json.dumps({"gpus": [asdict(one) for one in self.gpus]}).encode()
+        return Ran(0, self.dmesg if argv[0] == "dmesg" else said, b"", False)
+
+
+def gpus(scene: Scene, *states: GpuState, dmesg: bytes = b"") -> dict[str, Finding]:
+    scene.probe = DriverOf(*states, dmesg=dmesg)  # type: ignore[assignment]
+    host = os.uname().nodename
+    return {subject.removeprefix(f"{host} "): one for subject, one in scene.look("gpu").items()}
+
+
+def test_gpus_that_are_lost_hot_idle_or_broken(tmp_path: Path, probe: Probe) -> None:
+    scene = Scene(tmp_path / "run", "{gpu: {}}", probe)
+    well = [GpuState(n, temperature=60, utilisation=0.9, uncorrected=0, throttles=0x1) for n in range(2)]
+    assert {one.health for one in gpus(scene, *well).values()} == {Health.OK}
+    lost = gpus(scene, well[0], GpuState(1, lost="GPU is lost"))
+    assert "1 of 2 GPUs answer (GPU 1: GPU is lost)" in lost["there"].summary
+    assert gpus(scene, well[0])["there"].health is Health.BAD
+    assert gpus(scene, GpuState(0, temperature=60, throttles=0x40), well[1])["0 heat"].health is Health.BAD
+    assert gpus(scene, GpuState(0, uncorrected=3), well[1])["0 errors"].health is Health.BAD
+    assert (
+        gpus(scene, *well, dmesg=b"NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen")["xid"].health is Health.BAD
+    )
+    assert gpus(scene, *well, dmesg=b"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, a program's")["xid"].health is Health.OK
+    idle = GpuState(0, utilisation=0.0)
+    assert gpus(scene, idle, well[1])["0 work"].health is Health.OK
+    scene.now += HOUR
+    assert gpus(scene, idle, well[1])["0 work"].health is Health.BAD

@@ -1,0 +1,41 @@
+"""Slurm's lines as seen in real outputs, and who is to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftsupervise.job.postmortem import first_death
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["srun: error: node-1: task 1: Killed"], "rank 1 on node-1 killed by SIGKILL"),
+        (
+            ["srun: error: node-0: task 0: Terminated", "srun: error: node-1: task 1: Killed"],
+            "rank 1 on node-1 killed by SIGKILL",
+        ),
+        (["srun: error: node-0: tasks 0-7: Exited with exit code 3"], "ranks 0-7 on node-0 exit 3"),
+        (["srun: error: node-1: task 5: Segmentation fault (core dumped)"], "rank 5 on node-1 killed by SIGSEGV"),
+        (["srun: error: node-1: task 1: Out Of Memory"], "rank 1 on node-1 out of memory"),
+        (
+            ["slurmstepd: error: Detected 1 oom-kill event(s) in StepId=2.0. Some of your"],
+            "out of memory (the kernel or Slurm killed a process)",
+        ),
+        (["srun: error: Node failure on node-1", "srun: error: node-0: task 0: Killed"], "node failure on node-1"),
+        (
+            ["slurmstepd: error: *** JOB 2 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TIME LIMIT ***"],
+            "time limit",
+        ),
+        (
+            [
+                "slurmstepd: error: *** JOB 2 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD ***"
+            ],
+            "node failure",
+        ),
+        (["slurmstepd: error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 ***"], ""),
+        (["step 120 loss 0.3", "Killed"], ""),
+    ],
+)
+def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], cause: str) -> None:
+    assert first_death("\n".join(["step 1 loss 2.3", *lines, "ftsupervise: end"])) == cause

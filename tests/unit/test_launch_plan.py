@@ -1,0 +1,142 @@
+"""What a launch would submit, from settings alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.errors import ConfigError
+from ftsupervise.launch.plan import plan, train_command, warning_lead
+from ftsupervise.launch.render import render
+
+
+def make(launch: dict[str, Any], **more: Any) -> Run:
+    return Run(
+        name="tr11",
+        run_dir=Path("/scratch/runs/tr 11%"),
+        launch=Launch(**{"command": "python train.py", **launch}),
+        **more,
+    )
+
+
+def planned(launch: dict[str, Any], kind: str = "slurm", **more: Any) -> Any:
+    return plan(make(launch), kind=kind, token="t0", workdir=Path("/home/ada/tr11"), python="/venv/bin/python", **more)
+
+
+def test_the_default_is_an_array_of_ten_one_at_a_time() -> None:
+    options = planned({"time": "20:00:00"}).link(0)
+    assert "--array=1-10%1" in options
+    assert "--signal=B:USR1@600" in options
+    assert "--time=20:00:00" in options
+    assert "--comment=ftsupervise:tr11:t0" in options
+    assert "--no-requeue" in options
+    assert not any(option.startswith("--dependency") for option in options)
+
+
+def test_a_percent_sign_in_the_run_directory_is_not_a_pattern_of_sbatch() -> None:
+    assert "--output=/scratch/runs/tr 11%%/logs/%x-%A_%a.out" in planned({}).options
+
+
+def test_attaching_to_a_running_job_is_a_dependency() -> None:
+    assert "--dependency=afterany:87" in planned({}, after="87").link(0)
+
+
+def test_a_daisy_chain_hangs_each_job_on_the_one_before() -> None:
+    chain = planned({"chain": "daisy", "jobs": 3}, after="87")
+    assert chain.submissions == 3
+    assert not any(option.startswith("--array") for option in chain.options)
+    assert chain.link(0)[-1] == "--dependency=afterany:87"
+    assert chain.link(1, "90")[-1] == "--dependency=afterany:90"
+
+
+def test_a_plan_shows_each_link_of_a_daisy_chain_with_the_token_it_is_submitted_under() -> None:
+    chain = planned({"chain": "daisy", "jobs": 2})
+    marks = [[o for o in chain.link(index) if o.startswith("--comment=")] for index in range(2)]
+    assert marks == [["--comment=ftsupervise:tr11:t0.1"], ["--comment=ftsupervise:tr11:t0.2"]]
+    assert [chain.token_of(index) for index in range(2)] == ["t0.1", "t0.2"]
+
+
+def test_spare_nodes_are_never_in_an_array_because_no_kill_starts_two_members_at_once() -> None:
+    spare = planned({"nodes": 4, "spare_nodes": 2})
+    assert spare.chain == "daisy"
+    assert {"--nodes=6", "--no-kill"} <= set(spare.options)
+    assert "--nodes=4" in spare.command[spare.command.index("srun") :]
+    assert any("--no-kill" in note for note in spare.notes)
+
+
+@pytest.mark.parametrize(
+    ("launch", "lead"),
+    [({}, 600), ({"time": "20h"}, 600), ({"time": "10m"}, 300), ({"time": "10m", "warn": "2m"}, 120)],
+)
+def test_the_warning_comes_ten_minutes_before_the_limit_but_never_before_its_half(
+    launch: dict[str, Any], lead: int
+) -> None:
+    assert warning_lead(make(launch).launch) == timedelta(seconds=lead)
+
+
+def test_srun_is_put_before_the_command_on_slurm_and_not_on_this_machine() -> None:
+    launch = make({"cpus_per_task": 8}).launch
+    assert train_command(launch, "slurm") == ["srun", "--kill-on-bad-exit=1", "--cpus-per-task=8", "python", "train.py"]
+    assert train_command(launch, "local") == ["python", "train.py"]
+
+
+def test_an_own_srun_stays_as_it_is_and_is_refused_where_there_is_none() -> None:
+    launch = make({"command": "srun -K1 python train.py"}).launch
+    assert train_command(launch, "slurm") == ["srun", "-K1", "python", "train.py"]
+    with pytest.raises(ConfigError, match="starts with srun"):
+        train_command(launch, "local")
+
+
+def test_shell_in_a_command_gets_a_shell_that_survives_the_warning() -> None:
+    words = train_command(make({"command": "python train.py --rank $SLURM_PROCID | tee log"}).launch, "local")
+    assert words[:2] == ["bash", "-c"]
+    assert words[2].startswith("trap : USR1")
+
+
+@pytest.mark.parametrize("command", ["exec python train.py", "cd sub", "FOO=1 python train.py", "source env.sh"])
+def test_what_only_a_shell_can_do_is_given_to_a_shell(command: str) -> None:
+    assert train_command(make({"command": command}).launch, "local")[:2] == ["bash", "-c"]
+
+
+def test_a_list_is_run_as_it_stands() -> None:
+    assert train_command(make({"command": ("python", "a b.py", "$HOME")}).launch, "local") == [
+        "python",
+        "a b.py",
+        "$HOME",
+    ]
+
+
+def test_a_container_stands_between_srun_and_the_command() -> None:
+    words = train_command(make({"container": "apptainer exec --nv image.sif"}).launch, "slurm")
+    assert words == ["srun", "--kill-on-bad-exit=1", "apptainer", "exec", "--nv", "image.sif", "python", "train.py"]
+
+
+def test_a_run_without_a_time_limit_is_told_about_it() -> None:
+    assert any("launch.time" in note for note in planned({}).notes)
+
+
+def test_a_control_character_never_reaches_a_script() -> None:
+    one = planned({})
+    with pytest.raises(ConfigError, match="control characters"):
+        render(one, make({}).launch, ("--job-name=a\ntouch /tmp/canary",))
+
+
+def test_a_misspelt_name_in_an_own_template_is_an_error(tmp_path: Path) -> None:
+    own = tmp_path / "mine.j2"
+    own.write_text("#!/bin/bash\n{{ comand }}\n")
+    run = make({"template": own})
+    with pytest.raises(ConfigError, match="comand"):
+        render(planned({}), run.launch, ())
+
+
+def test_an_own_template_is_used(tmp_path: Path) -> None:
+    own = tmp_path / "mine.j2"
+    own.write_text(
+        "#!/bin/sh\n{% for o in options %}#SBATCH {{ o | sbatch }}\n{% endfor %}exec {{ command | map('quote') | join(' ') }}\n"
+    )
+    script = render(planned({}), make({"template": own}).launch, ("--job-name=x",))
+    assert script.startswith("#!/bin/sh\n#SBATCH --job-name=x\nexec /venv/bin/python -m ftsupervise run")

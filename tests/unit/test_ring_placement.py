@@ -1,0 +1,72 @@
+"""Where the next attempt is started: srun's words and node states in, srun's words out."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ftsupervise.job.placement import is_away, place, wanted
+from ftsupervise.job.reach import addresses, silent
+
+SRUN = ("srun", "--kill-on-bad-exit=1", "--nodes=2", "python", "-N", "9")
+NODES = ("node-0", "node-1", "node-2")
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes"),
+    [(SRUN, 2), (("srun", "-N2", "x"), 2), (("srun", "-N", "2", "x"), 2), (("srun", "x", "-N1"), 3), (("python",), 3)],
+)
+def test_srun_says_how_many_nodes_it_wants(command: tuple[str, ...], nodes: int) -> None:
+    assert wanted(command, 3) == nodes
+
+
+def test_a_spare_takes_the_place_of_a_node_that_is_down() -> None:
+    found = place(SRUN, NODES, {"node-0": "mixed", "node-1": "down*", "node-2": "mixed"}, {})
+    assert found.nodes == ("node-0", "node-2")
+    assert found.command[:2] == ("srun", "--nodelist=node-0,node-2")
+
+
+def test_a_node_with_a_past_and_one_that_drains_are_taken_last() -> None:
+    assert place(SRUN, NODES, {}, {"node-0": 1}).nodes == ("node-1", "node-2")
+    assert place(SRUN, NODES, {"node-1": "draining"}, {}).nodes == ("node-0", "node-2")
+    assert place(SRUN, NODES[:2], {"node-1": "draining"}, {}).nodes == ("node-0", "node-1")
+
+
+def test_too_few_nodes_are_said_by_name() -> None:
+    found = place(SRUN, NODES[:2], {"node-1": "silent*"}, {})
+    assert found.short == "1 of 2 nodes are left (node-1 is silent*)"
+
+
+def test_what_a_person_chose_and_what_is_no_srun_stay_as_they_are() -> None:
+    own = ("srun", "-w", "node-0", "x")
+    assert place(own, NODES, {}, {}).command == own
+    assert place(("torchrun", "x"), NODES, {"node-1": "down"}, {}).command == ("torchrun", "x")
+    whole = ("srun", "x")
+    assert place(whole, NODES, {}, {}).command == whole
+
+
+@pytest.mark.parametrize(
+    ("state", "away"),
+    [("mixed", False), ("allocated", False), ("draining", False), ("drained", True), ("down*", True), ("mixed*", True),
+     ("failing", False), ("fail", True), ("", False), ("idle", False)],
+)  # fmt: skip
+def test_states_as_sinfo_says_them(state: str, away: bool) -> None:
+    assert is_away(state) is away
+
+
+def test_addresses_are_read_as_scontrol_shows_them() -> None:
+    shown = (
+        "NodeName=node-0 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=a Port=18003 Version=22.05\n"
+        "NodeName=node-1 Arch=x86_64 NodeAddr=b NodeHostName=b\n"
+    )
+    assert addresses(shown, 6818) == {"node-0": ("10.0.0.1", 18003), "node-1": ("b", 6818)}
+
+
+def test_who_refuses_is_silent_but_never_all() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        lives = ("127.0.0.1", one.getsockname()[1])
+        dead = ("127.0.0.1", other.getsockname()[1])
+        other.close()
+        assert silent({"a": lives, "b": dead}, 1.0) == ("b",)
+        assert silent({"b": dead}, 1.0) == ()

@@ -1,0 +1,99 @@
+"""What Slurm is told in a sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.errors import UsageError
+from ftsupervise.sandbox import Shape
+from ftsupervise.sandbox.conf import LONGEST_ROOT, Layout, gres_conf, override, slurm_conf, slurmdbd_conf, span
+
+LAYOUT = Layout(Path("/tmp/lab"))
+
+
+def conf(**shape: object) -> dict[str, str]:
+    text = slurm_conf(Shape(**shape), LAYOUT, port=20000, user="ann", host="box")  # type: ignore[arg-type]
+    lines = [line.split("=", 1) for line in text.splitlines()]
+    assert len({key for key, _ in lines}) == len(lines), "a key given twice makes every command complain"
+    return dict(lines)
+
+
+def test_every_node_has_a_port_of_its_own_after_the_controllers() -> None:
+    lines = conf(nodes=4)
+    assert lines["SlurmctldPort"] == "20000"
+    assert lines["NodeName"].startswith("node-[0-3] ") and " Port=[20002-20005] " in lines["NodeName"]
+
+
+def test_one_node_is_not_written_as_a_range() -> None:
+    assert conf(nodes=1)["NodeName"].startswith("node-0 NodeHostname=box NodeAddr=127.0.0.1 Port=20002 ")
+
+
+def test_nodes_have_the_processors_memory_and_gpus_they_were_asked_to_have() -> None:
+    assert conf(cpus=8, memory=1000, gpus_per_node=2)["NodeName"].endswith(
+        "CPUs=8 RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
+    )
+
+
+def test_without_gpus_slurm_hears_nothing_of_gpus() -> None:
+    lines = conf(gpus_per_node=0)
+    assert "GresTypes" not in lines and "Gres" not in lines["NodeName"]
+
+
+def test_gpus_are_files_since_a_bare_count_makes_the_node_invalid() -> None:
+    assert gres_conf(Shape(), LAYOUT) == "NodeName=node-[0-3] Name=gpu File=/tmp/lab/dev/gpu[0-7] AutoDetect=off\n"
+
+
+def test_an_override_replaces_the_line_with_its_key_whatever_its_case() -> None:
+    lines = conf(overrides=("killwait=30", "PrologFlags=Alloc"))
+    assert "KillWait" not in lines
+    assert lines["killwait"] == "30" and lines["PrologFlags"] == "Alloc"
+
+
+def test_a_second_override_of_a_key_wins_over_the_first() -> None:
+    assert conf(overrides=("KillWait=30", "KillWait=40"))["KillWait"] == "40"
+
+
+def test_partitions_can_be_added_without_losing_the_first() -> None:
+    low = "PartitionName=low Nodes=node-[0-3] PriorityTier=1"
+    assert override(["PartitionName=prod Nodes=x", "KillWait=2"], (low,)) == [
+        "PartitionName=prod Nodes=x",
+        "KillWait=2",
+        low,
+    ]
+
+
+@pytest.mark.parametrize("line", ["KillWait", "=3", "KillWait=", "KillWait=3\nSlurmUser=root", "Kill Wait=3"])
+def test_an_override_that_is_no_setting_is_refused(line: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a slurm\.conf setting"):
+        Shape(overrides=(line,))
+
+
+@pytest.mark.parametrize(("field", "value"), [("nodes", 0), ("nodes", 1000), ("cpus", 0), ("gpus_per_node", -1)])
+def test_a_cluster_that_cannot_be_is_refused(field: str, value: int) -> None:
+    with pytest.raises(UsageError, match=field.split("_")[0]):
+        Shape(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["/tmp/a b", "/tmp/a,b", "/tmp/a%n", "/tmp/a[0-3]", "/tmp/a#b", "/tmp/ä", "/tmp/a\nb"])
+def test_a_directory_that_slurms_files_cannot_name_is_refused_with_the_character(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot live in") as caught:
+        Layout(Path(name))
+    assert "/tmp/lab" in caught.value.hint
+
+
+def test_a_directory_too_long_for_unix_sockets_is_refused_with_the_limit() -> None:
+    Layout(Path("/" + "a" * (LONGEST_ROOT - 1)))
+    with pytest.raises(UsageError, match=r"61 characters are too many .*\(at most 60\)"):
+        Layout(Path("/" + "a" * LONGEST_ROOT))
+
+
+def test_accounting_names_the_munge_socket_where_slurmdbd_looks_for_it() -> None:
+    lines = conf(accounting=True)
+    assert lines["AccountingStoragePass"] == "/tmp/lab/munge/sock" and lines["AccountingStoragePort"] == "20001"
+    assert "DbdPort=20001\n" in slurmdbd_conf(LAYOUT, port=20000, user="ann")
+
+
+def test_a_range_of_one_is_a_name() -> None:
+    assert (span("node-", 0, 1), span("node-", 0, 2), span("", 7, 3)) == ("node-0", "node-[0-1]", "[7-9]")

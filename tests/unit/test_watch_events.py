@@ -1,0 +1,61 @@
+"""What people are told of a ledger: starts, take-overs with both halves, a stop that somebody asked for, the end."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from ftsupervise.model import Attempt, EventKind
+from ftsupervise.watch.events import events, orderly
+
+T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+def attempt(
+    number: int, cause: str = "", *, first: int | None = 1, last: int | None = 140, minutes: float = 0
+) -> Attempt:
+    started = T0 + timedelta(minutes=minutes)
+    ended = started + timedelta(minutes=5) if cause else None
+    return Attempt(
+        number, f"88_{number}", started, host="node-9", ended=ended, cause=cause, first_step=first, last_step=last
+    )
+
+
+def test_a_fault_that_was_over_before_anybody_looked_is_told_as_one_event_with_both_halves() -> None:
+    told = events([attempt(1, "killed by SIGKILL"), attempt(2, first=101, minutes=5.05)], finished_at=None)
+    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.RESUMED]
+    assert told[1].summary == (
+        "attempt 2 (job 88_2) goes on from step 101, 3s after attempt 1 ended at step 140 (killed by SIGKILL); "
+        "40 steps are done again"
+    )
+
+
+def test_an_attempt_that_has_not_trained_yet_has_not_taken_over() -> None:
+    told = events([attempt(1, "exit 1"), attempt(2, first=None, last=None, minutes=6)], finished_at=None)
+    assert [event.kind for event in told] == [EventKind.STARTED]
+
+
+def test_a_kill_switch_is_told_because_nobody_takes_over() -> None:
+    told = events([attempt(1, "kill switch")], finished_at=None)
+    assert [event.kind for event in told] == [EventKind.STARTED, EventKind.STOPPED]
+
+
+def test_the_end_says_how_long_and_in_how_many_attempts() -> None:
+    runs = [attempt(1, "warning signal"), attempt(2, "finished", first=141, last=300, minutes=6)]
+    told = events(runs, finished_at=T0 + timedelta(hours=2))
+    assert told[-1].kind is EventKind.FINISHED
+    assert told[-1].summary == "done at step 300 after 2h, in 2 attempts"
+
+
+def test_every_event_has_a_name_of_its_own_and_keeps_it() -> None:
+    first = events([attempt(1, "exit 1"), attempt(2, minutes=6)], finished_at=None)
+    later = events([attempt(1, "exit 1"), attempt(2, "exit 1", minutes=6), attempt(3, minutes=12)], finished_at=T0)
+    assert [e.dedup for e in later][: len(first)] == [e.dedup for e in first]
+    assert len({e.dedup for e in later}) == len(later)
+
+
+def test_orderly_ends_wake_nobody() -> None:
+    assert orderly("warning signal")
+    assert orderly("kill switch")
+    assert not orderly("kill switch, then exit 1")
+    assert not orderly("exit 1")
+    assert not orderly("died without a word")

@@ -1,0 +1,182 @@
+"""Is the run alive? As values: jobs in, one finding out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.watchdogs import IsRunning as Settings
+from ftsupervise.model import Finding, Health, Job, JobState
+from ftsupervise.records import LaunchRecord
+from ftsupervise.rundir import RunDir
+from ftsupervise.switches import KILL
+from ftsupervise.watch import Look
+from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run, own_job_ids
+from ftsupervise.watch.watchdogs.is_running import NEVER, IsRunning
+
+NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+def job(job_id: str = "88_1", state: JobState = JobState.RUNNING, **more: object) -> Job:
+    base = job_id.partition("_")[0]
+    fields: dict[str, object] = {
+        "name": "tr11",
+        "user": "ada",
+        "comment": "ftsupervise:tr11:t0",
+        "raw_id": base,
+        **more,
+    }
+    return Job(id=job_id, base_id=base, state=state, submit_time=NOW - timedelta(hours=3), **fields)  # type: ignore[arg-type]
+
+
+REST = job("88_[2-10%1]", JobState.PENDING, reason="JobArrayTaskLimit")
+
+
+def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **settings: object) -> list[Finding]:
+    run = Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true", jobs=members))
+    rundir = RunDir(tmp_path)
+    rundir.switches.mkdir(exist_ok=True)
+    rundir.marks.mkdir(exist_ok=True)
+    seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind)
+    found = list(IsRunning().check(seen, Settings(**settings)))  # type: ignore[arg-type]
+    return [f for f in found if f.watchdog != "switches" or f.health is Health.BAD]
+
+
+def test_running_with_a_successor_is_fine(tmp_path: Path) -> None:
+    assert [f.health for f in look(tmp_path, job(), REST)] == [Health.OK, Health.OK]
+
+
+def test_no_job_at_all_is_critical_and_says_what_to_type(tmp_path: Path) -> None:
+    finding = look(tmp_path)[0]
+    assert finding.health is Health.BAD
+    assert "no job of this run" in finding.summary
+    assert "ftsupervise launch" in finding.do
+
+
+def test_a_dead_slurmctld_is_neither_gone_nor_fine(tmp_path: Path) -> None:
+    (finding,) = look(tmp_path, blind="connect failure")
+    assert finding.health is Health.UNKNOWN
+    assert "connect failure" in finding.summary
+
+
+@pytest.mark.parametrize("reason", sorted(NEVER))
+def test_a_reason_that_never_ends_is_not_a_queue_wait(tmp_path: Path, reason: str) -> None:
+    finding = look(tmp_path, job("88", JobState.PENDING, reason=reason))[0]
+    assert finding.health is Health.BAD
+    assert reason in finding.summary
+    assert "JOBID" not in finding.do
+
+
+def test_an_ordinary_wait_is_healthy_until_its_bound(tmp_path: Path) -> None:
+    waiting = job("88_[1-10%1]", JobState.PENDING, reason="Priority")
+    assert look(tmp_path, waiting)[0].health is Health.OK
+    assert look(tmp_path, waiting, pending_for=timedelta(hours=2))[0].health is Health.BAD
+    assert look(tmp_path, waiting, pending_for=timedelta(hours=4))[0].health is Health.OK
+
+
+def test_completing_is_fine_for_a_while_and_then_a_stuck_node(tmp_path: Path) -> None:
+    fresh = job(state=JobState.COMPLETING, end_time=NOW - timedelta(minutes=1))
+    stuck = job(state=JobState.COMPLETING, end_time=NOW - timedelta(minutes=20))
+    assert look(tmp_path, fresh, REST)[0].health is Health.OK
+    assert look(tmp_path, stuck, REST)[0].health is Health.BAD
+
+
+def test_a_job_that_runs_beside_a_stuck_one_is_running(tmp_path: Path) -> None:
+    stuck = job(state=JobState.COMPLETING, end_time=NOW - timedelta(hours=1))
+    assert look(tmp_path, stuck, job("88_2"), REST)[0].health is Health.OK
+
+
+def test_the_last_member_has_nobody_behind_it(tmp_path: Path) -> None:
+    finding = look(tmp_path, job("88_10"))[1]
+    assert finding.health is Health.BAD
+    assert finding.do == "ftsupervise launch --after 88"
+    assert look(tmp_path, job("88"), members=1)[1].health is Health.OK
+
+
+def test_a_finished_run_needs_no_job(tmp_path: Path) -> None:
+    RunDir(tmp_path).marks.mkdir()
+    RunDir(tmp_path).finished.write_text("{}")
+    assert look(tmp_path)[0].health is Health.OK
+
+
+def test_a_run_under_the_kill_switch_needs_no_job(tmp_path: Path) -> None:
+    RunDir(tmp_path).switches.mkdir()
+    (RunDir(tmp_path).switches / KILL).touch()
+    assert look(tmp_path)[0].health is Health.OK
+
+
+LAUNCH = LaunchRecord(1, "submitted", "t0", NOW, "ada@login", "slurm", "array", 10, "87", ("88",))
+
+
+def test_jobs_are_known_by_comment_by_id_and_by_the_job_the_chain_is_attached_to() -> None:
+    ours = [job("88_1"), job("90", comment="ftsupervise:tr11:t0", name="x"), job("87", comment="", name="by-hand")]
+    others = [job("95", comment="ftsupervise:tr12:t0", name="tr12"), job("96", comment="", name="other")]
+    assert jobs_of_run("tr11", [LAUNCH], [*ours, *others], frozenset()) == tuple(ours)
+
+
+def test_a_job_submitted_by_hand_counts_by_its_name() -> None:
+    by_hand = job("70", comment="")
+    assert jobs_of_run("tr11", [], [by_hand], frozenset()) == (by_hand,)
+
+
+def test_a_watchdog_named_like_its_run_does_not_watch_itself_nor_its_own_successor() -> None:
+    mine, successor = job("50", comment="", raw_id="50"), job("51", JobState.PENDING, comment="", raw_id="51")
+    own = own_job_ids({"SLURM_JOB_ID": "50"})
+    assert jobs_of_run("tr11", [], [mine, successor], own) == ()
+    train = job("88_1")
+    assert jobs_of_run("tr11", [LAUNCH], [mine, successor, train], own) == (train,)
+
+
+def test_another_run_of_ours_with_the_same_job_name_is_not_this_one() -> None:
+    assert jobs_of_run("tr11", [], [replace(job("88_1"), comment="ftsupervise:other:t")], frozenset()) == ()
+
+
+def test_the_short_cut_through_a_long_queue_finds_the_same_jobs() -> None:
+    other = job("77_1", comment="ftsupervise:other:t", name="other")
+    queue = (job("88_1"), REST, job("99", comment=""), other, job("55", comment="", name="older"))
+    for after in ("", "55"):
+        launched = [LaunchRecord(1, "submitted", "t0", NOW, "ada@login", "slurm", "array", 10, after, ("88",))]
+        few = candidates("tr11", launched, by_mark(queue))
+        assert other not in few
+        assert set(jobs_of_run("tr11", launched, few, frozenset())) == set(
+            jobs_of_run("tr11", launched, queue, frozenset())
+        )
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "PartitionNodeLimit", "DependencyNeverSatisfied"])
+def test_a_chain_that_never_starts_is_one_trouble_and_not_two(tmp_path: Path, reason: str) -> None:
+    found = look(tmp_path, job("88_[1-10%1]", JobState.PENDING, reason=reason))
+    assert [f.subject for f in found if f.health is Health.BAD] == ["job"]
+
+
+def test_a_chain_that_was_cancelled_is_not_told_as_a_last_member_while_it_completes(tmp_path: Path) -> None:
+    completing = job(state=JobState.COMPLETING, end_time=NOW - timedelta(seconds=2))
+    assert [f.health for f in look(tmp_path, completing)] == [Health.OK, Health.OK]
+
+
+def test_a_member_that_runs_before_a_held_rest_is_the_last_of_its_chain(tmp_path: Path) -> None:
+    held = job("88_[2-10%1]", JobState.PENDING, reason="JobHeldUser")
+    assert [f.subject for f in look(tmp_path, held, job()) if f.health is Health.BAD] == ["successor"]
+
+
+@pytest.mark.parametrize("blind", ["", "connect failure"])
+def test_what_lies_in_a_switch_s_place_and_is_not_obeyed_is_told_to_people(tmp_path: Path, blind: str) -> None:
+    (tmp_path / "switches").mkdir()
+    (tmp_path / "switches" / KILL).symlink_to("/etc/passwd")
+    odd = [f for f in look(tmp_path, job(), REST, blind=blind) if f.watchdog == "switches"]
+    assert [(f.subject, f.health) for f in odd] == [(KILL, Health.BAD)]
+    assert "symbolic link" in odd[0].summary and "not obeyed" in odd[0].summary
+    assert "ftsupervise kill" in odd[0].do
+
+
+def test_a_run_of_the_same_name_in_another_directory_is_not_this_one() -> None:
+    """Two checkouts with one ftsupervise.yaml: the one that is gone must not look alive because the other one trains."""
+    other = job("99_1", comment="ftsupervise:tr11:0123456789ab")
+    link = job("100", comment="ftsupervise:tr11:t0.2")
+    assert jobs_of_run("tr11", [LAUNCH], [other, link], frozenset()) == (link,)
+    unread = LAUNCH._replace(token="", job_ids=())  # a page that cannot be read might be the one
+    assert jobs_of_run("tr11", [unread], [other], frozenset()) == (other,)

@@ -1,0 +1,77 @@
+"""Has the run come on again? Told when it stands still, not while it starts, and over when it trains."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.watchdogs import Recovery as Settings
+from ftsupervise.model import Health
+from ftsupervise.rundir import RunDir, write_json
+from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs.recovery import Recovery
+
+NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    for name in ("attempts", "launches", "marks", "beats"):
+        (tmp_path / name).mkdir()
+    return RunDir(tmp_path)
+
+
+def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int | None = None) -> None:
+    folder = rundir.attempt(number)
+    folder.mkdir()
+    at = NOW - timedelta(minutes=ago)
+    write_json(
+        folder / "start.json", {"attempt": number, "job_id": f"88_{number}", "at": at.isoformat(), "host": "node-9"}
+    )
+    if cause:
+        end = {"at": (at + timedelta(minutes=1)).isoformat(), "exit_code": 1, "cause": cause, "first_step": first}
+        write_json(folder / "end.json", end)
+
+
+def look(rundir: RunDir) -> tuple[Health, str]:
+    run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
+    (finding,) = Recovery().check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
+    return finding.health, finding.summary
+
+
+def test_a_failure_with_nobody_to_take_over_is_told(rundir: RunDir) -> None:
+    attempt(rundir, 1, 5, "killed by SIGKILL", first=1)
+    assert look(rundir)[0] is Health.BAD
+
+
+def test_an_attempt_that_starts_is_given_time_and_not_for_ever(rundir: RunDir) -> None:
+    attempt(rundir, 1, 30, "exit 1", first=1)
+    attempt(rundir, 2, 3)  # of another host: no end on record says nothing
+    assert look(rundir) == (Health.UNKNOWN, "attempt 2 is starting: too early to say whether it comes on again")
+    attempt(rundir, 3, 11)
+    assert look(rundir)[0] is Health.BAD
+
+
+def test_a_run_that_was_launched_again_just_now_is_given_time(rundir: RunDir) -> None:
+    attempt(rundir, 1, 30, "exit 1", first=1)
+    (rundir.launches / "0002").mkdir()
+    write_json(
+        rundir.launches / "0002" / "launch.json",
+        {"state": "submitted", "token": "t", "at": (NOW - timedelta(minutes=1)).isoformat()},
+    )
+    assert look(rundir) == (Health.UNKNOWN, "it has been launched again: too early to say whether it comes on again")
+
+
+@pytest.mark.parametrize("cause", ["warning signal", "kill switch", "exit 0", "finished"])
+def test_an_orderly_end_is_no_failure(rundir: RunDir, cause: str) -> None:
+    attempt(rundir, 1, 30, cause, first=1)
+    assert look(rundir)[0] is Health.OK
+
+
+def test_it_is_over_when_a_later_attempt_has_trained(rundir: RunDir) -> None:
+    attempt(rundir, 1, 30, "exit 1", first=1)
+    attempt(rundir, 2, 20, "warning signal", first=101)
+    assert look(rundir) == (Health.OK, "attempt 2 trains, from step 101")

@@ -1,0 +1,91 @@
+"""Levels with hysteresis, what is left of a file system, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftsupervise.config.watchdogs import Quota
+from ftsupervise.watch.watchdogs.quota import Figures, parse
+from ftsupervise.watch.watchdogs.space import Level, forecast, left, level, remember, slope
+
+TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
+
+
+def test_eighty_per_cent_is_the_new_hundred() -> None:
+    rest = left(total=100 * TB, used=70 * TB, inodes=0, inodes_free=0, usable=0.8)
+    assert rest.free == 10 * TB
+    assert rest.used == pytest.approx(0.875)
+    assert rest.inodes is None
+    over = left(total=100 * TB, used=85 * TB, inodes=100, inodes_free=10, usable=0.8)
+    assert over.free == -5 * TB
+    assert over.inodes == pytest.approx(0.9)
+
+
+def test_a_value_that_plays_around_its_limit_is_told_once() -> None:
+    was, told = Level.FINE, []
+    for used in (0.89, 0.905, 0.895, 0.902, 0.889, 0.879, 0.895):
+        now = level(used, 0.9, 0.97, rising=True, was=was, margin=0.02)
+        told += [now] if now is not was else []
+        was = now
+    assert told == [Level.WARNING, Level.FINE]
+
+
+def test_beyond_critical_is_beyond_both() -> None:
+    assert level(1, 10, 5, rising=False, was=Level.FINE, margin=0) is Level.CRITICAL
+    assert level(7, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.CRITICAL
+    assert level(8, 10, 5, rising=False, was=Level.CRITICAL, margin=3) is Level.WARNING
+
+
+def test_bloom_wrote_eighteen_terabytes_a_day() -> None:
+    ahead = forecast(free=9.2 * TB, samples=[], checkpoint=2.3 * TB, cadence=3 * HOUR)
+    assert ahead.rate * DAY == pytest.approx(18.4 * TB)
+    assert ahead.seconds == pytest.approx(12 * HOUR)
+    assert ahead.checkpoints == 4
+
+
+def test_the_neighbours_fill_it_faster_than_planned() -> None:
+    samples = [(t * 900.0, 50 * TB + t * 900.0 * TB / HOUR) for t in range(12)]
+    ahead = forecast(free=3 * TB, samples=samples, checkpoint=None, cadence=None)
+    assert ahead.seconds == pytest.approx(3 * HOUR)
+    assert "last 2h 45m" in ahead.grounds
+
+
+def test_no_growth_is_no_forecast() -> None:
+    flat = [(t * 900.0, 5.0 * TB) for t in range(12)]
+    assert forecast(1 * TB, flat, None, None).seconds is None
+    assert forecast(1 * TB, flat[:3], None, None).seconds is None  # too few to say
+
+
+def test_a_jump_does_not_bend_the_trend() -> None:
+    samples = [(t * 900.0, 5.0 * TB + (40 * TB if t >= 11 else 0)) for t in range(12)]
+    assert slope(samples) == 0
+
+
+@given(st.lists(st.floats(1, 7200), min_size=1, max_size=400))
+def test_memory_of_samples_is_bounded_and_in_order(gaps: list[float]) -> None:
+    samples: list[tuple[float, float]] = []
+    t = 1e9
+    for gap in gaps:
+        t += gap
+        samples = remember(samples, t, gap)
+    assert len(samples) <= 48
+    assert samples == sorted(samples)
+    assert samples[-1][0] > t - 3 * DAY
+
+
+LFS = " /scratch 1234567890* 2000000000 3000000000 6d23h 123456 0 1000000 -\n"
+
+
+def test_quota_commands_are_understood() -> None:
+    got = parse(LFS, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
+    assert got == Figures(1234567890 * 1024, 3000000000 * 1024, 123456, 1000000)
+    own = Quota.model_validate({"command": ("idrquota",), "pattern": r"(?P<used>\S+)/(?P<limit>\S+)"})
+    assert parse("quota: 12.5TB/20TB", own) == Figures(12_500_000_000_000, 20_000_000_000_000)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "lfs: no such user\n", "\x00\xff"])
+def test_an_empty_or_odd_answer_is_a_sentence_not_a_crash(text: str) -> None:
+    with pytest.raises(ValueError, match="does not match"):
+        parse(text, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
