@@ -66,3 +66,33 @@ class Beat(NamedTuple):
     pid: int = 0
     host: str = ""
     facts: Mapping[str, str] = MappingProxyType({})
+
+
+class Reading(NamedTuple):
+    """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    attempt: int
+    pid: int
+    pid_start: int  # clock ticks since boot: with the pid an identity
+    step: int | None
+    phase: str
+    stepped: float  # when the last step was made; before the first one, when the page was
+    beaten: float  # the last sign of life of any kind
+    leaving: bool = False
+
+
+class Pulse(NamedTuple):
+    """A rank as the job ring knows it, wherever it runs. Times are the job ring's own CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    node: str
+    step: int | None
+    phase: str
+    stepped: float
+    beaten: float
+    seen: float  # when we last heard of it at all
+    pid: int = 0
+    state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
+    cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
+    leaving: bool = False

@@ -79,6 +79,7 @@ class Guard:
         self._signals = Signals(signals, self._wake)
         self._lookout = Lookout(place, limits, self._signals, self._voice)
         self._heart = Heart(place, beat_every, self._voice, self._lookout.superseded)
+        self._page = self._heart.page
         for problem in problems:
             self._voice.once(problem)
         deaf = self._signals.listen()
@@ -94,7 +95,10 @@ class Guard:
         carried it. With nothing due this costs some 100 ns and no system call. SAVE is said once per raised switch.
         """
         self._heart.step = step
-        if agreed is None and _monotonic() < self._next:
+        now = _monotonic()
+        if self._page is not None:
+            self._page.step(step, now)
+        if agreed is None and now < self._next:
             return _CONTINUE
         return self._decide(step, agreed)
 
@@ -139,7 +143,8 @@ class Guard:
         if not self.may_save():
             self.close()
             return
-        self._heart.step, self._heart.phase = step, "finished"
+        self._heart.step = step
+        self._heart.change_phase("finished")
         rundir = self._place.rundir
         if rundir is not None and self._place.rank == 0:
             record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
@@ -166,8 +171,8 @@ class Guard:
         """Say that the process lives outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
         if step is not None:
             self._heart.step = step
-        if phase is not None:
-            self._heart.phase = phase
+        if phase is not None and phase != self._heart.phase:
+            self._heart.change_phase(phase)
         self._heart.beat(_monotonic())
 
     @contextmanager
@@ -193,6 +198,7 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
+            self._leave()
             try:
                 self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
             except Exception:  # an error that cannot say what it is goes on as it is
@@ -235,6 +241,7 @@ class Guard:
         """The loop will leave: write down why, for the job ring."""
         self._stop = decision
         self._wake()
+        self._leave()
         self._heart.facts["stop"] = decision.cause
         self._heart.beat_now()
         if self._place.attempt_dir is not None and self._place.rank == 0:
@@ -243,6 +250,10 @@ class Guard:
                 write_json(self._place.attempt_dir / STOPPED, record)
             except OSError as error:
                 self._voice.once(f"cannot write down why we stop: {error.strerror}")
+
+    def _leave(self) -> None:
+        if self._page is not None:
+            self._page.leaving()
 
     def _tell_all(self, text: str) -> None:
         if not self._shared or self._place.rank == 0:

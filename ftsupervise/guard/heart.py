@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ftsupervise import beats
+from ftsupervise import beats, pages
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
 from ftsupervise.truth import Beat
@@ -36,6 +36,7 @@ class Heart:
         self.host = os.uname().nodename
         self.phase = "start"
         self.step: int | None = None
+        self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
             self.facts["attempt"] = str(place.attempt)
@@ -46,10 +47,25 @@ class Heart:
         self.facts["first_at"] = f"{time.time():.3f}"
         if self.phase == "start":
             self.phase = "train"
+            if self.page is not None:
+                self.page.phase("train")
         self._due = _NOW  # that a later attempt trains again is news
+
+    def _open_page(self) -> pages.Page | None:
+        """This rank's page in the node's memory, when the job ring has named a place for it."""
+        directory = os.environ.get(pages.ENV_PAGES, "")
+        if not directory or self._place.rundir is None:
+            return None
+        try:
+            return pages.Page(directory, self._place.rank, self._place.attempt)
+        except Exception as error:  # law 7; the beats in the run directory say the same, slowly
+            self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")
+            return None
 
     def beat(self, now: float) -> bool:
         """Write if it is due at monotonic ``now``; was it?"""
+        if self.page is not None:
+            self.page.beat(time.monotonic())
         if now < self._due:
             return False
         self._due = time.monotonic() + self._every
@@ -76,6 +92,8 @@ class Heart:
     def change_phase(self, phase: str) -> None:
         """A phase is worth a beat at once; phases that flicker are not worth one each."""
         self.phase = phase
+        if self.page is not None:
+            self.page.phase(phase)
         now = time.monotonic()
         if now >= self._phase_due:
             self._phase_due = now + min(1.0, self._every)

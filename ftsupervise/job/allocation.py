@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftsupervise import bounded
@@ -74,17 +74,29 @@ class Allocation:
         where = tuple(node for node in nodes or self.nodes if node not in silent)
         if not where:
             return False
-        env = {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
         mark = shlex.quote(f"{ENV_ATTEMPT_DIR}={attempt_dir}")
-        count = len(where)
-        options = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
-        options += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(where)}", "--input=none"]
-        words = ["srun", f"--jobid={self.job}", *options, "--output=/dev/null", "sh", "-c", _KILL.format(mark=mark)]
+        words = self.side_step(where, "sh", "-c", _KILL.format(mark=mark))
         try:
-            done = bounded.run(words, timeout=_ASK, env=env)
+            done = bounded.run(words, timeout=_ASK, env=self.side_env())
         except OSError:
             return False
         return done.code == 0 and not silent
+
+    def side_step(
+        self, nodes: Sequence[str], *command: str, output: str = "/dev/null", options: Sequence[str] = ()
+    ) -> list[str]:
+        """The srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
+
+        To be run with ``side_env()``, so that nothing of the job's own step options gets into it.
+        """
+        count = len(nodes)
+        words = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
+        words += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(tuple(nodes))}"]
+        words += ["--input=none", f"--output={output}", *options]
+        return ["srun", f"--jobid={self.job}", *words, *command]
+
+    def side_env(self) -> dict[str, str]:
+        return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
 
     def end_steps(self, without: frozenset[str]) -> tuple[str, ...]:
         """SIGKILL, on all nodes, for every step but those in ``without``; those that are there still after the bound.

@@ -18,6 +18,7 @@ FILES = {
     "rundir",
     "switches",
     "beats",
+    "pages",
     "ledger",
     "records",
     "fence",
