@@ -100,6 +100,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             saved=_step(end.get("saved")),
             ready=_seconds(end.get("ready")),
             then=str(end.get("then", "")),
+            detail=str(end.get("detail", "")),
         )
     seen = reached(rundir, number)
     note = "; ".join(filter(None, (bad_end, _warned(folder))))

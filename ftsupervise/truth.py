@@ -54,6 +54,7 @@ class Attempt(NamedTuple):
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+    detail: str = ""  # the line of the output that says most
 
 
 class Beat(NamedTuple):

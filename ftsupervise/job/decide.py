@@ -66,6 +66,8 @@ class Verdict:
     why: str
     delay: float = 0.0  # seconds, for a restart
     times: int = 0  # how often this failure has come without progress
+    failure: str = ""  # the failure, in the fullest words that any of these times had for it
+    detail: str = ""  # the newest line of output that goes with it
 
 
 def decide(situation: Situation, budgets: Budgets) -> Verdict:
@@ -76,14 +78,15 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
     if not last.failure:
         return Verdict(Move.LEAVE, "the command has ended by itself")
     if last.kind == Kind.GIVEN_UP.value:
-        return Verdict(Move.STOP, "it says itself that starting it again is no use", times=1)
+        return _stop("it says itself that starting it again is no use", 1, [last])
     streak = since_progress(situation.attempts)
-    same = sum(one.failure == last.failure for one in streak)
+    alike = [one for one in streak if same_failure(one.failure, last.failure)]
+    same = len(alike)
     budget = budgets.of(last.kind)
     if budgets.same_failure and same >= budget:
-        return Verdict(Move.STOP, f"the same failure {_times(same)} without progress", times=same)
+        return _stop(f"the same failure {_times(same)} without progress", same, alike)
     if budgets.same_failure and len(streak) >= _TOTAL * budget:
-        return Verdict(Move.STOP, f"{len(streak)} failures without progress", times=len(streak))
+        return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if situation.restarts >= budgets.in_place:
         spent = f"all {budgets.in_place} restarts in place are used up" if budgets.in_place else "no restart in place"
         return Verdict(Move.LEAVE, f"{spent}: the next member takes over", times=same)
@@ -93,6 +96,21 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
         left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"
         return Verdict(Move.LEAVE, f"{left}: the next member takes over", times=same)
     return Verdict(Move.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same)
+
+
+def same_failure(one: str, other: str) -> bool:
+    """Are two signs the same failure? "exit 1" is the same as "exit 1 (ValueError)": srun can lose the end of what a rank
+    says when it ends its step, and with it the exception's name."""
+    if one == other:
+        return True
+    (plain, _, name), (other_plain, _, other_name) = one.partition(" ("), other.partition(" (")
+    return plain == other_plain and not (name and other_name)
+
+
+def _stop(why: str, times: int, alike: Sequence[Attempt]) -> Verdict:
+    fullest = max((one.failure for one in alike), key=len)
+    detail = next((one.detail for one in reversed(alike) if one.detail), "")
+    return Verdict(Move.STOP, why, times=times, failure=fullest, detail=detail)
 
 
 def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -250,14 +250,13 @@ class Ring:
 
     def _brake(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
         """The mark first: it keeps members from starting even when they cannot be held."""
-        failure = ended.failure
         on = brake.Brake(
-            failure=failure.sign if failure else ended.words,
+            failure=verdict.failure or ended.words,
             why=verdict.why,
             times=verdict.times,
             attempt=mine.number,
             step=ended.reached.last,
-            detail=failure.detail if failure else "",
+            detail=verdict.detail,
             at=_now().isoformat(),
         )
         log = mine.folder / "run.log"
@@ -317,6 +316,7 @@ def _as_attempt(mine: ledger.Claim, ended: End) -> Attempt:
         failure=ended.failure.sign if ended.failure else "",
         saved=ended.reached.saved,
         ready=ended.ready,
+        detail=ended.failure.detail if ended.failure else "",
     )
 
 

@@ -38,6 +38,18 @@ def test_three_times_the_same_without_progress_is_the_end() -> None:
     assert move(attempt(1), attempt(2), attempt(3))[0] is Move.STOP
 
 
+def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure() -> None:
+    named = "exit 1 (ModuleNotFoundError)"
+    night = [attempt(1, sign=named, detail="ModuleNotFoundError: no such"), attempt(2), attempt(3, sign=named)]
+    for last in (named, "exit 1"):
+        verdict = decide(Situation([*night[:2], attempt(3, sign=last)]), ON)
+        assert (verdict.move, verdict.times, verdict.failure) == (Move.STOP, 3, named)
+        assert verdict.detail == "ModuleNotFoundError: no such"
+    other = [attempt(1, sign="exit 1 (ValueError)"), attempt(2, sign=named), attempt(3, sign=named)]
+    assert move(*other)[0] is Move.RESTART
+    assert move(*night[:2], attempt(3, sign="exit 11"))[0] is Move.RESTART
+
+
 def test_a_failure_every_hundred_steps_with_a_newer_checkpoint_goes_on_for_ever() -> None:
     night = [attempt(n, first_step=100 * n - 99, last_step=100 * n, saved=100 * n) for n in range(1, 200)]
     assert all(move(*night[: n + 1]) == (Move.RESTART, 0) for n in range(199))
