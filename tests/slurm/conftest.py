@@ -7,6 +7,7 @@ is set: there a silent skip would be a lie.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.sandbox import Sandbox, missing
+from tests.slurm.ring_scene import EXAMPLE, Scene
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +83,17 @@ def state() -> Callable[[Sandbox, str], str]:
         return done.stdout.strip()
 
     return ask
+
+
+@pytest.fixture
+def scene(
+    request: pytest.FixtureRequest, make_sandbox: Callable[..., Sandbox], short_tmp: Path
+) -> Callable[..., Scene]:
+    def make(**shape: Any) -> Scene:
+        name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:35]
+        folder = short_tmp / name
+        shutil.copytree(EXAMPLE, folder)
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+        return Scene(folder, make_sandbox(**shape), name)
+
+    return make

@@ -1,0 +1,80 @@
+"""A copy of the minimal example on a sandbox, launched as a person would: what the tests of the job ring play on."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.beats import read_beats
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.sandbox import Sandbox
+from ftsupervise.truth import Attempt
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
+
+
+@dataclass
+class Scene:
+    """A copy of the minimal example, launched as a person would."""
+
+    folder: Path
+    sandbox: Sandbox
+    name: str
+
+    @property
+    def rundir(self) -> RunDir:
+        return RunDir(self.folder / "runs" / self.name)
+
+    def launch(self, command: str, **launch: Any) -> str:
+        restart = json.dumps({"back_off": "1s", **launch.pop("restart", {})})
+        lines = {"command": command, "nodes": 2, "tasks_per_node": 1, "jobs": 3, **launch}
+        text = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in lines.items())
+        (self.folder / "ftsupervise.yaml").write_text(
+            f"name: {self.name}\nlaunch:\n  restart: {restart}\n{text}guard:\n  poll: 100ms\n"
+        )
+        said = self.type("launch")
+        found = re.search(r"submitted as job (\d+)", said)
+        return found[1] if found else re.findall(r"\d+", said)[0]
+
+    def train(self, words: str, **launch: Any) -> str:
+        return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)
+
+    def type(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftsupervise", *words],
+            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.rundir.logs.glob("*.out")))
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        return ledger(self.rundir)
+
+    def trains(self, attempt: int, ranks: int = 2) -> dict[int, int]:
+        """rank -> pid of those of this attempt that have made a step; {} until all have."""
+        beats = [b for b in read_beats(self.rundir) if b.facts.get("attempt") == str(attempt) and b.facts.get("first")]
+        return {beat.rank: beat.pid for beat in beats} if len(beats) >= ranks else {}
+
+    def queue(self) -> str:
+        return self.sandbox.run(["squeue", "-h", "-n", self.name, "-o", "%i %T %r"]).strip()
+
+    def processes(self) -> list[int]:
+        """Living processes of this run's training, on all nodes."""
+        needle = f"FTSUPERVISE_RUN={self.name}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
