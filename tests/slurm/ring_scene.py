@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -78,3 +80,24 @@ class Scene:
             except OSError:
                 continue
         return found
+
+
+def undisturbed(folder: Path, command: str) -> str:
+    """The weights of a run nobody disturbed: two ranks on this machine, no supervisor."""
+    alone = folder / "alone"
+    shutil.copytree(EXAMPLE, alone)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FTSUPERVISE_", "SLURM_"))}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py", *command.split()],
+            cwd=alone,
+            env={**env, "RANK": str(rank), "WORLD_SIZE": "2", "FTSUPERVISE_ATTEMPT_DIR": str(alone)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    texts = [rank.communicate(timeout=120)[0] for rank in ranks]
+    found = re.search(r"weights (\w+)", texts[0])
+    assert found, texts
+    return found[1]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.sandbox import Sandbox
+from tests.slurm.ring_scene import undisturbed
 
 pytestmark = pytest.mark.slurm
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
@@ -83,27 +84,6 @@ def project(sandbox: Sandbox, short_tmp: Path, request: pytest.FixtureRequest) -
     folder = short_tmp / name
     shutil.copytree(EXAMPLE, folder)
     return Project(folder, sandbox, name)
-
-
-def undisturbed(folder: Path, command: str) -> str:
-    """The weights of a run nobody disturbed: two ranks on this machine, no supervisor."""
-    alone = folder / "alone"
-    shutil.copytree(EXAMPLE, alone)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FTSUPERVISE_", "SLURM_"))}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py", *command.split()],
-            cwd=alone,
-            env={**env, "RANK": str(rank), "WORLD_SIZE": "2", "FTSUPERVISE_ATTEMPT_DIR": str(alone)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    texts = [rank.communicate(timeout=120)[0] for rank in ranks]
-    found = re.search(r"weights (\w+)", texts[0])
-    assert found, texts
-    return found[1]
 
 
 def test_a_run_that_lost_a_rank_ends_with_the_weights_of_an_undisturbed_one(project: Project, until: Until) -> None:

@@ -1,0 +1,204 @@
+"""Twenty random faults in one run: it finishes, with the weights of an undisturbed one, and the ledger names each of them.
+
+pytest -s tests/slurm/test_ring_soak.py -m slow         FTSUPERVISE_TEST_SEED=8 for another night
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ftsupervise import procfs
+from ftsupervise.truth import Attempt
+from tests.slurm.ring_scene import Scene, undisturbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+Until = Callable[..., Any]
+
+# The example, with a thread that does what a file asks of this rank: the user's own code going wrong.
+TROUBLED = """
+import os, sys, threading, time
+from pathlib import Path
+rank = os.environ.get("SLURM_PROCID", "0")
+asked = Path(os.environ["FTSUPERVISE_RUN_DIR"], f"trouble-{rank}")
+def trouble():
+    while True:
+        time.sleep(0.05)
+        if not asked.exists():
+            continue
+        what = asked.read_text()
+        asked.unlink()
+        if what == "disk":
+            print("OSError: [Errno 28] No space left on device: 'step-1.npz'", file=sys.stderr, flush=True)
+        os._exit(7 if what == "exit" else 1)
+threading.Thread(target=trouble, daemon=True).start()
+sys.argv[0] = "train.py"
+import train
+train.main()
+"""
+
+
+class Night:
+    """A run on four nodes, two of them spare, and somebody who breaks things."""
+
+    def __init__(self, here: Scene, until: Until, luck: random.Random) -> None:
+        self.here, self.until, self.luck = here, until, luck
+
+    def rank(self) -> tuple[int, int]:
+        """A random rank of the attempt that trains, and its pid."""
+        number = self.here.attempts()[-1].number
+        ranks = self.until(lambda: self.here.trains(number), f"attempt {number} to train", 120)
+        return self.luck.choice(sorted(ranks.items()))
+
+    def signal(self, number: int) -> None:
+        os.kill(self.rank()[1], number)
+
+    def trouble(self, what: str) -> None:
+        path = self.here.rundir.root / f"trouble-{self.rank()[0]}"
+        path.with_suffix(".new").write_text(what)
+        path.with_suffix(".new").replace(path)
+
+    def node(self) -> str:
+        """One that this attempt trains on, but not the batch host: losing that is a fault of its own."""
+        nodes = [node for node in self.here.attempts()[-1].nodes if node != self.batch_host()]
+        return self.luck.choice(nodes)
+
+    def batch_host(self) -> str:
+        return self.here.sandbox.run(["squeue", "-h", "-j", self.job(), "-o", "%B"]).strip()
+
+    def job(self) -> str:
+        return self.here.attempts()[-1].job_id
+
+    def supervisor(self) -> int:
+        page = self.here.rundir.attempt(self.here.attempts()[-1].number) / "start.json"
+        return int(json.loads(page.read_text())["pid"])
+
+    # ------------------------------------------------------------------------------------------------------ faults
+
+    def crash(self) -> None:
+        node = self.node()
+        self.here.sandbox.node(node, "crash")
+        self.mend(node)
+
+    def slurmd_killed(self) -> None:
+        node = self.node()
+        self.here.sandbox.node(node, "kill")
+        self.mend(node)
+
+    def batch_host_dies(self) -> None:
+        node = self.batch_host()
+        self.here.sandbox.node(node, "crash")
+        self.mend(node)
+
+    def mend(self, node: str) -> None:
+        """The node is back once somebody else trains."""
+        number = self.here.attempts()[-1].number
+        self.until(lambda: self.here.attempts()[-1].number > number, f"a successor of attempt {number}", 240)
+        self.here.sandbox.node(node, "start")
+
+    def controller_away(self) -> None:
+        """With a rank killed meanwhile: the ring restarts without Slurm's answer, or waits for it."""
+        self.here.sandbox.controller("pause")
+        self.signal(signal.SIGKILL)
+        time.sleep(self.luck.uniform(1, 8))
+        self.here.sandbox.controller("cont")
+        self.here.sandbox.wait_ready(60)
+
+
+FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
+    # name: (what is done, what the ledger says of it, as a regular expression on "kind|failure|cause")
+    "a rank killed": (lambda night: night.signal(signal.SIGKILL), r"signal\|killed by SIGKILL"),
+    "a rank crashes": (lambda night: night.signal(signal.SIGSEGV), r"signal\|killed by SIGSEGV"),
+    "a rank leaves with exit 7": (lambda night: night.trouble("exit"), r"code\|exit 7"),
+    "a full disk": (lambda night: night.trouble("disk"), r"disk\|no space left"),
+    "a rank stopped": (lambda night: night.signal(signal.SIGSTOP), r"hang\|"),
+    "a node loses power": (Night.crash, r"node\|node failure"),
+    "a slurmd killed": (Night.slurmd_killed, r"node\|node failure"),
+    "the controller away and a rank killed": (Night.controller_away, r"signal\|killed by SIGKILL"),
+    "the supervisor killed": (
+        lambda night: os.kill(night.supervisor(), signal.SIGKILL),
+        r"died without a word|cancelled",
+    ),
+    "the job cancelled": (
+        lambda night: night.here.sandbox.run(["scancel", night.job()]) and None,
+        r"cancelled or preempted",
+    ),
+    "the batch host loses power": (Night.batch_host_dies, r"died without a word|unknown|node failure"),
+}
+
+
+@pytest.mark.timeout(5400)
+def test_twenty_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
+    scene: Callable[..., Scene], until: Until, capsys: pytest.CaptureFixture[str]
+) -> None:
+    luck = random.Random(os.environ.get("FTSUPERVISE_TEST_SEED", "7"))
+    wanted, apart = int(os.environ.get("FTSUPERVISE_SOAK", "20")), 120
+    steps = (wanted + 2) * apart
+    here = scene(nodes=4, slurmd_timeout=10)
+    (here.folder / "troubled.py").write_text(TROUBLED)
+    night = Night(here, until, luck)
+    words = f"--steps {steps} --step-time 0.03 --save-every 20 --log-every 10"
+    here.launch(f"{sys.executable} troubled.py {words}", jobs=wanted, nodes=2, spare_nodes=1, time="4h")
+    plan = list(FAULTS) + [luck.choice(list(FAULTS)) for _ in range(wanted)]
+    plan = plan[:wanted]
+    luck.shuffle(plan)
+    wrong, found = [], []
+    for count, name in enumerate(plan, 1):
+        at = count * apart + luck.randrange(apart // 2)
+        until(lambda at=at: _step(here) >= at, f"step {at} before {name!r}", 300)
+        before = here.attempts()[-1]
+        began = time.monotonic()
+        act, expected = FAULTS[name]
+        act(night)
+        after = until(lambda b=before: _trains_after(here, b), f"training after {name!r}", 300)
+        took = time.monotonic() - began
+        page = until(lambda b=before: _page(here, b.number), f"the page of attempt {before.number}", 60)
+        told = f"{page.kind}|{page.failure}|{page.cause}"
+        found.append(name)
+        if not re.search(expected, told):
+            wrong.append(f"{name}: the ledger says {told}")
+        with capsys.disabled():
+            print(
+                f"\n  {count:2} {name:40} {took:6.1f} s  attempt {before.number} -> {after}: {told}", end="", flush=True
+            )
+    until(here.rundir.finished.exists, "the end", 300)
+    until(lambda: not here.queue(), "the end of the queue", 120)
+    until(lambda: not here.processes(), "no orphan", 60)
+    weights = re.findall(r"weights (\w+)", here.log())
+    with capsys.disabled():
+        print(
+            f"\n  {len(found)} faults: {dict(Counter(found))}; {len(here.attempts())} attempts; wrong causes: {wrong}"
+        )
+    assert weights == [undisturbed(here.folder, f"--steps {steps} --step-time 0")]
+    assert not wrong
+
+
+def _step(here: Scene) -> int:
+    attempts = here.attempts()
+    last = attempts[-1].last_step if attempts else None
+    return last or 0
+
+
+def _trains_after(here: Scene, before: Attempt) -> int:
+    """The number of an attempt after ``before`` whose ranks have all made a step, and which lives; 0 if there is none."""
+    last = here.attempts()[-1]
+    if last.number <= before.number:
+        return 0
+    ranks = here.trains(last.number)
+    return last.number if ranks and all(procfs.identity(pid) for pid in ranks.values()) else 0
+
+
+def _page(here: Scene, number: int) -> Attempt | None:
+    """The ledger's words, once it has its last ones: an attempt that nobody lived to end has none until its process is gone."""
+    one = next(one for one in here.attempts() if one.number == number)
+    return one if one.cause else None
