@@ -29,7 +29,8 @@ _NONE = -(1 << 63)  # no step yet
 # Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
 _IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN = range(1, 10)
 _PHASE, _PHASE_SIZE = 96, 64
-_LEAVING = 1  # an exception is on its way out, or the loop was told to leave
+_LEAVING = 1  # an exception is on its way out, the loop was told to leave, or the interpreter ends in order
+_FAILED = 2  # it is an exception
 _TRIES = 8
 
 
@@ -41,10 +42,11 @@ class Page:
     def __init__(self, directory: str | os.PathLike[str], rank: int, attempt: int | None) -> None:
         """Raises OSError when there can be no page here: no such memory, full, or a directory that is not ours."""
         folder = Path(directory)
-        try:
-            os.makedirs(folder, mode=0o700)  # noqa: PTH103 - with its parents, each 0700 but for those that are there
-        except FileExistsError:
-            pass
+        for one in (folder.parent, folder):  # each 0700, whatever the umask; another rank may be first
+            try:
+                os.mkdir(one, mode=0o700)  # noqa: PTH102
+            except FileExistsError:
+                pass
         found = os.lstat(folder)
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise PermissionError(13, "not ours alone", str(folder))
@@ -94,6 +96,10 @@ class Page:
         """This rank is on its way out; what it does from here on is no hang, and no progress."""
         self._q[_FLAGS] |= _LEAVING
 
+    def failed(self) -> None:
+        """An exception is on its way out of the loop."""
+        self._q[_FLAGS] |= _LEAVING | _FAILED
+
 
 def read_page(path: Path) -> Reading | None:
     """What a rank says now; None when there is no page, or it is not one whole. Never blocks: node-local memory."""
@@ -102,6 +108,14 @@ def read_page(path: Path) -> Reading | None:
     except OSError:
         return None
     try:
+        return read_open(fd)
+    finally:
+        os.close(fd)
+
+
+def read_open(fd: int) -> Reading | None:
+    """The same of a page that is open already."""
+    try:
         for _ in range(_TRIES):
             reading, turn = _parse(os.pread(fd, SIZE, 0))
             if reading is None or not turn & 1:
@@ -109,8 +123,6 @@ def read_page(path: Path) -> Reading | None:
         return reading
     except OSError:
         return None
-    finally:
-        os.close(fd)
 
 
 def read_pages(directory: str | os.PathLike[str]) -> tuple[Reading, ...]:
@@ -141,4 +153,5 @@ def _parse(raw: bytes) -> tuple[Reading | None, int]:
         stepped=d[_STEPPED],
         beaten=max(d[_BEATEN], d[_STEPPED]),
         leaving=bool(q[_FLAGS] & _LEAVING),
+        failed=bool(q[_FLAGS] & _FAILED),
     ), turn

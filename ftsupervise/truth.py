@@ -81,6 +81,7 @@ class Reading(NamedTuple):
     stepped: float  # when the last step was made; before the first one, when the page was
     beaten: float  # the last sign of life of any kind
     leaving: bool = False
+    failed: bool = False  # an exception is on its way out
 
 
 class Pulse(NamedTuple):

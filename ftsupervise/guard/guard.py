@@ -187,6 +187,7 @@ class Guard:
 
     def close(self) -> None:
         """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
+        self._leave()
         self._signals.ignore()
         self._heart.beat_now()
         self._lookout.close()
@@ -198,7 +199,8 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._leave()
+            if self._page is not None and issubclass(kind, Exception):  # sys.exit() is no failure
+                self._page.failed()
             try:
                 self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
             except Exception:  # an error that cannot say what it is goes on as it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable
@@ -57,7 +58,11 @@ class Heart:
         if not directory or self._place.rundir is None:
             return None
         try:
-            return pages.Page(directory, self._place.rank, self._place.attempt)
+            page = pages.Page(directory, self._place.rank, self._place.attempt)
+            atexit.register(
+                lambda: page.leaving() if os.getpid() == page.pid else None
+            )  # who dies without it was killed
+            return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly
             self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")
             return None

@@ -21,6 +21,7 @@ _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
 _KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
 p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
+AGENTS = "ftsupervise-agents"  # the name of the step that is ours and none of the run's
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 
@@ -47,11 +48,12 @@ class Allocation:
         return {node: state for node, bar, state in pairs if bar}
 
     def steps(self) -> frozenset[str]:
-        """The job's steps that live, without the batch script's own."""
+        """The job's steps that live, without the batch script's own and our agents'."""
         if not self.job:
             return frozenset()
-        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i")
-        found = (line.strip() for line in out.splitlines()) if code == 0 else ()
+        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%j")
+        lines = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
+        found = (step for step, _, name in lines if name != AGENTS)
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
 
     def silent(self) -> frozenset[str]:

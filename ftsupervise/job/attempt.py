@@ -15,10 +15,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.job import ledger, postmortem, processes
+from ftsupervise.job.agents import Agents
 from ftsupervise.job.cause import Failure, cause, failure, signal_name
 from ftsupervise.job.decide import Budgets
 from ftsupervise.job.ears import STOP, Ears, Lookout
 from ftsupervise.job.oom import Kills
+from ftsupervise.job.pulse import Death
 from ftsupervise.job.voice import tell
 from ftsupervise.ledger import Reached, reached
 from ftsupervise.rundir import STOPPED, WARNING, RunDir, read_json, write_whole
@@ -77,7 +79,10 @@ class Running:
         end: float | None,
         ears: Ears,
         kill_ranks: Callable[[], bool] = lambda: True,
+        agents: Agents | None = None,
     ) -> None:
+        self.agents = agents
+        self.death: Death | None = None  # of the rank that began it, as its node has told
         self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
         self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
         self.pid = 0
@@ -92,6 +97,7 @@ class Running:
         self.output = postmortem.Output()
         self.kills = Kills()
         self.lookout: Lookout | None = None
+        self.restarts = options.budgets.in_place > 0 and postmortem.may_end_with_a_rank(command)
         self.listens = options.budgets.in_place > 0 and postmortem.ends_with_a_rank(command) and self.output.is_file
 
     # ------------------------------------------------------------------------------------------------- its life
@@ -160,12 +166,23 @@ class Running:
         if stop_at is not None and time.monotonic() >= stop_at:
             self._end_it(f"kill switch: it did not leave within {self.options.stop_within:g} s", _HOPELESS)
             return
-        death = self.output.next_death() if self.listens else ""
+        death = self._told_death() or (self.output.next_death() if self.listens else "")
         if death:
             self.died_at = time.monotonic()
             self.listens = False
             self.kill_at = self.died_at + _VICTIMS
             self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
+
+    def _told_death(self) -> str:
+        """The first crash that a node has told of; "" if none, and if nobody here would start again."""
+        if self.agents is None:
+            return ""
+        self.agents.tend()
+        crashes = [one for one in self.agents.pulses.deaths() if one.crash]
+        if not crashes or self.warned or not self.restarts:
+            return ""
+        self.death = crashes[0]
+        return self.death.words()
 
     def _end_it(self, why: str, grace: float) -> None:
         """End the command because of something we saw."""
@@ -215,7 +232,8 @@ class Running:
             self.say(f"processes that do not die of SIGKILL are left behind: {self.left_behind}")
 
     def _ours(self) -> list[int]:
-        return processes.below(os.getpid(), without=self.others)
+        aside = self.agents.pids if self.agents is not None else frozenset()
+        return processes.below(os.getpid(), without=self.others | aside)
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -290,6 +308,8 @@ class Running:
         rundir, number = self.options.rundir, self.mine.number
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
+        if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
+            death = postmortem.death_of(self.death.rank, self.death.node, output) or self.death.words()
         words = cause(
             code,
             finished=_exists(rundir.finished),

@@ -50,6 +50,12 @@ def first_death(output: str) -> str:
     return next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
 
 
+def death_of(rank: int, node: str, output: str) -> str:
+    """What srun says of the end of one rank, "" if nothing. Under torchrun srun's tasks are not ranks: then of its node."""
+    said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == node]
+    return next((words for words in said if words.startswith(f"rank {rank} ")), "")
+
+
 def _words(match: re.Match[str]) -> tuple[str, bool]:
     how = match["how"]
     what = f"exit {match['code']}" if match["code"] else _SIGNALS[how]
@@ -67,6 +73,11 @@ def ends_with_a_rank(command: tuple[str, ...]) -> bool:
     """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
     if not command or os.path.basename(command[0]) != "srun":
         return False
+    return may_end_with_a_rank(command)
+
+
+def may_end_with_a_rank(command: tuple[str, ...]) -> bool:
+    """Nobody has asked srun to go on without a rank that failed."""
     return not any(word in ("-K0", "--kill-on-bad-exit=0") for word in command)
 
 

@@ -17,6 +17,7 @@ from ftsupervise.errors import Error
 from ftsupervise.fence import superseded
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.job import gate, hold, ledger, postmortem
+from ftsupervise.job.agents import Agents
 from ftsupervise.job.allocation import Allocation
 from ftsupervise.job.attempt import End, Options, Running
 from ftsupervise.job.cause import Failure, Kind
@@ -26,6 +27,7 @@ from ftsupervise.job.keeper import Keeper
 from ftsupervise.job.placement import Placement, is_away, is_srun, place
 from ftsupervise.job.voice import tell
 from ftsupervise.ledger import ledger as read_ledger
+from ftsupervise.pages import ENV_PAGES
 from ftsupervise.rundir import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
@@ -57,9 +59,13 @@ def run(options: Options, env: Mapping[str, str]) -> int:
         tell(None, odd)
     keeper = Keeper(options.rundir.root, env)
     ears = Ears()
+    ring = None
     try:
-        code = Ring(options, env, ears).go()
+        ring = Ring(options, env, ears)
+        code = ring.go()
     finally:
+        if ring is not None:
+            ring.agents.close()
         ears.close()
         keeper.stop()
     return code if code >= 0 else 128 - code
@@ -73,6 +79,8 @@ class Ring:
         self.end = deadline.from_environment(env) or deadline.ask_slurm(env)
         self.allocation = Allocation(env)
         self.others = self.allocation.steps() if is_srun(options.command) else frozenset()  # steps that are not ours
+        self.agents = Agents(options.rundir, self.allocation, env, ears)
+        self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
         self.blamed: dict[str, int] = {}
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
@@ -112,8 +120,10 @@ class Ring:
         ledger.write_start(
             mine, self.env, placement.command, _now(), self.end, in_place=self.restarts, nodes=placement.nodes
         )
-        kill_ranks = partial(self.allocation.kill_ranks, mine.folder, placement.nodes)
-        one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks)
+        away = frozenset(node for node, state in self.states.items() if is_away(state))
+        self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
+        kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
+        one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents)
         ended = one.see_through(command_env(self, mine, placement))
         lost = self._look_for_lost_nodes(one, placement) if ended.failure is not None else ""
         left = self._clear_steps(mine)
@@ -124,6 +134,14 @@ class Ring:
             failure = Failure(Kind.NODE, "node failure", f"{lost}{f'; {was}' if was else ''}")
             ended = replace(ended, failure=failure, words=f"node failure ({lost}): {ended.words}")
         return mine, ended
+
+    def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
+        """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
+        left = set(nodes or self.allocation.nodes)
+        left -= self.agents.kill(mine.folder, sorted(left))
+        if not left and self.agents.remote:
+            return True
+        return self.allocation.kill_ranks(mine.folder, tuple(n for n in self.allocation.nodes if n in left))
 
     def _clear_steps(self, mine: ledger.Claim) -> str:
         """srun may be gone and its ranks on other nodes not: what is left of the step ends before anything else begins."""
@@ -286,6 +304,7 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
     given[ENV_ATTEMPT] = str(mine.number)
     given[ENV_ATTEMPT_DIR] = str(mine.folder)
     given[ENV_RESTART] = str(ring.restarts)
+    given[ENV_PAGES] = ring.pages
     given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
     if placement.nodes:
         given[ENV_NODES] = compress_hostlist(placement.nodes)

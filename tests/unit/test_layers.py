@@ -29,7 +29,7 @@ FILES = {
     "watchers",
 }  # edge: files and host
 PURE = {"config", "scheduler.parse", "alerts.step", "launch.plan", "launch.render"}
-EDGES = {"scheduler", "probe", "alerts.receivers"}
+EDGES = {"scheduler", "probe", "alerts.receivers", "node"}
 STORIES = {"launch", "job", "watch", "alerts", "crontab", "report", "sandbox"}
 DOORS = {"cli", "guard", "integrations", "__main__"}
 

@@ -1,0 +1,284 @@
+"""The ring's hands on the nodes: it starts one agent per node, hears them, and asks them.
+
+With one node, or without Slurm, there is no agent: the ring looks at the pages itself. Where agents cannot be started, or
+their datagrams do not come through, ``slow.py`` reads the beats of the run directory instead, and the run's log says so once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+
+from ftsupervise import bounded, procfs
+from ftsupervise.job import processes
+from ftsupervise.job.allocation import AGENTS, Allocation
+from ftsupervise.job.ears import Ears
+from ftsupervise.job.listen import Listener
+from ftsupervise.job.pulse import Node, Pulses
+from ftsupervise.job.slow import SlowBeats
+from ftsupervise.job.voice import tell
+from ftsupervise.node import links, places, wire
+from ftsupervise.rundir import RunDir
+
+ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two beats of a node
+_EVERY = 1.0
+_RATE = 12_500  # datagrams a second that the ring is asked to take
+_SILENT = 15.0  # seconds without a word after which a node's ranks are followed through the run directory
+_AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two tellings of a question that is not answered
+_PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)  # seconds before agents that ended are started again
+_END = 1.0  # seconds for them to leave
+
+
+class Agents:
+    """For the life of one ring; ``begin`` for each attempt."""
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        allocation: Allocation,
+        env: Mapping[str, str],
+        ears: Ears,
+        child: Sequence[str] = (),
+    ) -> None:
+        self.allocation, self.child = allocation, tuple(child)
+        self.base = places.new_base()
+        self._env = env
+        self._key = os.urandom(wire.KEY)
+        here = env.get("SLURMD_NODENAME", "")
+        self.remote = bool(allocation.job) and allocation.nodes not in ((), (here,))
+        self.pulses = Pulses(self._key, self._interval(), ears.nudge)
+        self._log: Path | None = None
+        self._began = monotonic()
+        self._srun: tuple[int, int] | None = None  # pid, start
+        self._complaint = -1  # what srun says
+        self._starts, self._due = 0, 0.0
+        self._away: frozenset[str] = frozenset()
+        self._number = 0
+        self._answered = threading.Condition()
+        self.pulses.on_reply = self._wake
+        self._told: set[str] = set()
+        self._sock = None
+        if self.remote:
+            try:
+                self._sock = links.udp()
+            except OSError as error:
+                self._say_once(f"no socket to hear the nodes with: {error.strerror}")
+        self._hold = None if self.remote else places.own(self.base)
+        if not self.remote:
+            places.sweep()
+        node = here or os.uname().nodename
+        self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, node)
+        self._slow = SlowBeats(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Our processes below the ring that are not the attempt's."""
+        return frozenset((self._srun[0],)) if self._srun is not None else frozenset()
+
+    def begin(self, attempt: int, log: Path, away: frozenset[str] = frozenset()) -> str:
+        """A new attempt starts now; the directory for its pages. ``away``: nodes that are not to be asked for an agent."""
+        self._log, self._began = log, monotonic()
+        self.pulses.begin(attempt)
+        if self._srun is not None and self._away - away:  # a node is back
+            self._stop_srun()
+        self._away = away
+        self._starts, self._due = 0, 0.0
+        self.tend()
+        self._listener.look_now()
+        return f"{self.base}/{attempt}"
+
+    def tend(self) -> None:
+        """Start the agents if they do not run, with growing pauses."""
+        if not self.remote or self._sock is None:
+            return
+        if self._srun is not None and procfs.identity(self._srun[0]) != self._srun[1]:
+            self._say_once("the node agents have ended" + self._complaints())
+            self._srun = None
+            self._due = monotonic() + _PAUSES[min(self._starts, len(_PAUSES)) - 1]
+        if self._srun is None and monotonic() >= self._due:
+            self._start()
+
+    # --------------------------------------------------------------------------------------------------------- asking
+
+    def ask(self, node: str, verb: str, argument: object = "", timeout: float = 5.0) -> str | None:
+        """What the agent of ``node`` answers ("evidence" PID, "kill" DIR, "ping"); None when it did not in ``timeout`` s."""
+        return self.ask_all({node: f"{verb} {argument}".strip()}, timeout).get(node)
+
+    def ask_all(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
+        """node -> answer, of those that answered in time. All are asked at once."""
+        if not self.remote:
+            return {node: text for node, one in questions.items() if (text := self._ask_here(one, timeout)) is not None}
+        waiting: dict[int, tuple[Node, bytes]] = {}
+        answers: dict[str, str] = {}
+        for name, question in questions.items():
+            node = self.pulses.nodes.get(name.encode())
+            if node is None or node.address is None:
+                continue
+            self._number += 1
+            self.pulses.replies[self._number] = {}
+            waiting[self._number] = (
+                node,
+                self.pulses.pack(wire.ASK, self._number, name.encode(), question.encode()),
+            )
+        until, tries = monotonic() + timeout, 0
+        try:
+            while waiting and (now := monotonic()) < until:
+                for node, data in waiting.values():
+                    if self._sock is not None and node.address is not None:
+                        links.send(self._sock, data, node.address)
+                again = now + _AGAIN[min(tries, len(_AGAIN) - 1)]
+                tries += 1
+                while waiting and (rest := min(again, until) - monotonic()) > 0:
+                    with self._answered:
+                        self._answered.wait(min(rest, 0.05))
+                    for number in [one for one in waiting if self._whole(one)]:
+                        pieces = self.pulses.replies[number]
+                        told = b"".join(pieces[index] for index in sorted(pieces) if index >= 0)
+                        answers[waiting.pop(number)[0].name] = told.decode("utf-8", "replace")
+        finally:
+            for number in range(self._number - len(questions), self._number + 1):
+                self.pulses.replies.pop(number, None)
+        return answers
+
+    def kill(self, attempt_dir: Path, nodes: Sequence[str], timeout: float = 1.5) -> frozenset[str]:
+        """SIGKILL for all of an attempt on ``nodes``; those that have confirmed it."""
+        if not self.remote:
+            return frozenset()
+        answers = self.ask_all(dict.fromkeys(nodes, f"kill {attempt_dir}"), timeout)
+        return frozenset(node for node, text in answers.items() if text.isdigit())
+
+    # -------------------------------------------------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        """End the agents, and leave no page behind."""
+        self._slow.close()
+        self._stop_srun()
+        self._listener.close()
+        if self._sock is not None:
+            self._sock.close()
+        if self._hold is not None:
+            os.close(self._hold)
+            places.clear(self.base)
+
+    def _stop_srun(self) -> None:
+        if self._srun is None:
+            return
+        pid, start = self._srun
+        for _ in range(3):  # each may be lost
+            self._number += 1
+            for name, node in list(self.pulses.nodes.items()):
+                if self._sock is not None and node.address is not None:
+                    links.send(self._sock, self.pulses.pack(wire.BYE, self._number, name, b""), node.address)
+            if _gone_within(pid, start, _END / 4):
+                break
+        else:
+            processes.send([pid], 15)
+            if not _gone_within(pid, start, _END):
+                processes.send([pid], 15)  # srun asks once more, and then it forces
+                _gone_within(pid, start, _END)
+        self._srun = None
+
+    # ------------------------------------------------------------------------------------------------------- starting
+
+    def _start(self) -> None:
+        nodes = tuple(node for node in self.allocation.nodes if node not in self._away)
+        if not nodes or self._sock is None:
+            return
+        self._starts += 1
+        self.pulses.restart(self.pulses.generation + 1)
+        words = [sys.executable, "-m", "ftsupervise.node", "--base", self.base]
+        words += ["--to", ",".join(links.names()), "--port", str(self._sock.getsockname()[1])]
+        words += ["--generation", str(self.pulses.generation), "--every", f"{self.pulses.every:g}"]
+        words += ["--child", *self.child] if self.child else []
+        options = (f"--job-name={AGENTS}", "--no-kill", "--wait=0")
+        env = self.allocation.side_env()
+        env.update({wire.ENV_KEY: self._key.hex(), "PYTHONSAFEPATH": "1"})
+        if self._complaint < 0:
+            self._complaint = os.memfd_create("ftsupervise-agents", os.MFD_CLOEXEC)
+        try:
+            child = subprocess.Popen(
+                self.allocation.side_step(nodes, *words, options=options),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._complaint,
+                env=env,
+                start_new_session=True,
+                preexec_fn=processes.become_subreaper(),
+            )
+        except OSError as error:
+            self._say_once(f"cannot start the node agents: {error.strerror}")
+            self._due = monotonic() + _PAUSES[-1]
+            return
+        child.returncode = 0  # reaped with everything else that is ours
+        self._srun = (child.pid, procfs.identity(child.pid) or 0)
+
+    def _interval(self) -> float:
+        try:
+            wanted = float(self._env.get(ENV_EVERY, ""))
+        except ValueError:
+            wanted = _EVERY
+        return max(0.02, wanted, len(self.allocation.nodes) / _RATE)
+
+    # ----------------------------------------------------------------------------------------------------- being blind
+
+    def _blind(self) -> bool:
+        """Is there anybody whom only the run directory tells of? Says so once."""
+        if monotonic() - self._began < _SILENT:
+            return False
+        if not self.remote:
+            return not self.pulses.local
+        silent = self.pulses.silent((node for node in self.allocation.nodes if node not in self._away), _SILENT)
+        if silent:
+            some = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
+            port = self._sock.getsockname()[1] if self._sock is not None else 0
+            self._say_once(
+                f"no word from the agents on {some}: their ranks are followed through the run directory, slower. "
+                f"Does a firewall hold UDP to {os.uname().nodename}:{port} back?"
+            )
+        elif any(not node.raw for node in list(self.pulses.nodes.values())):
+            return True  # agents without pages: ranks that could make none, or have no guard
+        return bool(silent)
+
+    def _complaints(self) -> str:
+        if self._complaint < 0:
+            return ""
+        said = os.pread(self._complaint, 4000, 0).decode("utf-8", "replace").strip().splitlines()
+        return f": {said[-1]}" if said else ""
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            tell(self._log, text)
+
+    # ---------------------------------------------------------------------------------------------------------- parts
+
+    def _whole(self, number: int) -> bool:
+        pieces = self.pulses.replies[number]
+        return -1 in pieces and len(pieces) == int(pieces[-1]) + 1
+
+    def _wake(self) -> None:
+        with self._answered:
+            self._answered.notify_all()
+
+    def _ask_here(self, question: str, timeout: float) -> str | None:
+        words = [sys.executable, "-m", "ftsupervise.node", "--answer", question]
+        try:
+            done = bounded.run(words, timeout=timeout, env={**os.environ, "PYTHONSAFEPATH": "1"})
+        except OSError:
+            return None
+        return done.stdout if done.code == 0 else None
+
+
+def _gone_within(pid: int, start: int, seconds: float) -> bool:
+    until = monotonic() + seconds
+    pause = threading.Event()
+    while procfs.identity(pid) == start:
+        if monotonic() >= until:
+            return False
+        pause.wait(0.01)
+    return True

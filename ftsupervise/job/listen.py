@@ -1,0 +1,91 @@
+"""One thread that hears everything about ranks: datagrams of all agents, or this node's own pages and processes.
+
+It belongs to the ring for its whole life, so that a death is heard also while the ring asks Slurm something. What it learns
+goes into ``Pulses``; what cannot wait nudges the ring.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from time import monotonic
+
+from ftsupervise.job.pulse import Pulses
+from ftsupervise.node.eyes import Eyes
+from ftsupervise.node.links import send
+
+_MANY = 200  # nodes above which datagrams are gathered before they are taken
+_GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
+_AT_ONCE = 5000
+_NEW = 0.1  # seconds between two looks at our own node until the first page is there
+
+
+class Listener:
+    """``sock``: where the agents send. ``base``, ``node``: the pages of our own node, looked at directly."""
+
+    def __init__(self, pulses: Pulses, sock: socket.socket | None, base: str = "", node: str = "") -> None:
+        self.pulses, self.sock = pulses, sock
+        self._poll = select.poll()
+        self._eyes = Eyes(base, node, self._poll) if base else None
+        self._over = False
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._read, select.POLLIN)
+        if sock is not None:
+            self._poll.register(sock, select.POLLIN)
+        self._due = 0.0
+        self._thread = threading.Thread(target=self._listen, name="pulse", daemon=True)
+        self._thread.start()
+
+    def look_now(self) -> None:
+        """Something is new: a first page is about to appear."""
+        self._due = 0.0
+        try:
+            os.write(self._write, b"\0")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._over = True
+        self.look_now()
+        self._thread.join(2.0)
+        if not self._thread.is_alive():
+            os.close(self._read)
+            os.close(self._write)
+            if self._eyes is not None:
+                self._eyes.close()
+
+    def _listen(self) -> None:
+        while not self._over:
+            rest = None if self._eyes is None else max(0.0, self._due - monotonic()) * 1000
+            for fd, _ in self._poll.poll(rest):
+                if fd == self._read:
+                    os.read(self._read, 4096)
+                elif self.sock is not None and fd == self.sock.fileno():
+                    self._drain(self.sock)
+                elif self._eyes is not None and self._eyes.heard(fd):
+                    self.pulses.put(self.pulses.local, self._eyes.news(), self._eyes.node)
+            if self._eyes is not None and monotonic() >= self._due:
+                self._look(self._eyes)
+
+    def _drain(self, sock: socket.socket) -> None:
+        if len(self.pulses.nodes) > _MANY:
+            time.sleep(_GATHER)
+        take, receive = self.pulses.take, sock.recvfrom
+        now = monotonic()
+        for _ in range(_AT_ONCE):
+            try:
+                data, sender = receive(2048)
+            except OSError:  # none left
+                return
+            answer = take(data, sender, now)
+            if answer is not None:
+                send(sock, answer, sender)
+
+    def _look(self, eyes: Eyes) -> None:
+        found = eyes.look()
+        if eyes.attempt == self.pulses.attempt:
+            self.pulses.put(found, eyes.news(), eyes.node)
+        self._due = monotonic() + (self.pulses.every if found else _NEW)

@@ -1,0 +1,66 @@
+"""``python -m ftsupervise.node --base DIR --to HOST,HOST --port N``: the agent. ``ftsupervise run`` starts one per node."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ftsupervise.node.agent import Agent, Orders
+from ftsupervise.node.wire import ENV_KEY, KEY
+
+_USAGE = """usage: python -m ftsupervise.node --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--child WORD…]
+  --base DIR       where the ranks' pages are, one sub-directory per attempt
+  --to, --port     where the ring listens; all that the names mean is tried
+  --generation N   which start of the agents this is
+  --every S        seconds between two beats
+  --child WORD…    a command to start, and to end with the agent; takes all that follows
+  --answer TEXT    be no agent: answer one question ("evidence PID") and leave
+The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
+
+
+def orders(words: list[str]) -> Orders:
+    """Raises ValueError for words that make no sense."""
+    given: dict[str, str] = {}
+    child: tuple[str, ...] = ()
+    while words:
+        word = words.pop(0)
+        if word == "--child":
+            child, words = tuple(words), []
+        elif word in ("--base", "--to", "--port", "--generation", "--every", "--lost") and words:
+            given[word[2:]] = words.pop(0)
+        else:
+            raise ValueError(word)
+    return Orders(
+        base=given["base"],
+        hosts=tuple(given["to"].split(",")),
+        port=int(given["port"]),
+        generation=int(given["generation"]),
+        every=float(given.get("every", "1")),
+        node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
+        child=child,
+        lost=float(given.get("lost", "300")),
+    )
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--answer"] and len(sys.argv) == 3:
+        from ftsupervise.node.answer import answer
+
+        sys.stdout.write(answer(sys.argv[2], os.environ.get("SLURMD_NODENAME", "")))
+        return 0
+    key = os.environ.pop(ENV_KEY, "")
+    try:
+        told, secret = orders(sys.argv[1:]), bytes.fromhex(key)
+        if len(secret) != KEY:
+            raise ValueError("no key")
+    except (KeyError, ValueError):
+        sys.stderr.write(_USAGE + "\n")
+        return 2
+    here = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")  # where srun runs, as this node sees it
+    hosts = [host for host in dict.fromkeys((here, *told.hosts)) if host]
+    Agent(told._replace(hosts=tuple(hosts)), secret).run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

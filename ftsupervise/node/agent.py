@@ -1,0 +1,278 @@
+"""The agent's loop: look at the ranks, tell the ring, answer it, hold one child, end when the ring is gone.
+
+It sleeps until its next beat, a death, a datagram or a signal. Nothing here waits for anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftsupervise.node import wire
+from ftsupervise.node.answer import Asked
+from ftsupervise.node.eyes import Eyes
+from ftsupervise.node.links import Address, resolve, send, udp
+from ftsupervise.node.places import clear, leave, own
+from ftsupervise.node.wire import Gone, Message
+
+if TYPE_CHECKING:
+    import subprocess
+
+_SILENT = 40  # datagrams without an answer after which other addresses are tried again
+_LOST = 300.0  # seconds without a word from the ring after which it is taken for gone
+_TRY_AGAIN = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.8,
+    1.6,
+    3.2,
+)  # seconds between two tellings of a death nobody has taken
+_LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
+_NEW = 0.25  # seconds between two looks until the first page is there
+
+
+class Orders(NamedTuple):
+    """What the ring started the agent with."""
+
+    base: str
+    hosts: tuple[str, ...]
+    port: int
+    generation: int
+    every: float = 1.0
+    node: str = ""
+    child: tuple[str, ...] = ()
+    lost: float = _LOST
+
+
+class _Untaken:
+    """A death that the ring has not acknowledged."""
+
+    __slots__ = ("due", "gone", "since", "tries")
+
+    def __init__(self, gone: Gone, since: float) -> None:
+        self.gone, self.since, self.due, self.tries = gone, since, since, 0
+
+
+class _Talk:
+    """Numbers of both directions."""
+
+    __slots__ = ("acked", "asked", "heard", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.acked = 0  # the newest number of ours, and the newest that the ring has answered
+        self.asked = 0  # the newest question taken
+        self.heard = monotonic()
+
+
+class Agent:
+    def __init__(self, orders: Orders, key: bytes) -> None:
+        """Raises OSError when there can be no socket."""
+        self.orders, self.seal, self.talk = orders, wire.Seal(key), _Talk()
+        self.sock = udp()
+        self.poll = select.poll()
+        self.poll.register(self.sock, select.POLLIN)
+        self.eyes = Eyes(orders.base, orders.node, self.poll)
+        self.name = orders.node.encode()[:255]
+        self.hosts = resolve(self.sock, orders.hosts, orders.port)
+        self.ring: Address | None = None  # where it answered from
+        self.untaken: list[_Untaken] = []
+        self.asked: Asked | None = None
+        self.last_answer: tuple[int, list[bytes]] = (0, [])
+        self.attempt = 0
+        self.over = False
+        self.leave_at: float | None = None
+        self.had_pages = False
+        self.child: subprocess.Popen[bytes] | None = None
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.poll.register(self._read, select.POLLIN)
+
+    # -------------------------------------------------------------------------------------------------------- its life
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # meant for the ranks
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        keep = own(self.orders.base)  # noqa: F841 - locked as long as we live
+        self._start_child()
+        # nodes begin together, their beats should not
+        look = monotonic()
+        due = look + self.orders.every * (int.from_bytes(os.urandom(2), "big") / 65536)
+        self._say(wire.HELLO, b"")
+        try:
+            while not self.over:
+                now = monotonic()
+                if now >= due or (now >= look and self._new_pages()):
+                    self._beat(now)
+                    due = now + self.orders.every
+                look = now + (self.orders.every if self.had_pages else _NEW)
+                self._tell_deaths(monotonic())
+                self._listen(max(0.0, min([due, look, *(one.due for one in self.untaken)]) - monotonic()))
+                self._think_of_the_end(monotonic())
+        finally:
+            self._end()
+
+    def _think_of_the_end(self, now: float) -> None:
+        """Told to leave by Slurm it stays as long as there are ranks: they get time to save, and what they do is news."""
+        if self.leave_at is not None:
+            self.eyes.look()
+            self.over = self.over or now >= self.leave_at or self.eyes.all_gone()
+        self.over = self.over or now - self.talk.heard > self.orders.lost
+
+    def _new_pages(self) -> bool:
+        """Did the first page appear?"""
+        self.had_pages, before = bool(self.eyes.look()), self.had_pages
+        return self.had_pages and not before
+
+    def _beat(self, now: float) -> None:
+        """Look, and tell."""
+        pulses = self.eyes.look()
+        self.had_pages = bool(pulses)
+        if self.eyes.attempt is not None and self.eyes.attempt > self.attempt:
+            self.attempt = self.eyes.attempt
+            clear(self.orders.base, before=self.attempt)
+            self.untaken.clear()
+        self._collect_deaths()
+        if self.talk.sent - self.talk.acked > _SILENT:
+            self.ring = None  # perhaps it is reached by another address
+        bodies = wire.pack_pulses(pulses, now)[:255]
+        for part, body in enumerate(bodies):
+            self._say(wire.PULSE, body, part, len(bodies))
+        if self.asked is not None:
+            self._finish_answer(now)
+        self._reap()
+
+    def _listen(self, seconds: float) -> None:
+        for fd, _ in self.poll.poll(seconds * 1000):
+            if fd == self._read:
+                os.read(self._read, 4096)
+                self.leave_at = self.leave_at or monotonic() + _LINGER
+            elif fd == self.sock.fileno():
+                self._take_datagrams()
+            elif self.asked is not None and fd == self.asked.fd:
+                self._finish_answer(monotonic())
+            elif self.eyes.heard(fd):
+                self._collect_deaths()
+
+    # ---------------------------------------------------------------------------------------------------------- telling
+
+    def _say(self, kind: int, body: bytes, part: int = 0, parts: int = 1) -> int:
+        self.talk.sent += 1
+        attempt = self.eyes.attempt or 0
+        data = self.seal.pack(
+            Message(kind, part, parts, self.orders.generation, attempt, self.talk.sent, self.name, body)
+        )
+        for address in self.hosts if self.ring is None else (self.ring,):
+            send(self.sock, data, address)
+        return self.talk.sent
+
+    def _collect_deaths(self) -> None:
+        now = monotonic()
+        self.untaken.extend(_Untaken(gone, now) for gone in self.eyes.news())
+
+    def _tell_deaths(self, now: float) -> None:
+        for one in self.untaken:
+            if now >= one.due:
+                self._say(wire.DEATH, wire.pack_gone([one.gone._replace(age=now - one.since)]))
+                one.due = now + _TRY_AGAIN[min(one.tries, len(_TRY_AGAIN) - 1)]
+                one.tries += 1
+
+    # -------------------------------------------------------------------------------------------------------- listening
+
+    def _take_datagrams(self) -> None:
+        for _ in range(100):
+            try:
+                data, sender = self.sock.recvfrom(4096)
+            except OSError:  # none left, or an unreachable ring
+                return
+            message = self.seal.open(data)
+            if message is None or message.kind not in wire.TO_AGENT or message.node != self.name:
+                continue
+            if message.generation == self.orders.generation:
+                self._obey(message, sender)
+
+    def _obey(self, message: Message, sender: Address) -> None:
+        talk = self.talk
+        if message.kind == wire.ACK:
+            if message.number > talk.sent:
+                return
+            if talk.acked < message.number:
+                talk.acked, talk.heard, self.ring = message.number, monotonic(), sender
+            taken = {(one.rank, one.pid, one.final) for one in wire.read_gone(message.body)}
+            self.untaken = [one for one in self.untaken if (one.gone.rank, one.gone.pid, one.gone.final) not in taken]
+        elif message.number > talk.asked:
+            talk.asked, talk.heard = message.number, monotonic()
+            if message.kind == wire.BYE:
+                self.over = True
+            else:
+                self._begin_answer(message)
+        elif message.kind == wire.ASK and message.number == self.last_answer[0]:
+            self._send_answer(sender)
+
+    def _begin_answer(self, message: Message) -> None:
+        if self.asked is not None:
+            self.asked.close()
+        self.last_answer = (message.number, [])
+        try:
+            self.asked = Asked(message.body.decode("utf-8", "replace"), self.orders.node, self.poll)
+        except OSError:
+            self.asked = None
+
+    def _finish_answer(self, now: float) -> None:
+        if self.asked is None or not self.asked.done(now):
+            return
+        self.last_answer = (self.last_answer[0], wire.chunks(self.asked.text))
+        self.asked = None
+        for address in self.hosts if self.ring is None else (self.ring,):
+            self._send_answer(address)
+
+    def _send_answer(self, to: Address) -> None:
+        number, pieces = self.last_answer
+        for piece in pieces:
+            told = Message(wire.REPLY, 0, 1, self.orders.generation, self.attempt, number, self.name, piece)
+            send(self.sock, self.seal.pack(told), to)
+
+    # ---------------------------------------------------------------------------------------------------------- the end
+
+    def _start_child(self) -> None:
+        if not self.orders.child:
+            return
+        import subprocess  # 8 ms that most agents do without
+
+        try:
+            self.child = subprocess.Popen(self.orders.child, stdin=subprocess.PIPE, start_new_session=True)
+        except OSError as error:
+            sys.stderr.write(f"ftsupervise.node: cannot start {self.orders.child[0]}: {error.strerror}\n")
+
+    def _reap(self) -> None:
+        """Those who answered, and the child."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if self.child is not None and ended[0] == self.child.pid:
+                    self.child.returncode, self.child = os.waitstatus_to_exitcode(ended[1]), None
+        except ChildProcessError:
+            return
+
+    def _end(self) -> None:
+        if self.asked is not None:
+            self.asked.close()
+        if self.child is not None:
+            try:
+                os.killpg(self.child.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        gone = self.eyes.all_gone()
+        self.eyes.close()
+        if gone:
+            clear(self.orders.base, before=self.attempt + 1)  # a later start of the agents may look at what came since
+            leave(self.orders.base)
+        self.sock.close()

@@ -1,0 +1,287 @@
+"""What can be seen on this node of the ranks of one attempt: their pages, their processes, and at once when one dies.
+
+    BASE/ATTEMPT/rank-N      the pages (``pages.py``); the newest attempt counts
+
+A rank is only called dead after it was seen alive: the process of its page was there, with the start time of its page. So a
+page from another process-number namespace, or a process we may not look at, is unknown, and never dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import stat
+import struct
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from ftsupervise import pages
+from ftsupervise.node.places import newest_attempt, ours_alone
+from ftsupervise.node.wire import Gone
+from ftsupervise.truth import Pulse, Reading
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
+_INFO_EXIT = 1 << 3
+_GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
+_ANCESTORS = 16
+
+
+class _Stat(NamedTuple):
+    state: str
+    parent: int
+    cpu: float
+    start: int
+    status: int  # as waitpid has it; tells something of a zombie only
+    name: str
+
+
+def look_at(pid: int) -> _Stat | None:
+    """``/proc/PID/stat``; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - each rank, each second
+            name, _, rest = file.read().decode("utf-8", "replace").partition("(")[2].rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()
+    try:
+        cpu = (int(fields[11]) + int(fields[12])) * _TICK
+        return _Stat(fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
+    except (IndexError, ValueError):
+        return None
+
+
+class _Rank:
+    """One page and the processes behind it."""
+
+    __slots__ = ("code", "cpu", "fd", "final", "inode", "pidfd", "reading", "state", "task", "taskfd", "told")
+
+    def __init__(self, fd: int, inode: int, reading: Reading) -> None:
+        self.fd, self.inode, self.reading = fd, inode, reading
+        self.pidfd = self.taskfd = self.task = -1
+        self.state = ""  # unknown
+        self.cpu: float | None = None
+        self.code: int | None = None
+        self.final = False  # nobody above it on this node would start it again
+        self.told = 0  # 1: its death, 2: that it is final too
+
+    def close(self) -> None:
+        for fd in (self.fd, self.pidfd, self.taskfd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.pidfd = self.taskfd = -1
+
+
+class Eyes:
+    """Looks at the ranks under ``base`` whose node is ``node``. What is to be waited for is registered with ``poll``."""
+
+    def __init__(self, base: str, node: str, poll: select.poll) -> None:
+        self.base, self.node, self._poll = base, node, poll
+        self.attempt: int | None = None
+        self._ranks: dict[str, _Rank] = {}
+        self._fds: dict[int, _Rank] = {}
+        self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
+        self._news: list[Gone] = []
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def look(self) -> list[Pulse]:
+        """How the ranks are now, by rank. Finds new pages and leaves out those that went away. Never blocks."""
+        newest = newest_attempt(self.base)
+        if newest != self.attempt:
+            self.close()
+            self.attempt = newest
+        if newest is None:
+            return []
+        folder = f"{self.base}/{newest}"
+        if not ours_alone(folder):
+            return []
+        self._find(folder)
+        now = monotonic()
+        found = [self._pulse(one, now) for one in self._ranks.values()]
+        found.sort()
+        return found
+
+    def heard(self, fd: int) -> bool:
+        """A descriptor of ours is ready: one has died. False when it is none of ours. Then ask ``news``."""
+        one = self._fds.get(fd)
+        if one is None:
+            return False
+        self._forget(fd)
+        if fd == one.pidfd:
+            one.code = _exit_code(fd, one.reading.pid)
+            one.state = "X"
+        else:
+            one.final = True
+        self._tell(one)
+        return True
+
+    def news(self) -> list[Gone]:
+        """Deaths since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def all_gone(self) -> bool:
+        """No rank that we have seen alive is alive."""
+        return all(one.state in ("", "X") for one in self._ranks.values())
+
+    def close(self) -> None:
+        for one in self._ranks.values():
+            self._drop(one)
+        self._ranks.clear()
+        self._alien.clear()
+
+    # --------------------------------------------------------------------------------------------------------- pages
+
+    def _find(self, folder: str) -> None:
+        try:
+            names = {entry.name: entry.inode() for entry in os.scandir(folder) if entry.name.startswith("rank-")}
+        except OSError:
+            names = {}
+        for name in [name for name, one in self._ranks.items() if names.get(name) != one.inode]:
+            self._drop(self._ranks.pop(name))
+        for name, inode in names.items():
+            if name not in self._ranks and self._alien.get(name) != inode:
+                self._open(f"{folder}/{name}", name)
+
+    def _open(self, path: str, name: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        found = os.fstat(fd)
+        reading = pages.read_open(fd) if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None
+        if reading is None or reading.attempt != self.attempt:
+            os.close(fd)
+            return
+        one = _Rank(fd, found.st_ino, reading)
+        if self._watch(one):
+            self._ranks[name] = one
+        else:
+            one.close()
+            self._alien[name] = found.st_ino
+
+    def _pulse(self, one: _Rank, now: float) -> Pulse:
+        if one.state != "X":
+            one.reading = pages.read_open(one.fd) or one.reading
+            self._look_at_process(one)
+        reading = one.reading
+        return Pulse(
+            reading.rank,
+            self.node,
+            reading.step,
+            reading.phase,
+            reading.stepped,
+            reading.beaten,
+            now,
+            reading.pid,
+            one.state,
+            one.cpu,
+            reading.leaving,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- processes
+
+    def _watch(self, one: _Rank) -> bool:
+        """Find the process of a new page. False when it is another node's (several share this host)."""
+        pid = one.reading.pid
+        seen = look_at(pid)
+        if seen is None or seen.start != one.reading.pid_start or seen.state in "ZX":
+            return True  # a page without a process that we can see: unknown
+        env = _environ(pid)
+        if self.node and env.get("SLURMD_NODENAME", self.node) != self.node:
+            return False
+        one.state, one.cpu = seen.state, seen.cpu
+        one.pidfd = self._follow(one, pid, seen.start)
+        one.task = _task(pid)
+        one.final = one.task == pid or env.get("TORCHELASTIC_MAX_RESTARTS") == "0"
+        if one.task > 0 and not one.final:
+            above = look_at(one.task)
+            one.taskfd = self._follow(one, one.task, above.start) if above is not None else -1
+        return True
+
+    def _follow(self, one: _Rank, pid: int, start: int) -> int:
+        try:
+            fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # an older kernel: each look asks
+            return -1
+        seen = look_at(pid)
+        if seen is None or seen.start != start:
+            os.close(fd)
+            return -1
+        self._fds[fd] = one
+        self._poll.register(fd, select.POLLIN)
+        return fd
+
+    def _look_at_process(self, one: _Rank) -> None:
+        if not one.state:
+            return
+        seen = look_at(one.reading.pid)
+        if seen is not None and seen.start == one.reading.pid_start and seen.state not in "ZX":
+            one.state, one.cpu = seen.state, seen.cpu
+        elif one.pidfd < 0 or one.pidfd not in self._fds:
+            one.state = "X"
+            one.code = _code_of(seen) if seen is not None and seen.start == one.reading.pid_start else None
+            self._tell(one)
+
+    def _tell(self, one: _Rank) -> None:
+        if one.state != "X" or one.told >= 1 + one.final:
+            return
+        one.told = 1 + one.final
+        last = pages.read_open(one.fd) or one.reading
+        one.reading = last
+        leaving = last.leaving or last.phase == "finished"
+        self._news.append(Gone(last.rank, last.pid, 0.0, one.code, leaving, last.failed, one.final))
+
+    def _drop(self, one: _Rank) -> None:
+        for fd in (one.pidfd, one.taskfd):
+            self._forget(fd)
+        one.close()
+
+    def _forget(self, fd: int) -> None:
+        if self._fds.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return {}
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def _task(pid: int) -> int:
+    """The process above ``pid``, or itself, that Slurm started; -1 when it was not Slurm."""
+    for _ in range(_ANCESTORS):
+        here = look_at(pid)
+        above = look_at(here.parent) if here is not None and here.parent > 0 else None
+        if here is None or above is None:
+            return -1
+        if above.name.startswith("slurmstepd"):
+            return pid
+        pid = here.parent
+    return -1
+
+
+def _exit_code(pidfd: int, pid: int) -> int | None:
+    """How a process ended that is not our child: the kernel tells while it is a zombie, and newer ones after that."""
+    seen = look_at(pid)
+    if seen is not None and seen.state in "ZX":
+        return _code_of(seen)
+    raw = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, raw)
+    except OSError:
+        return None
+    told = _INFO.unpack(raw)
+    return os.waitstatus_to_exitcode(told[13]) if told[0] & _INFO_EXIT else None
+
+
+def _code_of(zombie: _Stat) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(zombie.status)
+    except ValueError:
+        return None

@@ -1,0 +1,203 @@
+"""What agents and ring say to each other: datagrams with a number and a seal. Pure.
+
+    magic, kind, part, parts, generation, attempt, number | node name | body | seal
+
+The seal is BLAKE2b keyed with a secret of this one ``ftsupervise run``: who lacks it can neither tell nor ask anything. The
+number grows with every datagram of its sender, and the generation with every start of the agents, so that nothing is taken
+twice. Times are ages in milliseconds: the clocks of two hosts need not agree.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ftsupervise.truth import Pulse
+
+try:  # hashlib and hmac load OpenSSL: 5 ms and 3 MB on every node
+    from _blake2 import blake2b
+    from _operator import _compare_digest as same
+except ImportError:  # another Python
+    from hashlib import blake2b
+    from hmac import compare_digest as same  # type: ignore[no-redef]
+
+ENV_KEY = "FTSUPERVISE_NODE_KEY"  # hexadecimal; in the environment of the agents' step only
+KEY = 32  # bytes
+LARGEST = 1400  # bytes of a datagram: passes every Ethernet unsplit
+
+HELLO, PULSE, DEATH, REPLY, ACK, ASK, BYE = range(1, 8)
+TO_RING, TO_AGENT = frozenset((HELLO, PULSE, DEATH, REPLY)), frozenset((ACK, ASK, BYE))
+
+_HEAD = struct.Struct("<4sBBBBIIQ")
+_MAGIC = b"FTS1"
+_SEAL = 16
+_RANK = struct.Struct("<IIqIIIBBBx")  # rank, pid, step, ages of step and beat, CPU in 1/100 s, state, flags, phase
+_GONE = struct.Struct("<IIIiI")  # rank, pid, age, exit code, flags
+_CHUNK = struct.Struct("<HH")
+_NO_STEP, _LEAVING, _NO_CPU = 1, 2, 4
+_LIMIT = (1 << 32) - 1
+
+
+class Message(NamedTuple):
+    kind: int
+    part: int
+    parts: int
+    generation: int
+    attempt: int
+    number: int
+    node: bytes
+    body: bytes
+
+
+class Gone(NamedTuple):
+    """A rank's process that has ended. ``code``: its exit code, negative for a signal, None when nobody could see it."""
+
+    rank: int
+    pid: int
+    age: float  # seconds since it was noticed
+    code: int | None
+    leaving: bool  # it had said that it leaves, or that it has finished, or its interpreter ended in order
+    failed: bool  # an exception was on its way out
+    final: bool  # nobody above it will start it again: what Slurm started on this node for it is over
+
+
+class Seal:
+    """Makes and checks datagrams of one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._fresh = blake2b(key=key, digest_size=_SEAL)
+
+    def _of(self, data: bytes | memoryview) -> bytes:
+        made = self._fresh.copy()  # the key is hashed once
+        made.update(data)
+        return made.digest()
+
+    def pack(self, message: Message) -> bytes:
+        kind, part, parts, generation, attempt, number, node, body = message
+        head = _HEAD.pack(_MAGIC, kind, part, parts, len(node), generation, attempt, number)
+        data = head + node + body
+        return data + self._of(data)
+
+    def open(self, data: bytes) -> Message | None:
+        """None for what is not whole, or not sealed with our key."""
+        end = len(data) - _SEAL
+        if end < _HEAD.size or data[:4] != _MAGIC or not same(self._of(data[:end]), data[end:]):
+            return None
+        _, kind, part, parts, size, generation, attempt, number = _HEAD.unpack_from(data)
+        begin = _HEAD.size + size
+        if begin > end:
+            return None
+        return Message(kind, part, parts, generation, attempt, number, data[_HEAD.size : begin], data[begin:end])
+
+
+def pack_pulses(pulses: Sequence[Pulse], now: float, room: int = LARGEST - 128) -> list[bytes]:
+    """The bodies that tell ``pulses`` at monotonic ``now``: as few datagrams as they fit into, at least one."""
+    bodies: list[bytes] = []
+    names: dict[bytes, int] = {}
+    records: list[bytes] = []
+    size = 1
+
+    def close() -> None:
+        nonlocal names, records, size
+        table = b"".join(bytes((len(name),)) + name for name in names)
+        bodies.append(bytes((len(names),)) + table + b"".join(records))
+        names, records, size = {}, [], 1
+
+    for one in pulses:
+        name = one.phase.encode("utf-8", "replace")[:63]
+        more = _RANK.size + (0 if name in names else 1 + len(name))
+        if size + more > room or len(names) > 250:
+            close()
+            more = _RANK.size + 1 + len(name)
+        size += more
+        flags = (_NO_STEP if one.step is None else 0) | (_LEAVING if one.leaving else 0)
+        flags |= _NO_CPU if one.cpu is None else 0
+        records.append(
+            _RANK.pack(
+                one.rank,
+                one.pid,
+                one.step or 0,
+                _ms(now - one.stepped),
+                _ms(now - one.beaten),
+                min(_LIMIT, int((one.cpu or 0.0) * 100)),
+                ord(one.state[0]) if one.state else 0,
+                flags,
+                names.setdefault(name, len(names)),
+            )
+        )
+    close()
+    return bodies
+
+
+def read_pulses(body: bytes, node: str, seen: float) -> list[Pulse]:
+    """What a body of ``pack_pulses`` tells, as heard at monotonic ``seen``. Raises ValueError for what is none."""
+    try:
+        phases, at = [], 1
+        for _ in range(body[0]):
+            end = at + 1 + body[at]
+            phases.append(body[at + 1 : end].decode("utf-8", "replace"))
+            at = end
+        found = []
+        for rank, pid, step, stepped, beaten, cpu, state, flags, phase in _RANK.iter_unpack(body[at:]):
+            found.append(
+                Pulse(
+                    rank,
+                    node,
+                    None if flags & _NO_STEP else step,
+                    phases[phase],
+                    seen - stepped * 0.001,
+                    seen - beaten * 0.001,
+                    seen,
+                    pid,
+                    chr(state) if state else "",
+                    None if flags & _NO_CPU else cpu * 0.01,
+                    bool(flags & _LEAVING),
+                )
+            )
+        return found
+    except (IndexError, struct.error) as error:
+        raise ValueError(f"no pulses: {error}") from None
+
+
+def pack_gone(deaths: Iterable[Gone]) -> bytes:
+    return b"".join(
+        _GONE.pack(
+            one.rank,
+            one.pid,
+            _ms(one.age),
+            one.code or 0,
+            (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3,
+        )
+        for one in deaths
+    )
+
+
+def read_gone(body: bytes) -> Iterator[Gone]:
+    """Raises ValueError for what is none."""
+    if len(body) % _GONE.size:
+        raise ValueError("no deaths")
+    for rank, pid, age, code, flags in _GONE.iter_unpack(body):
+        yield Gone(
+            rank, pid, age * 0.001, code if flags & 1 else None, bool(flags & 2), bool(flags & 4), bool(flags & 8)
+        )
+
+
+def chunks(text: bytes, room: int = LARGEST - 128, most: int = 200) -> list[bytes]:
+    """A text in pieces, each with its place; what is beyond ``most`` pieces is cut."""
+    pieces = [text[at : at + room] for at in range(0, len(text), room)][:most] or [b""]
+    return [_CHUNK.pack(index, len(pieces)) + piece for index, piece in enumerate(pieces)]
+
+
+def read_chunk(body: bytes) -> tuple[int, int, bytes]:
+    """Its place, how many there are, the piece. Raises ValueError for what is none."""
+    if len(body) < _CHUNK.size:
+        raise ValueError("no piece of a text")
+    index, count = _CHUNK.unpack_from(body)
+    if index >= count:
+        raise ValueError("no piece of a text")
+    return index, count, body[_CHUNK.size :]
+
+
+def _ms(seconds: float) -> int:
+    return max(0, min(_LIMIT, int(seconds * 1000)))
