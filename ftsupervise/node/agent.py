@@ -35,6 +35,7 @@ _TRY_AGAIN = (
     1.6,
     3.2,
 )  # seconds between two tellings of a death nobody has taken
+_LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
 _NEW = 0.25  # seconds between two looks until the first page is there
 
@@ -270,9 +271,17 @@ class Agent:
                 os.killpg(self.child.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        gone = self.eyes.all_gone()
+        gone = self._all_gone_within(_LAST)
         self.eyes.close()
         if gone:
             clear(self.orders.base, before=self.attempt + 1)  # a later start of the agents may look at what came since
             leave(self.orders.base)
         self.sock.close()
+
+    def _all_gone_within(self, seconds: float) -> bool:
+        until = monotonic() + seconds
+        while True:
+            self.eyes.look()
+            if self.eyes.all_gone() or monotonic() >= until:
+                return self.eyes.all_gone()
+            self._listen(0.05)
