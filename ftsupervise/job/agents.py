@@ -163,7 +163,7 @@ class Agents:
             self._sock.close()
         if self._hold is not None:
             os.close(self._hold)
-            places.clear(self.base)
+        places.clear(self.base)
 
     def _stop_srun(self) -> None:
         if self._srun is None:
@@ -247,8 +247,9 @@ class Agents:
     def _complaints(self) -> str:
         if self._complaint < 0:
             return ""
-        said = os.pread(self._complaint, 4000, 0).decode("utf-8", "replace").strip().splitlines()
-        return f": {said[-1]}" if said else ""
+        said = os.pread(self._complaint, 16_000, 0).decode("utf-8", "replace").splitlines()
+        errors = [line for line in said if "error" in line]
+        return f": {errors[-1]}" if errors else ""
 
     def _say_once(self, text: str) -> None:
         if text not in self._told:

@@ -19,6 +19,7 @@ from ftsupervise.node.links import Address
 from ftsupervise.node.wire import Gone, Message, Seal
 from ftsupervise.truth import Pulse
 
+_LAST_WORD = 1 << 62  # above the number of any question
 _ACKS = 10  # beats between two words to an agent
 
 
@@ -138,9 +139,12 @@ class Pulses:
         if message is None:
             self.dropped["forged or damaged"] += 1
             return None
-        if message.kind not in wire.TO_RING or message.generation != self.generation:
+        if message.kind not in wire.TO_RING or message.generation > self.generation:
             self.dropped["not for us"] += 1
             return None
+        if message.generation < self.generation:  # their srun died, and they were started again
+            self.dropped["of an earlier start"] += 1
+            return self._seal.pack(message._replace(kind=wire.BYE, number=_LAST_WORD, body=b""))
         node = self.nodes.get(message.node)
         if node is None:
             node = self.nodes[message.node] = Node(message.node.decode("utf-8", "replace"))

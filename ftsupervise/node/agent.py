@@ -272,9 +272,10 @@ class Agent:
             except ProcessLookupError:
                 pass
         gone = self._all_gone_within(_LAST)
+        last = max(self.attempt, self.eyes.attempt or 0)
         self.eyes.close()
         if gone:
-            clear(self.orders.base, before=self.attempt + 1)  # a later start of the agents may look at what came since
+            clear(self.orders.base, before=last + 1)  # a later start of the agents may look at what came since
             leave(self.orders.base)
         self.sock.close()
 
