@@ -7,6 +7,7 @@
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
       marks/              finished (the run is done; queued members burn through), brake (stopped: see brake.py)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning; its ledger page
+      nodes/              troubles by node; exclude/NODE and trust/NODE: ``touch`` and ``rm`` (see blame.py)
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
       watch/              journal, outbox and beats of those who watch
@@ -66,6 +67,10 @@ class RunDir:
     @property
     def launches(self) -> Path:
         return self.root / "launches"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / "nodes"
 
     @property
     def beats(self) -> Path:

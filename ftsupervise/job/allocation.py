@@ -116,6 +116,11 @@ class Allocation:
             time.sleep(0.05)
         return ()
 
+    def kill_steps(self, without: frozenset[str]) -> None:
+        """SIGKILL for every step but those in ``without``; waits for none of them."""
+        if left := self.steps() - without:
+            self._ask("scancel", "--signal=KILL", *sorted(left))
+
     def _usual_port(self) -> int:
         if not self._port:
             _, out = self._ask("scontrol", "show", "config")

@@ -23,6 +23,7 @@ FILES = {
     "records",
     "fence",
     "brake",
+    "blame",
     "procfs",
     "bounded",
     "deadline",
@@ -139,6 +140,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.status", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
+        ("import ftsupervise.cli.nodes", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.run", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
     ],
 )

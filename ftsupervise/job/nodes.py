@@ -1,0 +1,183 @@
+"""The job ring's memory of its nodes: what speaks against each, which are left out here, and who else is told.
+
+After a failure its trouble is written down and every node judged anew (``blame.py``). In this allocation the better nodes are
+taken as far as there are spares; the members that wait are kept away from the worst ones by Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise import blame, procfs
+from ftsupervise.job import exclude, health, ledger
+from ftsupervise.job.cause import Kind
+from ftsupervise.job.placement import is_srun, wanted
+from ftsupervise.job.postmortem import blamed
+from ftsupervise.job.voice import tell
+
+if TYPE_CHECKING:
+    from ftsupervise.job.allocation import Allocation
+    from ftsupervise.job.attempt import End, Options
+
+START, FAILURE = "start", "failure"
+_ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
+_HARDWARE = re.compile(
+    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$", re.M | re.I
+)
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
+
+
+@dataclass(frozen=True)
+class Care:
+    """How nodes are judged and looked after. Seconds."""
+
+    directory: Path | None = None  # troubles shared with other runs
+    half_life: float = blame.HALF_LIFE
+    exclude_at: float = blame.EXCLUDE_AT
+    at_most: int | None = None  # nodes kept away from because of their score; None: the spare margin
+    health: str = ""  # a shell command; "": none
+    health_timeout: float = 30.0
+    health_when: tuple[str, ...] = (START, FAILURE)
+
+
+class Nodes:
+    """The nodes of one job."""
+
+    def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
+        self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
+        self.names = allocation.nodes or (os.uname().nodename,)
+        self.places = tuple(filter(None, (options.rundir.nodes, self.care.directory)))
+        self.job = ledger.job_id(env)
+        mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
+        self.book = blame.Book(self.places, mark)
+        self.judged: tuple[blame.Node, ...] = ()
+        self.unfit: dict[str, str] = {}  # node -> what its health command said
+        self.applied = exclude.Applied()
+        self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
+        self._owed = False  # they could not be told: try again
+        need = wanted(options.command, len(self.names))
+        margin = blame.margin(need, len(self.names) - need)
+        self.settings = blame.Settings(
+            self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
+        )
+
+    # --------------------------------------------------------------------------------------------------------- asking
+
+    def scores(self) -> dict[str, float]:
+        """Who is taken last: the score, nothing for who is trusted."""
+        return {node.name: node.score for node in self.judged if node.state != "trusted"}
+
+    def barred(self, *, by_hand: bool = True) -> dict[str, str]:
+        """Nodes that are not used here at all, and why: their health command says so, or a person does."""
+        people = {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
+        return {**people, **self.unfit}
+
+    def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``nodes`` that are to be avoided and that the next member will not get."""
+        bad = {node.name for node in self.judged if node.avoided}
+        return tuple(node for node in nodes if node in bad and self.applied.avoid(node))
+
+    # ---------------------------------------------------------------------------------------------------------- doing
+
+    def look(self, log: Path | None) -> None:
+        """Read what is known of all nodes and judge them."""
+        known = blame.read(self.places)
+        for problem in known.problems:
+            tell(log, problem)
+        self.judged = blame.judge(known, self.settings, _now())
+
+    def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
+        """Write down whom this failure speaks against, and judge anew."""
+        log = mine.folder / "run.log"
+        found = [self._trouble(mine, ended, *one) for one in against(ended, lost, output)]
+        for problem in self.book.add(found):
+            tell(log, problem)
+        self.look(log)
+        known = [*blame.read(self.places).troubles]
+        for one in found:
+            nodes = blame.follows(known, one)
+            if len(nodes) > 1:
+                tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: it blames no node")
+
+    def examine(self, when: str, log: Path | None) -> None:
+        """Run the health command on every node, if it is to be run now; what it says holds until it is asked again."""
+        if not self.care.health or when not in self.care.health_when:
+            return
+        silent = self.allocation.silent()
+        nodes = [node for node in self.names if node not in silent]
+        answers = health.ask(self.care.health, self.allocation, nodes, self.care.health_timeout)
+        self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
+        kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
+        found = [
+            blame.Trouble(node, kinds[one.word], _now(), self.options.name, self.job, by=self._by(), evidence=one.words())
+            for node, one in answers.items()
+            if one.word in kinds
+        ]
+        for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
+            on = ", ".join(node for node, one in answers.items() if one.words() == words)
+            tell(log, f"health command on {on}: {words}")
+        for problem in self.book.add(found):
+            tell(log, problem)
+        self.look(log)
+
+    def tell_the_chain(self, log: Path | None) -> None:
+        """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed."""
+        wanted = frozenset(node.name for node in self.judged if node.avoided)
+        if not self.job or not self.env.get("SLURM_JOB_ID") or (wanted == self._told and not self._owed):
+            return
+        comment = f"ftsupervise:{self.options.name}:"
+        self.applied = exclude.apply(self.options.rundir, self.env, self.judged, comment)
+        for sentence in (*self.applied.changed, *self.applied.left_in):
+            tell(log, sentence)
+        self._owed = bool(self.applied.problem)
+        if self.applied.problem:
+            tell(log, f"cannot keep those who wait away from bad nodes: {self.applied.problem}; after the next attempt again")
+        self._told = wanted
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _trouble(self, mine: ledger.Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> blame.Trouble:
+        sign = ended.failure.sign if ended.failure else ""
+        name = self.options.name
+        return blame.Trouble(node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300])
+
+    def _by(self) -> str:
+        return os.uname().nodename
+
+
+def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str, str, str, str]]:
+    """(node, kind of trouble, rank, evidence) for each node that a failure speaks against; none for a program's own error.
+
+    ``lost``: node -> Slurm's word, for nodes that went away under the attempt. Pure.
+    """
+    failure = ended.failure
+    if failure is None:
+        return []
+    found = [(node, "node", "", f"{node} is {state.rstrip('*')}") for node, state in lost.items()]
+    found += [(node, "launch", "", ended.words) for node in blamed(output) if node not in lost]
+    if found:
+        return found
+    where = _ON.search(ended.words)
+    if where is None:
+        return []
+    hardware = _HARDWARE.search(output)
+    if hardware:
+        return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
+    kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)
+    return [(where["node"], kind, where["rank"], ended.words)] if kind else []
+
+
+def _of_signal(words: str) -> str | None:
+    if "SIGTERM" in words or "SIGINT" in words:  # somebody asked it to leave
+        return None
+    return "crashed" if any(name in words for name in _CRASHES) else "killed"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,116 @@
+"""The nodes that waiting jobs are kept away from: Slurm's ExcNodeList, which the owner of a pending job may change.
+
+Seen on 22.05: ``scontrol update JobId=88_[2-5]`` takes the members that wait (the plain id of an array of which one runs is
+answered with an error, and changed all the same); an empty list clears; one unknown node and the whole list is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ftsupervise.errors import NotPermitted, SchedulerUnavailable
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
+from ftsupervise.scheduler.parse import FIELD, RECORD, SQUEUE_ENV
+from ftsupervise.scheduler.slurm import Slurm
+
+# squeue(1) letters: id, array's id, raw id, state, nodes, partition, excluded nodes, features, comment
+_LETTERS = "iFATDPxfk"
+_AWAY = re.compile(r"down|fail$|fail[*]|error|drain|unknown|no_respond|future|maint|reboot|inval|.*\*", re.I)
+
+
+class Waiting(NamedTuple):
+    """A job, or the rest of an array, that waits."""
+
+    id: str  # "88_[2-5]" or "90"
+    base_id: str
+    nodes: int  # that it wants
+    partitions: tuple[str, ...]
+    excluded: tuple[str, ...]
+    features: str
+    comment: str
+
+
+class Room(NamedTuple):
+    """The nodes there are."""
+
+    known: frozenset[str]  # every node Slurm knows by name
+    usable: dict[str, frozenset[str]]  # partition -> its nodes that are not down, drained or in maintenance
+
+
+class Exclusions(Slurm):
+    """Ask and change. Each method answers or raises SchedulerUnavailable."""
+
+    def waiting(self, users: Sequence[str]) -> tuple[Waiting, ...]:
+        """The pending jobs of ``users``."""
+        form = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
+        done = self._ask(["squeue", "-h", "-t", "PENDING", "-u", ",".join(users), "-o", form], env=SQUEUE_ENV)
+        if done.code != 0 or done.stderr.strip():
+            raise self._blind("squeue", done)
+        try:
+            return tuple(_waiting(record) for record in done.stdout.split(RECORD)[1:])
+        except ValueError as error:
+            raise SchedulerUnavailable(f"squeue could not be read: {error}") from None
+
+    def room(self) -> Room:
+        """One question for all partitions."""
+        done = self._ask(["sinfo", "-h", "-a", "-N", "-o", "%P|%N|%T"])
+        if done.code != 0 or done.stderr.strip():
+            raise self._blind("sinfo", done)
+        known: set[str] = set()
+        usable: dict[str, set[str]] = {}
+        for line in done.stdout.splitlines():
+            partition, _, rest = line.strip().partition("|")
+            node, _, state = rest.partition("|")
+            known.add(node)
+            usable.setdefault(partition.rstrip("*"), set()).update(() if _AWAY.match(state) else (node,))
+        return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()})
+
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
+        """Keep a waiting job away from ``nodes`` and no others; False when it does not wait any more.
+
+        Raises NotPermitted, SchedulerUnavailable.
+        """
+        done = self._ask(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress_hostlist(tuple(nodes))}"])
+        text = done.stderr + done.stdout
+        if done.code == 0:
+            return True
+        if re.search("denied|Invalid user id", text):
+            raise NotPermitted(f"job {job_id} belongs to somebody else")
+        if re.search("Invalid job id|no longer pending|already finish", text, re.I):
+            return False
+        raise self._blind("scontrol update", done)
+
+
+def _waiting(record: str) -> Waiting:
+    fields = record.rstrip("\n").split(FIELD, len(_LETTERS) - 1)
+    if len(fields) != len(_LETTERS):
+        raise ValueError(f"a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
+    job_id, base, raw, _, nodes, partitions, excluded, features, comment = fields
+    return Waiting(
+        id=re.sub(r"%\d+\]", "]", job_id),
+        base_id=base or raw,
+        nodes=int(nodes.partition("-")[0]) if nodes.partition("-")[0].isdigit() else 1,
+        partitions=tuple(partitions.split(",")),
+        excluded=expand_hostlist("" if excluded in ("(null)", "N/A") else excluded),
+        features="" if features == "(null)" else features,
+        comment="" if comment == "(null)" else comment,
+    )
+
+
+def fitting(wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room) -> list[str]:
+    """As many of ``wanted``, from the first on, as leave ``needed`` nodes in a partition beside ``theirs``. Pure.
+
+    Nodes that Slurm does not know are left away: one of them and it would refuse them all.
+    """
+    chosen: list[str] = []
+    for node in wanted:
+        if node not in room.known:
+            continue
+        out = {*theirs, *chosen, node}
+        asked = [room.usable.get(name, frozenset()) for name in partitions]
+        held_by_none = not any(node in nodes for nodes in asked)
+        if held_by_none or any(len(nodes - out) >= needed for nodes in asked):
+            chosen.append(node)
+    return chosen
