@@ -162,7 +162,7 @@ def _thread(one: Trouble) -> tuple[str, ...]:
 
 def score(troubles: Iterable[Trouble], half_life: float, now: datetime) -> float:
     """The sum of the weights, each halved with every half-life that has passed."""
-    return sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in troubles)
+    return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in troubles))
 
 
 def _age(one: Trouble, now: datetime) -> float:
@@ -255,7 +255,9 @@ def _mark(path: Path, word: str, place: Path, problems: list[str]) -> Mark | Non
         problems.append(f"{path} cannot be read: {error.strerror}; it is not obeyed")
         return None
     end = _time(raw.get("until"))
-    return Mark(path.name, word, _time(raw.get("at")) or at, _plain(raw.get("who")), _plain(raw.get("why")), end, f"{place}")
+    return Mark(
+        path.name, word, _time(raw.get("at")) or at, _plain(raw.get("who")), _plain(raw.get("why")), end, f"{place}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

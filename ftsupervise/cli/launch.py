@@ -42,7 +42,7 @@ def launch(
         run = run.model_copy(update={"launch": run.launch.model_copy(update={"jobs": jobs})})
     if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
         run = run.model_copy(update={"scheduler": scheduler})
-    plan = _plan(run, config, kind_of(run.scheduler), after.strip(), exclude)
+    plan = _plan(run, config, kind_of(run.scheduler), after.strip(), exclude, dry_run)
     if dry_run:
         _show(plan, run)
     else:
@@ -52,16 +52,22 @@ def launch(
         _tell_who_watches(plan, run)
 
 
-def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
+def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: bool) -> Plan:
     import re
 
     from ftsupervise.errors import UsageError
+    from ftsupervise.launch.avoid import that_fit, to_avoid
     from ftsupervise.launch.plan import plan
 
     if after and not re.fullmatch(r"(local-)?\d+(_\d+)?", after):
         raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
     if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
         raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
+    avoid = to_avoid(run, datetime.now(timezone.utc)) if kind == "slurm" else ()
+    if avoid and not dry_run:
+        avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
+        for sentence in left_in:
+            click.echo(f"note: {sentence}", err=True)
     return plan(
         run,
         kind=kind,
@@ -70,6 +76,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
         python=sys.executable,
         after=after,
         exclude=(exclude,) if exclude else (),
+        avoid=avoid,
     )
 
 

@@ -73,6 +73,28 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     metavar="S",
     help="After the kill switch was raised the command gets so long to leave.",
 )
+@click.option("--nodes-dir", metavar="DIR", help="Troubles of nodes, shared with other runs; besides this run's own.")
+@click.option(
+    "--nodes-half-life", type=click.FloatRange(min=1), metavar="S", help="After so long a trouble counts half."
+)
+@click.option(
+    "--nodes-exclude-at", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Score of a bad node."
+)
+@click.option(
+    "--nodes-at-most", type=click.IntRange(min=0), metavar="N", help="Avoid no more; default: the spare margin."
+)
+@click.option(
+    "--health", metavar="COMMAND", default="", help="Shell command that says how a node is: exit 0, 1, 2 or 3."
+)
+@click.option("--health-timeout", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="S")
+@click.option(
+    "--health-when",
+    type=click.Choice(["start", "failure"]),
+    multiple=True,
+    default=("start", "failure"),
+    show_default=True,
+    help="Before the first start of a job, after a failure, or both.",
+)
 @click.option(
     "--guard-poll", type=click.FloatRange(min=0), metavar="S", help="Seconds between two looks at the switches."
 )
@@ -94,6 +116,13 @@ def run(
     budget: dict[str, int],
     back_off: float,
     stop_within: float,
+    nodes_dir: str | None,
+    nodes_half_life: float | None,
+    nodes_exclude_at: float | None,
+    nodes_at_most: int | None,
+    health: str,
+    health_timeout: float,
+    health_when: tuple[str, ...],
     guard_poll: float | None,
     guard_memory: str | None,
     guard_stop_before: float | None,
@@ -111,6 +140,7 @@ def run(
     from ftsupervise.config.locate import find_run
     from ftsupervise.job import supervise
     from ftsupervise.job.decide import Budgets
+    from ftsupervise.job.nodes import Care
     from ftsupervise.rundir import ENV_RUN, RunDir
 
     rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
@@ -128,6 +158,15 @@ def run(
         grace=grace,
         stop_within=stop_within,
         budgets=Budgets(in_place=in_place, same_failure=same_failure, of_kind=budget, back_off=back_off),
+        care=Care(
+            directory=Path(nodes_dir).expanduser().absolute() if nodes_dir else None,
+            half_life=nodes_half_life or Care.half_life,
+            exclude_at=nodes_exclude_at or Care.exclude_at,
+            at_most=nodes_at_most,
+            health=health,
+            health_timeout=health_timeout,
+            health_when=health_when,
+        ),
         guard={key: f"{value}" for key, value in settings.items() if value is not None},
     )
     sys.exit(supervise.run(options, os.environ))

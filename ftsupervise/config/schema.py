@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
 from ftsupervise.config.fields import Duration, Lines, Positive, Share, Strict, TimeLimit, wrong_at
+from ftsupervise.config.nodes import NodeSettings
 from ftsupervise.config.slurm_options import (
     Constraint,
     Gpus,
@@ -162,6 +163,8 @@ class Run(Strict):
     """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
     scheduler: Literal["auto", "slurm", "local"] = "auto"
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
+    nodes: NodeSettings = NodeSettings()
+    """Nodes that have failed the run are avoided: how long, and how many."""
     guard: GuardSettings = GuardSettings()
     """What the guard inside the training loop looks at."""
     watch: Watch = Watch()

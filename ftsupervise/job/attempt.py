@@ -19,6 +19,7 @@ from ftsupervise.job.agents import Agents
 from ftsupervise.job.cause import Failure, cause, failure, signal_name
 from ftsupervise.job.decide import Budgets
 from ftsupervise.job.ears import STOP, Ears, Lookout
+from ftsupervise.job.nodes import Care
 from ftsupervise.job.oom import Kills
 from ftsupervise.job.pulse import Death
 from ftsupervise.job.voice import tell
@@ -49,6 +50,7 @@ class Options:
     look_every: float = 1.0  # between two looks at the kill switch and the fence
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
+    care: Care = field(default_factory=Care)
 
 
 @dataclass(frozen=True)

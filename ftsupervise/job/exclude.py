@@ -15,11 +15,13 @@ from ftsupervise.records import launches, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
 
+_PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
+
 
 class Applied(NamedTuple):
     """What came of it. ``jobs``: those that wait, with what each is kept away from now because of us."""
 
-    jobs: Mapping[str, tuple[str, ...]] = {}  # noqa: RUF012 - never changed
+    jobs: Mapping[str, tuple[str, ...]] = {}
     changed: tuple[str, ...] = ()  # one sentence for each job whose list is another one now
     left_in: tuple[str, ...] = ()  # one sentence for each node that would have to be avoided and is not
     problem: str = ""  # Slurm could not be asked, or refused: nothing is known of the rest
@@ -39,7 +41,7 @@ def apply(rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], c
         records = launches(rundir)
         if records and records[-1].kind == "local":
             return Applied()
-        slurm = Exclusions(env)
+        slurm = Exclusions(env, timeout=_PATIENCE)
         mine = {job for one in records for job in one.job_ids}
         mine |= {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
         who = people(rundir)

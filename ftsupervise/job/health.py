@@ -23,7 +23,7 @@ _SLACK = 10.0  # seconds for srun to start it everywhere and to bring the answer
 _MARK = "ftsupervise-health"
 # The first line of what it says, and its exit code; nothing of a long output is kept. $1: seconds, $2: the command
 _ASK = (
-    f"{{ timeout -k 2 $1 sh -c \"$2\" 2>&1 </dev/null; printf '\\n{_MARK} %s %s\\n' $? \"$SLURMD_NODENAME\"; }}"
+    f'{{ timeout -k 2 $1 sh -c "$2" 2>&1 </dev/null; printf \'\\n{_MARK} %s %s\\n\' $? "$SLURMD_NODENAME"; }}'
     " | cut -c -500 | sed -un '1p;$p'"
 )
 _LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
@@ -47,7 +47,9 @@ def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: flo
     """node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
     if len(allocation.nodes) < 2:
         return {node: _here(command, timeout, allocation.side_env()) for node in nodes[:1]}
-    words = allocation.side_step(nodes, "sh", "-c", _ASK, "sh", f"{timeout:g}", command, output="all", options=["--label"])
+    words = allocation.side_step(
+        nodes, "sh", "-c", _ASK, "sh", f"{timeout:g}", command, output="all", options=["--label"]
+    )
     words.remove("--gres=none")  # no rank runs now, and the devices are what it wants to see
     before = allocation.steps()
     try:
@@ -91,7 +93,9 @@ def answer(code: int | None, text: str) -> Answer:
 def judged(answers: Mapping[str, Answer]) -> dict[str, Answer]:
     """Where it ended nowhere, nothing is known of any node."""
     if len(answers) > 1 and all(one.word == NO_ANSWER for one in answers.values()):
-        return {node: Answer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; ")) for node, one in answers.items()}
+        return {
+            node: Answer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; ")) for node, one in answers.items()
+        }
     return dict(answers)
 
 

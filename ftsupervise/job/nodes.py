@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ftsupervise import blame, procfs
 from ftsupervise.job import exclude, health, ledger
 from ftsupervise.job.cause import Kind
-from ftsupervise.job.placement import is_srun, wanted
+from ftsupervise.job.placement import wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 START, FAILURE = "start", "failure"
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
 _HARDWARE = re.compile(
-    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$", re.M | re.I
+    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
+    re.M | re.I,
 )
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
 
@@ -60,7 +61,9 @@ class Nodes:
         self.unfit: dict[str, str] = {}  # node -> what its health command said
         self.applied = exclude.Applied()
         self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
-        self._owed = False  # they could not be told: try again
+        self._owed = any_applied(
+            options.rundir.nodes
+        )  # or somebody before us kept them away from some, and that may be over
         need = wanted(options.command, len(self.names))
         margin = blame.margin(need, len(self.names) - need)
         self.settings = blame.Settings(
@@ -75,7 +78,9 @@ class Nodes:
 
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
         """Nodes that are not used here at all, and why: their health command says so, or a person does."""
-        people = {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
+        people = (
+            {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
+        )
         return {**people, **self.unfit}
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
@@ -115,7 +120,9 @@ class Nodes:
         self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
-            blame.Trouble(node, kinds[one.word], _now(), self.options.name, self.job, by=self._by(), evidence=one.words())
+            blame.Trouble(
+                node, kinds[one.word], _now(), self.options.name, self.job, by=self._by(), evidence=one.words()
+            )
             for node, one in answers.items()
             if one.word in kinds
         ]
@@ -137,7 +144,10 @@ class Nodes:
             tell(log, sentence)
         self._owed = bool(self.applied.problem)
         if self.applied.problem:
-            tell(log, f"cannot keep those who wait away from bad nodes: {self.applied.problem}; after the next attempt again")
+            tell(
+                log,
+                f"cannot keep those who wait away from bad nodes: {self.applied.problem}; after the next attempt again",
+            )
         self._told = wanted
 
     # --------------------------------------------------------------------------------------------------------- inside
@@ -149,6 +159,13 @@ class Nodes:
 
     def _by(self) -> str:
         return os.uname().nodename
+
+
+def any_applied(place: Path) -> bool:
+    try:
+        return bool(os.listdir(place / blame.APPLIED))
+    except OSError:
+        return False
 
 
 def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str, str, str, str]]:

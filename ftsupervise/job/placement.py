@@ -44,21 +44,27 @@ def is_srun(command: Sequence[str]) -> bool:
 
 
 def place(
-    command: tuple[str, ...], allocation: Sequence[str], states: Mapping[str, str], blamed: Mapping[str, int]
+    command: tuple[str, ...],
+    allocation: Sequence[str],
+    states: Mapping[str, str],
+    scores: Mapping[str, float],
+    barred: Mapping[str, str] = {},
 ) -> Placement:
     """Where to start ``command``: the nodes that are well, those with a past of troubles last, in Slurm's order.
 
-    ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``blamed``: node -> its troubles in this job.
+    ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is. ``barred``:
+    nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one is.
     With as many nodes as srun wants and all of them well the command stays as it is.
     """
-    if not is_srun(command) or not allocation:
+    if not allocation or not (is_srun(command) or any(node in barred for node in allocation)):
         return Placement(command, tuple(allocation))
     want = wanted(command, len(allocation))
-    well = [node for node in allocation if not is_away(states.get(node, ""))]
+    well = [node for node in allocation if not is_away(states.get(node, "")) and node not in barred]
     if len(well) < want:
-        away = ", ".join(f"{node} is {states[node]}" for node in allocation if node not in well)
+        gone = (node for node in allocation if node not in well)
+        away = ", ".join(f"{node}: {barred[node]}" if node in barred else f"{node} is {states[node]}" for node in gone)
         return Placement(command, (), f"{len(well)} of {want} nodes are left ({away})")
-    order = sorted(well, key=lambda node: (blamed.get(node, 0), _is_leaving(states.get(node, ""))))
+    order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), _is_leaving(states.get(node, ""))))
     chosen = set(order[:want])
     nodes = tuple(node for node in allocation if node in chosen)
     if len(allocation) == want or _person_chose(command):

@@ -24,8 +24,10 @@ from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
 from ftsupervise.job.ears import STOP, Ears
 from ftsupervise.job.keeper import Keeper
+from ftsupervise.job.nodes import FAILURE, START, Nodes
 from ftsupervise.job.placement import Placement, is_away, is_srun, place
 from ftsupervise.job.voice import tell
+from ftsupervise.ledger import Reached
 from ftsupervise.ledger import ledger as read_ledger
 from ftsupervise.pages import ENV_PAGES
 from ftsupervise.rundir import (
@@ -82,7 +84,8 @@ class Ring:
         self.agents = Agents(options.rundir, self.allocation, env, ears)
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
-        self.blamed: dict[str, int] = {}
+        self.nodes = Nodes(options, env, self.allocation)
+        self.blamed: frozenset[str] = frozenset()  # nodes of this job that went away under a step, or took none
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         self.asked = ""  # why nothing more is to be started
@@ -90,7 +93,9 @@ class Ring:
     def go(self) -> int:
         code = 0
         placement = self._first_place()
-        if placement is None or not self._wait_out_failures_before():
+        if isinstance(placement, str):
+            return self._leave_unstarted(placement)
+        if not self._wait_out_failures_before():
             return code
         while True:
             mine, ended = self._attempt(placement)
@@ -99,6 +104,8 @@ class Ring:
             tell(mine.folder / "run.log", f"attempt {mine.number} ended: {ended.words}{reach}")
             verdict = self._judge(mine, ended)
             self._say_verdict(mine, verdict)
+            if ended.failure is not None:
+                self._look_after_nodes(mine, verdict)
             if verdict.move is Move.RESTART:
                 found = self._next_place(ended, verdict)
                 if isinstance(found, str):
@@ -125,14 +132,17 @@ class Ring:
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
         one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents)
         ended = one.see_through(command_env(self, mine, placement))
-        lost = self._look_for_lost_nodes(one, placement) if ended.failure is not None else ""
+        away = self._look_for_lost_nodes(one, placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:
             ended = replace(ended, note="; ".join(filter(None, (ended.note, left))))
-        if lost and ended.failure is not None:
+        if away and ended.failure is not None:
+            lost = ", ".join(f"{node} is {state}" for node, state in away.items())
             was = ended.failure.detail
             failure = Failure(Kind.NODE, "node failure", f"{lost}{f'; {was}' if was else ''}")
             ended = replace(ended, failure=failure, words=f"node failure ({lost}): {ended.words}")
+        if ended.failure is not None:
+            self.nodes.after(mine, ended, away, one.output.since())
         return mine, ended
 
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
@@ -155,17 +165,16 @@ class Ring:
             tell(mine.folder / "run.log", words)
         return words
 
-    def _look_for_lost_nodes(self, one: Running, placement: Placement) -> str:
-        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves."""
-        for node in postmortem.blamed(one.output.since()):
-            self.blamed[node] = self.blamed.get(node, 0) + 1
+    def _look_for_lost_nodes(self, one: Running, placement: Placement) -> dict[str, str]:
+        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
+        self.blamed |= frozenset(postmortem.blamed(one.output.since()))
         if not is_srun(self.options.command) or len(self.allocation.nodes) < 2:
-            return ""
+            return {}
         self.states = self.allocation.states()
         for node in self.allocation.silent():
             self.states[node] = "silent*"
-        away = [node for node in placement.nodes or self.allocation.nodes if is_away(self.states.get(node, ""))]
-        return ", ".join(f"{node} is {self.states[node].rstrip('*')}" for node in away)
+        used = placement.nodes or self.allocation.nodes
+        return {node: self.states[node].rstrip("*") for node in used if is_away(self.states.get(node, ""))}
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -212,23 +221,57 @@ class Ring:
 
     # -------------------------------------------------------------------------------------------------------- placing
 
-    def _first_place(self) -> Placement | None:
-        command = self.options.command
-        states = self.allocation.states() if is_srun(command) and len(self.allocation.nodes) > 1 else {}
-        found = place(command, self.allocation.nodes, states, self.blamed)
-        return Placement(command, self.allocation.nodes) if found.short else found  # Slurm has just given it to us
+    def _first_place(self) -> Placement | str:
+        """Where to start, or why not to: Slurm has just given us the nodes, only their own health command speaks against."""
+        command, nodes = self.options.command, self.allocation.nodes
+        self.nodes.look(None)
+        self.nodes.examine(START, None)
+        self.nodes.tell_the_chain(None)
+        states = self.allocation.states() if is_srun(command) and len(nodes) > 1 else {}
+        found = self._place(states, self.nodes.barred())
+        if found.short:
+            found = self._place(states, self.nodes.barred(by_hand=False))
+        if found.short and self.nodes.unfit:
+            return found.short
+        return Placement(command, nodes) if found.short else found
+
+    def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
+        return place(self.options.command, self.nodes.names, states, self.nodes.scores(), barred)
+
+    def _look_after_nodes(self, mine: ledger.Claim, verdict: Verdict) -> None:
+        log = mine.folder / "run.log"
+        if verdict.move is not Move.STOP:
+            self.nodes.examine(FAILURE, log)
+        self.nodes.tell_the_chain(log)
 
     def _next_place(self, ended: End, verdict: Verdict) -> Placement | str:
         """Where to start again, or why it cannot be done here."""
-        if not is_srun(self.options.command):
-            return Placement(self.options.command, self.allocation.nodes)
-        found = place(self.options.command, self.allocation.nodes, self.states, self.blamed)
+        found = self._place(self.states, self.nodes.barred())
         if found.short:
             return f"{found.short}: the next member takes over"
-        blamed = [node for node in found.nodes if self.blamed.get(node)]
+        if bad := self.nodes.better_next(found.nodes):
+            return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
+        blamed = [node for node in found.nodes if node in self.blamed]
         if blamed and ended.failure is not None and ended.failure.kind is Kind.NODE:
             return f"there is no node to take the place of {', '.join(blamed)}: the next member takes over"
         return found
+
+    def _leave_unstarted(self, why: str) -> int:
+        """No fit nodes: an attempt that was none, so that the brake counts it. 75: not now."""
+        mine = ledger.claim(self.options.rundir)
+        nodes = self.nodes.names
+        ledger.write_start(mine, self.env, self.options.command, _now(), self.end, in_place=self.restarts, nodes=nodes)
+        failure = Failure(Kind.NODE, "nodes not healthy", why)
+        ended = End(75, f"not started: {why}", failure, 0.0, Reached(), None, "", False, None, "")
+        verdict = self._judge(mine, ended)
+        if verdict.move is Move.RESTART:
+            verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
+        tell(mine.folder / "run.log", ended.words)
+        self._say_verdict(mine, verdict)
+        self._write_down(mine, ended, verdict)
+        if verdict.move is Move.STOP:
+            self._brake(mine, ended, verdict)
+        return ended.code
 
     # -------------------------------------------------------------------------------------------------------- waiting
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.blame import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.errors import ConfigError
+from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
+    from ftsupervise.blame import Node
     from ftsupervise.config.schema import Launch, Run
 
 COMMENT = "ftsupervise"
@@ -41,6 +45,7 @@ class Plan:
     options: tuple[str, ...]  # without the dependency, which a daisy chain's links differ in
     after: str  # the running job this chain attaches to, or ""
     command: tuple[str, ...]  # what the script becomes by exec
+    avoided: tuple[str, ...] = ()  # nodes that are excluded because of their past, not by the settings
     notes: tuple[str, ...] = ()  # what the person should know and did not ask for
 
     @property
@@ -64,9 +69,20 @@ def comment(name: str, token: str) -> str:
 
 
 def plan(
-    run: Run, *, kind: str, token: str, workdir: Path, python: str, after: str = "", exclude: tuple[str, ...] = ()
+    run: Run,
+    *,
+    kind: str,
+    token: str,
+    workdir: Path,
+    python: str,
+    after: str = "",
+    exclude: tuple[str, ...] = (),
+    avoid: Sequence[Node] = (),
 ) -> Plan:
-    """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together."""
+    """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
+
+    ``exclude``: nodes the person names now; ``avoid``: those that are kept away from because of their past.
+    """
     launch = run.launch
     assert run.run_dir is not None
     chain: str = launch.chain
@@ -82,7 +98,10 @@ def plan(
             "no launch.time: the partition's default limit applies, and the warning before it may come too late "
             'to save; set it, such as time: "20:00:00"'
         )
-    options = _options(run, chain=chain, token=token, workdir=workdir, exclude=exclude)
+    notes += [f"{node.name} is kept away from: {node.why} (ftsupervise nodes)" for node in avoid]
+    theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
+    avoided = tuple(node.name for node in avoid if node.name not in theirs)
+    options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
     command = (*_supervisor(run, python), *train_command(launch, kind))
     return Plan(
         name=run.name,
@@ -95,6 +114,7 @@ def plan(
         options=tuple(options),
         after=after,
         command=command,
+        avoided=avoided,
         notes=tuple(notes),
     )
 
@@ -149,6 +169,7 @@ def _supervisor(run: Run, python: str) -> list[str]:
     words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
     for kind, number in restart.budgets.items():
         words += ["--budget", f"{kind}={number}"]
+    words += _care(run)
     words += ["--guard-poll", f"{guard.poll.total_seconds():g}"]
     words += ["--guard-memory", "off" if guard.memory is None else f"{float(guard.memory):g}"]
     if guard.stop_before is not None:
@@ -156,6 +177,23 @@ def _supervisor(run: Run, python: str) -> list[str]:
     if guard.run_for is not None:
         words += ["--guard-run-for", f"{guard.run_for.total_seconds():g}"]
     return [*words, "--"]
+
+
+def _care(run: Run) -> list[str]:
+    """What is said of nodes and is not the default anyway."""
+    nodes, words = run.nodes, []
+    if nodes.directory is not None:
+        words += ["--nodes-dir", str(nodes.directory)]
+    if nodes.half_life.total_seconds() != HALF_LIFE:
+        words += ["--nodes-half-life", f"{nodes.half_life.total_seconds():g}"]
+    if nodes.exclude_at != EXCLUDE_AT:
+        words += ["--nodes-exclude-at", f"{nodes.exclude_at:g}"]
+    if nodes.at_most is not None:
+        words += ["--nodes-at-most", f"{nodes.at_most}"]
+    if nodes.health is not None:
+        words += ["--health", nodes.health.command, "--health-timeout", f"{nodes.health.timeout.total_seconds():g}"]
+        words += [word for when in nodes.health.when for word in ("--health-when", when)]
+    return words
 
 
 def train_command(launch: Launch, kind: str) -> list[str]:

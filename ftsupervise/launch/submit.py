@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.blame import write_applied
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import CannotWrite, NotFound, Refused, SchedulerUnavailable, from_os_error
 from ftsupervise.launch.plan import COMMENT, Plan, comment
@@ -238,6 +239,7 @@ def submit(
             script = path.read_text("utf-8")
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
             ids.append(answer.job_id)
+            _remember_ours(run_dir, answer.job_id, plan.avoided)
             found_again |= answer.found_again
             record["job_ids"] = list(ids)
         write_json(folder / "launch.json", {**record, "state": "submitted"})
@@ -258,6 +260,15 @@ def _half_written(error: OSError, folder: Path, ids: list[str]) -> Exception:
             f"{known.message}; submitted all the same: {', '.join(ids)}", hint=f"scancel {' '.join(ids)}, or let it run"
         )
     return known
+
+
+def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
+    """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
+    try:
+        if nodes:
+            write_applied(run_dir.nodes, job, nodes)
+    except OSError:
+        return
 
 
 def _record_quietly(path: Path, record: dict[str, object]) -> None:

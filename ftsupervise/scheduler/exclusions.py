@@ -37,6 +37,7 @@ class Room(NamedTuple):
 
     known: frozenset[str]  # every node Slurm knows by name
     usable: dict[str, frozenset[str]]  # partition -> its nodes that are not down, drained or in maintenance
+    default: str = ""  # the partition of who names none
 
 
 class Exclusions(Slurm):
@@ -60,12 +61,14 @@ class Exclusions(Slurm):
             raise self._blind("sinfo", done)
         known: set[str] = set()
         usable: dict[str, set[str]] = {}
+        default = ""
         for line in done.stdout.splitlines():
             partition, _, rest = line.strip().partition("|")
             node, _, state = rest.partition("|")
             known.add(node)
+            default = partition[:-1] if partition.endswith("*") else default
             usable.setdefault(partition.rstrip("*"), set()).update(() if _AWAY.match(state) else (node,))
-        return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()})
+        return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()}, default)
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job away from ``nodes`` and no others; False when it does not wait any more.
@@ -99,7 +102,9 @@ def _waiting(record: str) -> Waiting:
     )
 
 
-def fitting(wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room) -> list[str]:
+def fitting(
+    wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room
+) -> list[str]:
     """As many of ``wanted``, from the first on, as leave ``needed`` nodes in a partition beside ``theirs``. Pure.
 
     Nodes that Slurm does not know are left away: one of them and it would refuse them all.

@@ -1,0 +1,306 @@
+"""``ftsupervise nodes``: which nodes are avoided, why and until when; exclude, trust and clear by hand.
+
+Reads and writes small files in RUN/nodes and in ``nodes.directory``; light, as it is typed in a hurry.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ftsupervise.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftsupervise import blame
+    from ftsupervise.job.exclude import Applied
+    from ftsupervise.rundir import RunDir
+
+
+class _Listing(click.Group):
+    """``nodes [RUN]`` lists; ``nodes exclude …`` does something. A run called "trust" is named by its path."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Listing)
+def nodes() -> None:
+    """Nodes that have failed the run: who is avoided, why, until when.
+
+    \b
+    ftsupervise nodes                                    of the run of this directory
+    ftsupervise nodes exclude node-[3,7] --reason ECC    nobody gets them any more
+    ftsupervise nodes trust node-7                       whatever happened there
+    ftsupervise nodes clear node-7                       it is mended: its past does not count
+
+    Exit codes: 0 done; 64 not a node's name, 66 no such run, 69 Slurm could not be asked (apply), 73, 77 cannot be written.
+    """
+
+
+_SHARED = click.option("--shared", is_flag=True, help="For all runs that share nodes.directory, not only this one.")
+_NOT_NOW = click.option("--no-apply", is_flag=True, help="Do not tell Slurm of it now.")
+_REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the others.")
+
+
+@nodes.command("list")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_nodes(run: str | None, as_json: bool) -> None:
+    """Every node with a past or a mark, those that are avoided first (the default)."""
+    from ftsupervise import blame
+
+    rundir = _find(run)
+    settings, places = _settings(rundir)
+    now = datetime.now(timezone.utc)
+    known = blame.read(places)
+    judged = blame.judge(known, settings, now)
+    if as_json:
+        click.echo(_json(rundir, settings, judged, known))
+        return
+    for problem in known.problems:
+        click.echo(f"ftsupervise: {problem}", err=True)
+    if not judged:
+        click.echo(f"{rundir.root.name}: no node has a past that counts")
+        return
+    width = max(len(node.name) for node in judged)
+    for node in judged:
+        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, now)}")
+
+
+@nodes.command()
+@click.argument("names", metavar="NODES")
+@click.argument("run", required=False)
+@_REASON
+@click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
+@_SHARED
+@_NOT_NOW
+def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
+    """Keep away from NODES ("node-7", "node-[1-4,9]"): in this run's jobs, those that wait, and the next launch."""
+    from ftsupervise.blame import EXCLUDE
+
+    now = datetime.now(timezone.utc)
+    until = None if duration is None else _end(now, duration)
+    rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
+    end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
+    click.echo(f"{rundir.root.name} keeps away from {names}{end}. Undo:  ftsupervise nodes clear {names}")
+    _apply_after_an_edit(rundir, no_apply)
+
+
+@nodes.command()
+@click.argument("names", metavar="NODES")
+@click.argument("run", required=False)
+@_REASON
+@_SHARED
+@_NOT_NOW
+def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
+    """Never keep away from NODES because of what happened there. A health command that fails there still counts."""
+    from ftsupervise.blame import TRUST
+
+    rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
+    click.echo(f"{rundir.root.name} trusts {names}. Undo:  ftsupervise nodes clear {names}")
+    _apply_after_an_edit(rundir, no_apply)
+
+
+@nodes.command()
+@click.argument("names", metavar="NODES")
+@click.argument("run", required=False)
+@_REASON
+@_SHARED
+@_NOT_NOW
+def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
+    """Forget the past of NODES, and what was said of them by hand."""
+    from ftsupervise.blame import CLEARED
+
+    rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
+    click.echo(f"The past of {names} does not count any more for {rundir.root.name}.")
+    _say_what_is_left(rundir, names)
+    _apply_after_an_edit(rundir, no_apply)
+
+
+@nodes.command()
+@click.argument("run", required=False)
+def apply(run: str | None) -> None:
+    """Tell Slurm now which nodes the jobs that wait are to keep away from (after each failure it is done anyway)."""
+    from ftsupervise.errors import SchedulerUnavailable
+
+    done = _apply(_find(run))
+    for sentence in (*done.changed, *done.left_in):
+        click.echo(sentence)
+    if done.problem:
+        raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
+    if not done.changed:
+        click.echo(f"{len(done.jobs)} waiting job(s): nothing to change" if done.jobs else "no job of this run waits")
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _find(run: str | None) -> RunDir:
+    from ftsupervise.config.locate import find_run
+
+    return find_run(run)
+
+
+def _settings(rundir: RunDir) -> tuple[blame.Settings, list[Path]]:
+    """How the run was launched to judge its nodes, and where it keeps what it knows. The defaults without a launch."""
+    from ftsupervise import blame
+    from ftsupervise.errors import ConfigError
+    from ftsupervise.units import parse_duration
+
+    given, launch = _section(rundir, "nodes"), _section(rundir, "launch")
+    try:
+        margin = blame.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
+        half_life = parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else blame.HALF_LIFE
+        exclude_at = float(given.get("exclude_at", blame.EXCLUDE_AT))
+        at_most = margin if given.get("at_most") is None else int(given["at_most"])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
+    settings = blame.Settings(half_life, exclude_at, at_most)
+    shared = given.get("directory")
+    return settings, [rundir.nodes, *([Path(shared)] if shared else [])]
+
+
+def _section(rundir: RunDir, name: str) -> dict[str, Any]:
+    """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
+    from ftsupervise.config import layers
+    from ftsupervise.errors import NotFound
+
+    try:
+        document = layers.read_file(rundir.config)
+    except NotFound:
+        return {}
+    found = document.value.get(name) if isinstance(document.value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The nodes of a host list, each fit to be a file's name."""
+    from ftsupervise.blame import is_name
+    from ftsupervise.hostlist import expand_hostlist
+
+    try:
+        names = expand_hostlist(text)
+    except ValueError as error:
+        raise UsageError(f"{error}", hint="write node-7, or node-[1-4,9]") from None
+    wrong = [name for name in names if not is_name(name)]
+    if wrong or not names:
+        raise UsageError(f"{(wrong or [text])[0][:80]!r} is no name of a node", hint="write node-7, or node-[1-4,9]")
+    if len(names) > 10_000:
+        raise UsageError(f"{len(names)} nodes at once; at most 10000")
+    return names
+
+
+def _end(now: datetime, text: str) -> datetime:
+    from ftsupervise.units import parse_duration
+
+    try:
+        return now + parse_duration(text)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--for: {error}") from None
+
+
+def _mark(
+    word: str, names: str, run: str | None, reason: str, shared: bool, now: datetime, until: datetime | None
+) -> RunDir:
+    from ftsupervise.blame import say
+    from ftsupervise.errors import from_os_error
+
+    wanted = _names(names)
+    rundir = _find(run)
+    places = _settings(rundir)[1]
+    if shared and len(places) < 2:
+        raise UsageError(
+            f"{rundir.root.name} shares nothing", hint="set nodes.directory in ftsupervise.yaml, and launch"
+        )
+    place = places[-1] if shared else places[0]
+    for node in wanted:
+        try:
+            say(place, word, node, who=_me(), why=reason, now=now, until=until)
+        except OSError as error:
+            raise from_os_error(error, f"write {place / word / node}") from None
+    return rundir
+
+
+def _say_what_is_left(rundir: RunDir, names: str) -> None:
+    """Somebody's mark for all runs is not undone for one."""
+    from ftsupervise import blame
+
+    settings, places = _settings(rundir)
+    for node in blame.judge(blame.read(places), settings, datetime.now(timezone.utc)):
+        if node.name in _names(names) and node.state == "by hand":
+            click.echo(f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name}")
+
+
+def _apply(rundir: RunDir) -> Applied:
+    from ftsupervise import blame
+    from ftsupervise.job.exclude import apply
+
+    settings, places = _settings(rundir)
+    return apply(rundir, os.environ, blame.judge(blame.read(places), settings, datetime.now(timezone.utc)))
+
+
+def _apply_after_an_edit(rundir: RunDir, not_now: bool) -> None:
+    """The mark stands, whatever Slurm says now."""
+    if not_now:
+        return
+    done = _apply(rundir)
+    for sentence in (*done.changed, *done.left_in):
+        click.echo(sentence)
+    if done.problem:
+        click.echo(
+            f"note: the jobs that wait do not know yet: {done.problem}; later: ftsupervise nodes apply", err=True
+        )
+
+
+def _words(node: blame.Node, now: datetime) -> str:
+    if not node.state:
+        return f"used; {_past(node, now)}"
+    since = f" since {node.since:%Y-%m-%d %H:%M} UTC" if node.since else ""
+    until = f" until {node.until:%Y-%m-%d %H:%M} UTC" if node.until else ""
+    state = "excluded" if node.state == "by hand" else node.state
+    return f"{state}{since}{until}; {node.why}"
+
+
+def _past(node: blame.Node, now: datetime) -> str:
+    from ftsupervise.units import show_duration
+
+    if node.last is None:
+        return ""
+    ago = show_duration(max(0.0, (now - node.last.at).total_seconds()))
+    more = f"{node.troubles} troubles, the last {ago} ago" if node.troubles > 1 else f"one trouble, {ago} ago"
+    return f"{more}: {node.last.evidence or node.last.kind}"
+
+
+def _json(rundir: RunDir, settings: blame.Settings, judged: tuple[blame.Node, ...], known: blame.Known) -> str:
+    import json
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return value.isoformat()
+        if hasattr(value, "_asdict"):
+            return {key: plain(item) for key, item in value._asdict().items()}
+        return value
+
+    record = {
+        "schema_version": 1,
+        "run": rundir.root.name,
+        "settings": plain(settings),
+        "nodes": [{**plain(node), "avoided": node.avoided} for node in judged],
+        "problems": list(known.problems),
+    }
+    return json.dumps(record, ensure_ascii=False, indent=1)
+
+
+def _me() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"

@@ -1,0 +1,56 @@
+"""Which nodes a launch keeps away from besides ``launch.exclude``: those with a past, and those a person has excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ftsupervise import blame
+from ftsupervise.errors import Error
+from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.rundir import RunDir
+from ftsupervise.scheduler.exclusions import Exclusions, fitting
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+
+def settings(run: Run) -> blame.Settings:
+    """How nodes are judged for ``run``."""
+    nodes, launch = run.nodes, run.launch
+    margin = blame.margin(launch.nodes, launch.spare_nodes)
+    return blame.Settings(
+        nodes.half_life.total_seconds(), nodes.exclude_at, margin if nodes.at_most is None else nodes.at_most
+    )
+
+
+def to_avoid(run: Run, now: datetime) -> tuple[blame.Node, ...]:
+    """The nodes to keep away from, a person's own first, then the worst. Reads files only, asks nobody."""
+    assert run.run_dir is not None
+    places = [place for place in (RunDir(run.run_dir).nodes, run.nodes.directory) if place is not None]
+    judged = blame.judge(blame.read(places), settings(run), now)
+    return tuple(sorted((node for node in judged if node.avoided), key=lambda node: node.state != "by hand"))
+
+
+def that_fit(
+    nodes: Sequence[blame.Node], run: Run, exclude: Sequence[str]
+) -> tuple[tuple[blame.Node, ...], tuple[str, ...]]:
+    """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
+    other one. All of them when Slurm cannot be asked: the launch will tell."""
+    try:
+        room = Exclusions(timeout=10.0).room()
+    except Error:
+        return tuple(nodes), ()
+    launch = run.launch
+    partitions = launch.partition.split(",") if launch.partition else [room.default]
+    theirs = [node for text in exclude for node in expand_hostlist(text)]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
+    bad = [node.name for node in nodes if node.state != "by hand"]
+    chosen = {*by_hand, *fitting(bad, [*theirs, *by_hand], launch.nodes + launch.spare_nodes, partitions, room)}
+    left = [node for node in nodes if node.name not in chosen]
+    return tuple(node for node in nodes if node.name in chosen), tuple(
+        f"{node.name} is not kept away from: "
+        + ("too few nodes would be left" if node.name in room.known else "Slurm knows no such node")
+        for node in left
+    )

@@ -1,0 +1,192 @@
+"""Bad nodes on real Slurm: avoided here, by those who wait, and at the next launch; the health command on every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.brake import read_brake
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.sandbox import Sandbox
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+BAD = "echo up on $SLURMD_NODENAME; [ $SLURMD_NODENAME = node-1 ] && kill -9 $$; sleep 2; touch finished-$SLURM_PROCID"
+
+
+@dataclass
+class Here:
+    """A run in a sandbox of its own."""
+
+    folder: Path
+    sandbox: Sandbox
+
+    @property
+    def rundir(self) -> RunDir:
+        return RunDir(self.folder / "runs" / "bad")
+
+    def settings(self, command: str, nodes: dict[str, Any] | None = None, **launch: Any) -> None:
+        lines = {"restart": {"back_off": "100ms"}, "command": command, "nodes": 2, "jobs": 3, **launch}
+        values = {"name": "bad", "launch": {"tasks_per_node": 1, **lines}, "nodes": nodes or {}}
+        (self.folder / "ftsupervise.yaml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in values.items()))
+
+    def type(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftsupervise", *words],
+            cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def launch(self) -> str:
+        found = re.search(r"submitted as job (.*) \(", self.type("launch"))
+        assert found
+        return found[1]
+
+    def waiting(self) -> dict[str, str]:
+        """Pending job -> the nodes it is kept away from, as squeue says."""
+        said = self.sandbox.run(["squeue", "-h", "-t", "PENDING", "-o", "%i|%x"])
+        return dict(line.strip().split("|") for line in said.splitlines())
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {one["name"]: one for one in json.loads(self.type("nodes", "--json"))["nodes"]}
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.rundir.logs.glob("*.out")))
+
+    def over(self) -> bool:
+        return not self.sandbox.run(["squeue", "-h"]).strip()
+
+
+@pytest.fixture
+def here(make_sandbox: Callable[..., Sandbox], short_tmp: Path, request: pytest.FixtureRequest) -> Callable[..., Here]:
+    def make(**shape: Any) -> Here:
+        folder = short_tmp / re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:35]
+        folder.mkdir()
+        return Here(folder, make_sandbox(**shape))
+
+    return make
+
+
+def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_nor_the_next_launch_gets_it(
+    here: Callable[..., Here], until: Until
+) -> None:
+    one = here(nodes=4)
+    one.settings(f"{BAD}; [ $SLURM_PROCID = 0 ] && touch {one.folder}/runs/bad/marks/finished", exclude=["node-3"])
+    job = one.launch()
+    until(lambda: one.waiting() == {f"{job}_[2-3%1]": "node-[1,3]"}, "those who wait to be kept away from it")
+    until(one.rundir.finished.exists, "the second member to finish")
+    until(one.over, "the end of the queue")
+    attempts = ledger(one.rundir)
+    assert [a.nodes for a in attempts] == [("node-0", "node-1")] * 2 + [("node-0", "node-2")]
+    assert [a.job_id for a in attempts] == [f"{job}_1", f"{job}_1", f"{job}_2"]
+    assert "there is no node to take the place of node-1, and the next member will not get it" in attempts[1].then
+    node = one.nodes()["node-1"]
+    assert (node["state"], node["troubles"], node["last"]["kind"]) == ("excluded", 2, "killed")
+    assert "rank 1 on node-1 killed by SIGKILL" in one.type("nodes")
+    one.rundir.finished.unlink()
+    dry = one.type("launch", "--dry-run")
+    assert "#SBATCH --exclude=node-3,node-1" in dry
+    assert "note: node-1 is kept away from: score 2 of 1.5, 2 troubles" in dry
+    one.settings("sleep 60", exclude=["node-3"], time="1h")
+    again = one.launch()
+    until(lambda: one.waiting() == {f"{again}_[2-3%1]": "node-[1,3]"}, "the next launch")
+    assert "kept away from node-3" in one.type("nodes", "clear", "node-1"), "what the settings exclude stays"
+    assert one.waiting() == {f"{again}_[2-3%1]": "node-3"}
+    one.sandbox.run(["scancel", again])
+
+
+def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., Here], until: Until) -> None:
+    one = here(nodes=3)
+    one.settings(f"{BAD}; [ $SLURM_PROCID = 0 ] && touch {one.folder}/runs/bad/marks/finished", spare_nodes=1, jobs=2)
+    one.launch()
+    until(one.rundir.finished.exists, "the end")
+    until(one.over, "the end of the queue")
+    assert [a.nodes for a in ledger(one.rundir)] == [("node-0", "node-1"), ("node-0", "node-2")]
+    assert "used; one trouble" in one.type("nodes")
+
+
+def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Callable[..., Here], until: Until) -> None:
+    one = here(nodes=3)
+    one.settings(
+        "[ $SLURM_PROCID = 1 ] && kill -9 $$; sleep 30",
+        spare_nodes=1,
+        jobs=2,
+        restart={"same_failure": 4, "back_off": "0s"},
+    )
+    one.launch()
+    until(lambda: read_brake(one.rundir), "the brake")
+    assert {a.nodes for a in ledger(one.rundir)} == {("node-0", "node-1"), ("node-0", "node-2")}
+    assert "rank 1 has failed so on node-1, node-2: it blames no node" in one.log()
+    assert one.nodes() == {}
+    assert set(one.waiting().values()) == {""}
+    one.sandbox.run(["scancel", "-u", str(os.getuid())])
+
+
+def test_a_node_that_fails_its_health_command_is_not_used_and_one_that_hangs_neither(
+    here: Callable[..., Here], until: Until
+) -> None:
+    one = here(nodes=4)
+    sick = (
+        "case $SLURMD_NODENAME in node-1) echo 'GPU 3: 12 uncorrectable errors'; exit 2;; "
+        "node-2) sleep 600;; node-3) echo hot; exit 1;; esac"
+    )
+    health = {"command": sick, "timeout": "2s", "when": ["start"]}
+    one.settings("echo up; sleep 1", {"health": health}, spare_nodes=2, jobs=2)
+    one.launch()
+    until(lambda: ledger(one.rundir) and ledger(one.rundir)[-1].ended, "the first member")
+    assert ledger(one.rundir)[0].nodes == ("node-0", "node-3")
+    assert "health command on node-1: critical: GPU 3: 12 uncorrectable errors" in one.log()
+    assert "health command on node-2: no answer" in one.log()
+    found = one.nodes()
+    assert {name: (node["last"]["kind"], node["state"]) for name, node in found.items()} == {
+        "node-1": ("health", "excluded"),
+        "node-2": ("no-answer", "excluded"),
+        "node-3": ("warning", ""),
+    }
+    assert "too few nodes would be left" in one.log(), "four nodes are needed, and the partition has four"
+    one.type("kill", "--yes")
+    until(one.over, "the end of the queue")
+
+
+def test_no_fit_node_no_start_and_the_brake_counts_it(here: Callable[..., Here], until: Until) -> None:
+    one = here(nodes=2)
+    health = {"command": "echo broken; exit 2", "timeout": "5s"}
+    one.settings("echo up", {"health": health}, restart={"budgets": {"node": 2}, "back_off": "0s"})
+    one.launch()
+    until(lambda: read_brake(one.rundir), "the brake")
+    assert {(a.exit_code, a.failure) for a in ledger(one.rundir)} == {(75, "nodes not healthy")}
+    assert len(ledger(one.rundir)) == 2
+    assert "up" not in one.log().splitlines()
+    one.sandbox.run(["scancel", "-u", str(os.getuid())])
+
+
+def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no_answer(
+    here: Callable[..., Here], until: Until
+) -> None:
+    one = here(nodes=3)
+    one.settings("sleep 60", jobs=3, chain="daisy", exclude=["node-0"], nodes=1)
+    one.launch()
+    until(lambda: len(one.waiting()) == 2, "the queue")
+    one.type("nodes", "exclude", "node-2", "--reason", "by me", "--no-apply")
+    assert set(one.waiting().values()) == {"node-0"}
+    assert "is kept away from node-[0,2]" in one.type("nodes", "apply")
+    assert set(one.waiting().values()) == {"node-[0,2]"}
+    assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
+    one.sandbox.controller("stop")
+    assert "the jobs that wait do not know yet" in one.type("nodes", "clear", "node-2")
+    one.type("nodes", "apply", code=69)
+    one.sandbox.controller("start")
+    one.type("nodes", "apply")
+    assert set(one.waiting().values()) == {"node-0"}, "only what was ours is taken back"
+    one.sandbox.run(["scancel", "-u", str(os.getuid())])

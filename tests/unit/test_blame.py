@@ -1,0 +1,252 @@
+"""Which nodes are avoided: troubles that fade, a cap, failures that go with the rank, and what people say besides."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import blame
+from ftsupervise.blame import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
+from ftsupervise.job import health
+from ftsupervise.job.attempt import End
+from ftsupervise.job.cause import Failure, Kind
+from ftsupervise.job.nodes import against
+from ftsupervise.ledger import Reached
+from ftsupervise.scheduler.exclusions import Room, fitting
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+
+
+def hours(number: float) -> datetime:
+    """So many hours ago."""
+    return NOW - timedelta(hours=number)
+
+
+def trouble(node: str, kind: str = "killed", ago: float = 0, **more: Any) -> Trouble:
+    return Trouble(node, kind, hours(ago), run="r", sign=kind, **{"rank": node[-1], **more})
+
+
+def states(*troubles: Trouble, marks: tuple[Mark, ...] = (), **settings: Any) -> dict[str, str]:
+    found = judge(Known(troubles, marks), Settings(**settings), NOW)
+    return {node.name: node.state for node in found}
+
+
+@pytest.mark.parametrize(
+    ("troubles", "state"),
+    [
+        ([], None),
+        ([("killed", 0)], ""),
+        ([("killed", 0), ("killed", 1)], "excluded"),
+        ([("killed", 11), ("killed", 11)], ""),  # 2 fall below 1.5 in ten hours
+        ([("health", 0)], "excluded"),
+        ([("health", 23)], "excluded"),
+        ([("health", 25)], ""),
+        ([("hardware", 0)], "excluded"),
+        ([("node", 0)], ""),
+        ([("node", 0), ("launch", 2)], "excluded"),
+        ([("crashed", 0), ("crashed", 0)], ""),
+        ([("memory", 0)] * 4, "excluded"),
+        ([("warning", 0)] * 2, ""),
+        ([("killed", 24 * 20)] * 100, None),  # what is twenty half-lives old is nothing
+        ([("what a later version calls it", 0)] * 9, None),
+    ],
+)
+def test_what_a_node_has_done_fades(troubles: list[tuple[str, float]], state: str | None) -> None:
+    found = states(*(trouble("node-1", kind, ago, attempt=n) for n, (kind, ago) in enumerate(troubles)))
+    assert found == ({} if state is None else {"node-1": state})
+
+
+def test_it_says_until_when() -> None:
+    (node,) = judge(Known((trouble("node-1", "health"),)), Settings(), NOW)
+    assert node.until == NOW + timedelta(hours=24)
+    assert not judge(Known((trouble("node-1", "health"),)), Settings(), NOW + timedelta(hours=24, seconds=1))[0].avoided
+
+
+def test_a_clock_that_goes_ahead_makes_nothing_worse() -> None:
+    (node,) = judge(Known((trouble("node-1", "health", -300),)), Settings(), NOW)
+    assert node.score == 3
+
+
+def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() -> None:
+    known = Known((trouble("node-1", "health", 5), trouble("node-2", "health", 1), trouble("node-3", "health", 3)))
+    found = {node.name: node for node in judge(known, Settings(at_most=1), NOW)}
+    assert {name: node.state for name, node in found.items()} == {
+        "node-2": "excluded",
+        "node-3": "left in",
+        "node-1": "left in",
+    }
+    assert found["node-3"].why.startswith("left in: at most 1 may be kept away from, and node-2 did worse")
+    assert set(states(*known.troubles, at_most=0).values()) == {"left in"}
+
+
+@pytest.mark.parametrize(("nodes", "spares", "most"), [(1, 0, 1), (8, 0, 1), (8, 2, 2), (400, 0, 8), (400, 20, 20)])
+def test_the_margin(nodes: int, spares: int, most: int) -> None:
+    assert blame.margin(nodes, spares) == most
+
+
+def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
+    went = [trouble(node, rank="1", ago=n) for n, node in enumerate(["node-1", "node-1", "node-2"])]
+    assert states(*went) == {}
+    assert blame.follows(went, went[0]) == ("node-1", "node-2")
+
+
+def test_one_that_stays_with_the_node_does_whatever_rank_runs_there() -> None:
+    assert states(trouble("node-1", rank="1"), trouble("node-1", rank="3")) == {"node-1": "excluded"}
+
+
+@pytest.mark.parametrize("other", [{"run": "another"}, {"sign": "another failure"}, {"rank": "7"}])
+def test_it_went_nowhere_when_it_was_another_run_failure_or_rank(other: dict[str, str]) -> None:
+    first = [trouble("node-1", rank="1", attempt=n) for n in (1, 2)]
+    assert states(*first, trouble("node-2", rank="1")._replace(**other))["node-1"] == "excluded"
+
+
+def test_running_out_of_memory_here_and_there_is_the_programs_whatever_the_rank() -> None:
+    assert states(*(trouble(f"node-{n % 2}", "memory", attempt=n) for n in range(20))) == {}
+
+
+def test_what_the_node_itself_witnesses_stays_where_it_is() -> None:
+    assert states(*(trouble(f"node-{n}", "hardware", rank="1") for n in (1, 2)), at_most=2) == {
+        "node-1": "excluded",
+        "node-2": "excluded",
+    }
+
+
+def test_a_persons_word_goes_first_and_only_as_long_as_they_said() -> None:
+    bad = trouble("node-1", "health")
+    assert states(bad, marks=(Mark("node-1", TRUST, NOW),)) == {"node-1": "trusted"}
+    assert states(marks=(Mark("node-2", EXCLUDE, hours(999)),), at_most=0) == {"node-2": "by hand"}
+    assert states(marks=(Mark("node-2", EXCLUDE, hours(9), until=hours(-1)),)) == {"node-2": "by hand"}
+    assert states(marks=(Mark("node-2", EXCLUDE, hours(9), until=hours(1)),)) == {}
+    assert states(bad, marks=(Mark("node-1", CLEARED, NOW),)) == {}
+    assert states(bad, marks=(Mark("node-1", CLEARED, hours(1)),)) == {"node-1": "excluded"}
+
+
+def test_the_runs_own_word_goes_before_that_of_all_runs() -> None:
+    everybodys = Mark("node-1", EXCLUDE, NOW, place="/shared")
+    assert states(marks=(Mark("node-1", TRUST, hours(9), place="/run"), everybodys)) == {"node-1": "trusted"}
+    assert states(marks=(everybodys, Mark("node-1", TRUST, hours(9), place="/shared"))) == {"node-1": "by hand"}
+
+
+# --------------------------------------------------------------------------------------------------------- whom it blames
+
+
+def ended(kind: Kind, words: str, sign: str = "x") -> End:
+    return End(1, words, Failure(kind, sign), 1.0, Reached(), None, "", False, None, "")
+
+
+ON_1 = "rank 1 on node-1"
+LAUNCH = "srun: error: Task launch for StepId=2.0 failed on node node-3: Communication connection failure"
+
+
+@pytest.mark.parametrize(
+    ("end", "output", "blames"),
+    [
+        (ended(Kind.CODE, f"{ON_1} exit 1 (exit 1)"), "", None),
+        (ended(Kind.SIGNAL, f"{ON_1} killed by SIGKILL (exit 137)"), "", ("node-1", "killed", "1")),
+        (ended(Kind.SIGNAL, f"{ON_1} killed by SIGSEGV (exit 139)"), "", ("node-1", "crashed", "1")),
+        (ended(Kind.SIGNAL, f"{ON_1} ended by SIGTERM (exit 143)"), "", None),
+        (ended(Kind.MEMORY, f"{ON_1} out of memory"), "", ("node-1", "memory", "1")),
+        (ended(Kind.MEMORY, "out of memory (the kernel or Slurm killed a process)"), "", None),
+        (ended(Kind.HANG, f"hang: {ON_1} has not moved for 30 s"), "", ("node-1", "hang", "1")),
+        (ended(Kind.CODE, f"{ON_1} exit 1"), "CUDA error: uncorrectable ECC error encountered", ("node-1", "hardware", "1")),
+        (ended(Kind.NODE, "launch"), LAUNCH, ("node-3", "launch", "")),
+        (ended(Kind.DISK, f"{ON_1} exit 1"), "No space left on device", None),
+        (ended(Kind.SIGNAL, "killed by SIGKILL"), "", None),  # by whom, nobody knows
+    ],
+)  # fmt: skip
+def test_whom_a_failure_speaks_against(end: End, output: str, blames: tuple[str, str, str] | None) -> None:
+    assert [one[:3] for one in against(end, {}, output)] == ([blames] if blames else [])
+
+
+def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> None:
+    found = against(ended(Kind.NODE, f"{ON_1} killed by SIGKILL"), {"node-2": "down*"}, "")
+    assert [one[:2] for one in found] == [("node-2", "node")]
+
+
+# ----------------------------------------------------------------------------------------------------------------- room
+
+ROOM = Room(frozenset({"a", "b", "c", "d", "z"}), {"gpu": frozenset("abc"), "big": frozenset("abcd")})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "theirs", "needed", "partitions", "chosen"),
+    [
+        ("ab", "", 2, ["gpu"], "a"),
+        ("ab", "c", 2, ["gpu"], ""),
+        ("ab", "", 2, ["gpu", "big"], "ab"),  # the larger one holds it
+        ("ab", "", 3, ["gpu"], ""),
+        ("az", "", 2, ["gpu"], "az"),  # z is not in it, or down: nothing is lost
+        ("xa", "", 2, ["gpu"], "a"),  # Slurm knows no x and would refuse the whole list
+    ],
+)
+def test_the_partition_must_still_hold_the_job(
+    wanted: str, theirs: str, needed: int, partitions: list[str], chosen: str
+) -> None:
+    assert fitting([*wanted], [*theirs], needed, partitions, ROOM) == [*chosen]
+
+
+# --------------------------------------------------------------------------------------------------------- health command
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [(0, "ok"), (1, "warning"), (2, "critical"), (3, "unknown"), (127, "unknown"), (-9, "unknown"), (None, "no answer"),
+     (124, "no answer")],
+)  # fmt: skip
+def test_what_the_exit_code_of_a_health_command_says(code: int | None, word: str) -> None:
+    assert health.answer(code, "GPU 3 \x1b[31mhot\nmore").word == word
+
+
+def test_where_it_ends_nowhere_no_node_is_at_fault() -> None:
+    hangs = health.Answer(health.NO_ANSWER)
+    assert {one.word for one in health.judged({"a": hangs, "b": hangs}).values()} == {"unknown"}
+    assert health.judged({"a": hangs, "b": health.Answer(health.OK)})["a"].unfit
+
+
+def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
+    said = "1: hot\n0: \n0: ftsupervise-health 0 node-0\n 1: ftsupervise-health 1 node-1\nsrun: error: something\n"
+    assert health.parse(said) == {"node-0": health.Answer("ok"), "node-1": health.Answer("warning", "hot")}
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_each_writer_has_its_own_file_and_all_are_read_together(tmp_path: Path) -> None:
+    run, shared = tmp_path / "run", tmp_path / "shared"
+    one = blame.Book((run, shared), "r.88_1.node-0.12.99")
+    other = blame.Book((tmp_path / "other", shared), "s/../../x")
+    assert one.add([trouble("node-1")]) == one.add([trouble("node-1", ago=1)]) == ()
+    assert other.add([trouble("node-2")]) == ()
+    assert len(blame.read([run]).troubles) == 2
+    assert len(blame.read([run, shared]).troubles) == 3, "what lies in both counts once"
+    assert sorted(path.name for path in (shared / "troubles").iterdir()) == [
+        "r.88_1.node-0.12.99.json",
+        "s_.._.._x.json",
+    ]
+
+
+def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -> None:
+    for word in ("exclude", "troubles"):
+        (tmp_path / word).mkdir()
+    (tmp_path / "exclude" / "node-7").touch()
+    (tmp_path / "exclude" / "node 8").touch()
+    (tmp_path / "exclude" / "node-9").symlink_to("/etc/passwd")
+    (tmp_path / "exclude" / "node-10").mkdir()
+    (tmp_path / "troubles" / "half.json").write_text('{"troubles": [')
+    (tmp_path / "troubles" / "odd.json").write_text(
+        '{"troubles": [1, {"node": "../x", "at": "2026-11-21"}, {"node": "a"}]}'
+    )
+    known = blame.read([tmp_path])
+    assert [mark.node for mark in known.marks] == ["node-7"]
+    assert len(known.problems) == 4
+    assert known.troubles == ()
+
+
+def test_a_place_that_cannot_be_written_is_said_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (problem,) = blame.Book((tmp_path / "file", tmp_path / "run"), "w").add([trouble("node-1")])
+    assert "cannot write" in problem
+    assert blame.read([tmp_path / "run"]).troubles
