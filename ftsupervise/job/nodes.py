@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ftsupervise import blame, procfs
 from ftsupervise.job import exclude, health, ledger
 from ftsupervise.job.cause import Kind
-from ftsupervise.job.placement import wanted
+from ftsupervise.job.placement import Placement, is_srun, place, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
 
@@ -58,6 +58,7 @@ class Nodes:
         mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
         self.book = blame.Book(self.places, mark)
         self.judged: tuple[blame.Node, ...] = ()
+        self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
         self.applied = exclude.Applied()
         self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
@@ -88,6 +89,39 @@ class Nodes:
         bad = {node.name for node in self.judged if node.avoided}
         return tuple(node for node in nodes if node in bad and self.applied.avoid(node))
 
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def first_place(self) -> Placement | str:
+        """Where to start, or why not to. Slurm has just given us the nodes: only a health command keeps us from starting."""
+        self.look(None)
+        self.examine(START, None)
+        self.tell_the_chain(None)
+        command, nodes = self.options.command, self.allocation.nodes
+        states = self.allocation.states() if is_srun(command) and len(nodes) > 1 else {}
+        found = self._place(states, self.barred())
+        if found.short:
+            found = self._place(states, self.barred(by_hand=False))
+        if found.short and self.unfit:
+            return found.short
+        return Placement(command, nodes) if found.short else found
+
+    def next_place(self, ended: End, states: Mapping[str, str]) -> Placement | str:
+        """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
+        found = self._place(states, self.barred())
+        if found.short:
+            return f"{found.short}: the next member takes over"
+        if bad := self.better_next(found.nodes):
+            return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
+        gone = [node for node in found.nodes if node in self.gone]
+        if gone and is_srun(self.options.command) and ended.failure is not None and ended.failure.kind is Kind.NODE:
+            return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
+        return found
+
+    def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
+        if self.allocation.nodes or barred:
+            return place(self.options.command, self.names, states, self.scores(), barred)
+        return Placement(self.options.command, ())
+
     # ---------------------------------------------------------------------------------------------------------- doing
 
     def look(self, log: Path | None) -> None:
@@ -100,6 +134,7 @@ class Nodes:
     def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
         """Write down whom this failure speaks against, and judge anew."""
         log = mine.folder / "run.log"
+        self.gone |= frozenset(blamed(output))
         found = [self._trouble(mine, ended, *one) for one in against(ended, lost, output)]
         for problem in self.book.add(found):
             tell(log, problem)

@@ -16,7 +16,7 @@ from ftsupervise import brake, deadline
 from ftsupervise.errors import Error
 from ftsupervise.fence import superseded
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.job import gate, hold, ledger, postmortem
+from ftsupervise.job import gate, hold, ledger
 from ftsupervise.job.agents import Agents
 from ftsupervise.job.allocation import Allocation
 from ftsupervise.job.attempt import End, Options, Running
@@ -24,8 +24,8 @@ from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
 from ftsupervise.job.ears import STOP, Ears
 from ftsupervise.job.keeper import Keeper
-from ftsupervise.job.nodes import FAILURE, START, Nodes
-from ftsupervise.job.placement import Placement, is_away, is_srun, place
+from ftsupervise.job.nodes import FAILURE, Nodes
+from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
 from ftsupervise.ledger import Reached
 from ftsupervise.ledger import ledger as read_ledger
@@ -85,14 +85,13 @@ class Ring:
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
         self.nodes = Nodes(options, env, self.allocation)
-        self.blamed: frozenset[str] = frozenset()  # nodes of this job that went away under a step, or took none
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         self.asked = ""  # why nothing more is to be started
 
     def go(self) -> int:
         code = 0
-        placement = self._first_place()
+        placement = self.nodes.first_place()
         if isinstance(placement, str):
             return self._leave_unstarted(placement)
         if not self._wait_out_failures_before():
@@ -107,7 +106,7 @@ class Ring:
             if ended.failure is not None:
                 self._look_after_nodes(mine, verdict)
             if verdict.move is Move.RESTART:
-                found = self._next_place(ended, verdict)
+                found = self.nodes.next_place(ended, self.states)
                 if isinstance(found, str):
                     verdict = Verdict(Move.LEAVE, found, times=verdict.times)
                     self._say_verdict(mine, verdict)
@@ -132,17 +131,17 @@ class Ring:
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
         one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents)
         ended = one.see_through(command_env(self, mine, placement))
-        away = self._look_for_lost_nodes(one, placement) if ended.failure is not None else {}
+        lost = self._look_for_lost_nodes(placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:
             ended = replace(ended, note="; ".join(filter(None, (ended.note, left))))
-        if away and ended.failure is not None:
-            lost = ", ".join(f"{node} is {state}" for node, state in away.items())
+        if lost and ended.failure is not None:
+            how = ", ".join(f"{node} is {state}" for node, state in lost.items())
             was = ended.failure.detail
-            failure = Failure(Kind.NODE, "node failure", f"{lost}{f'; {was}' if was else ''}")
-            ended = replace(ended, failure=failure, words=f"node failure ({lost}): {ended.words}")
+            failure = Failure(Kind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
+            ended = replace(ended, failure=failure, words=f"node failure ({how}): {ended.words}")
         if ended.failure is not None:
-            self.nodes.after(mine, ended, away, one.output.since())
+            self.nodes.after(mine, ended, lost, one.output.since())
         return mine, ended
 
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
@@ -165,9 +164,8 @@ class Ring:
             tell(mine.folder / "run.log", words)
         return words
 
-    def _look_for_lost_nodes(self, one: Running, placement: Placement) -> dict[str, str]:
+    def _look_for_lost_nodes(self, placement: Placement) -> dict[str, str]:
         """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
-        self.blamed |= frozenset(postmortem.blamed(one.output.since()))
         if not is_srun(self.options.command) or len(self.allocation.nodes) < 2:
             return {}
         self.states = self.allocation.states()
@@ -221,40 +219,11 @@ class Ring:
 
     # -------------------------------------------------------------------------------------------------------- placing
 
-    def _first_place(self) -> Placement | str:
-        """Where to start, or why not to: Slurm has just given us the nodes, only their own health command speaks against."""
-        command, nodes = self.options.command, self.allocation.nodes
-        self.nodes.look(None)
-        self.nodes.examine(START, None)
-        self.nodes.tell_the_chain(None)
-        states = self.allocation.states() if is_srun(command) and len(nodes) > 1 else {}
-        found = self._place(states, self.nodes.barred())
-        if found.short:
-            found = self._place(states, self.nodes.barred(by_hand=False))
-        if found.short and self.nodes.unfit:
-            return found.short
-        return Placement(command, nodes) if found.short else found
-
-    def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
-        return place(self.options.command, self.nodes.names, states, self.nodes.scores(), barred)
-
     def _look_after_nodes(self, mine: ledger.Claim, verdict: Verdict) -> None:
         log = mine.folder / "run.log"
         if verdict.move is not Move.STOP:
             self.nodes.examine(FAILURE, log)
         self.nodes.tell_the_chain(log)
-
-    def _next_place(self, ended: End, verdict: Verdict) -> Placement | str:
-        """Where to start again, or why it cannot be done here."""
-        found = self._place(self.states, self.nodes.barred())
-        if found.short:
-            return f"{found.short}: the next member takes over"
-        if bad := self.nodes.better_next(found.nodes):
-            return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
-        blamed = [node for node in found.nodes if node in self.blamed]
-        if blamed and ended.failure is not None and ended.failure.kind is Kind.NODE:
-            return f"there is no node to take the place of {', '.join(blamed)}: the next member takes over"
-        return found
 
     def _leave_unstarted(self, why: str) -> int:
         """No fit nodes: an attempt that was none, so that the brake counts it. 75: not now."""
