@@ -177,7 +177,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     one = here(nodes=4)
     one.settings("sleep 60", jobs=3, chain="daisy", exclude=["node-0"], tasks_per_node=1)
     one.launch()
-    until(lambda: len(one.waiting()) == 2, "the queue")
+    until(lambda: len(one.waiting()) == 2 and ledger(one.rundir), "the first member, which looks when it starts")
     one.type("nodes", "exclude", "node-2", "--reason", "by me", "--no-apply")
     assert set(one.waiting().values()) == {"node-0"}
     assert "is kept away from node-0,node-2" in one.type("nodes", "apply")
