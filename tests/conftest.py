@@ -36,13 +36,20 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., T]:
-    """``until(question, what="…", seconds=60)``: the first true answer; fails with the last one after ``seconds``."""
+    """``until(question, what="…", seconds=60)``: the first true answer; fails with the last one after ``seconds``.
+
+    A file that is not there yet is an answer too: not yet.
+    """
 
     def wait(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
         deadline = time.monotonic() + seconds
         while True:
-            answer = question()
-            if answer:
+            answer: T | Exception
+            try:
+                answer = question()
+            except FileNotFoundError as error:
+                answer = error
+            if answer and not isinstance(answer, FileNotFoundError):
                 return answer
             if time.monotonic() > deadline:
                 pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")
