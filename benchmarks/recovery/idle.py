@@ -1,0 +1,81 @@
+"""What a launcher costs while nothing happens: all processes of the job but its ranks and Slurm's own, over some seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.recovery.launchers import Launcher
+from benchmarks.recovery.scene import AT, stage
+
+_SLURM = ("srun", "slurmstepd", "slurmd", "slurmctld", "munged")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Cost:
+    launcher: str
+    processes: int
+    pss: float  # MB
+    share: float  # of one core, in percent
+    names: list[str]
+
+
+def idle(launcher: Launcher, seconds: float) -> Cost | None:
+    """None when it did not come to its steps."""
+    with stage(launcher, RECOVERY_AT="0") as on:
+        launcher.submit(on.folder, on.env)
+        if not on.events.until(lambda: any(e.what == "step" and e.step >= AT for e in on.events.seen), 180):
+            return None
+        ranks = set(on.events.pids())
+        mark = f"RECOVERY_EVENTS={on.events.path}".encode()
+        before = {pid: _cpu(pid) for pid in _others(mark, ranks)}
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            on.events.look(0.2)
+            time.sleep(0.2)
+        after = _others(mark, ranks)
+        spent = sum(_cpu(pid) - before.get(pid, 0) for pid in after)
+        took = time.monotonic() - began
+        return Cost(launcher.name, len(after), sum(map(_pss, after)), 100 * spent / took, sorted(map(_name, after)))
+
+
+def _others(mark: bytes, ranks: set[int]) -> list[int]:
+    """Processes of the job, told by its environment: supervisors, agents, shells."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in ranks or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        in_job = mark in words and any(word.startswith(b"SLURM_JOB_ID=") for word in words)
+        if in_job and _name(int(entry.name)) not in _SLURM:
+            found.append(int(entry.name))
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "?"
+
+
+def _cpu(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _pss(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024

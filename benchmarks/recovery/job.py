@@ -1,0 +1,134 @@
+"""The training that every launcher runs: four gloo ranks, steps of 50 ms and an all-reduce, a checkpoint of 1 MiB every 20.
+
+It stamps what it does into one file (one ``write`` of one line with O_APPEND, CLOCK_MONOTONIC), so that all launchers are
+measured with the same clock and the same words, and it brings the fault upon itself after step ``RECOVERY_AT``, once for each
+number in ``RECOVERY_AT``.
+"""
+
+import os
+import time
+
+_LOG = os.open(os.environ["RECOVERY_EVENTS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def stamp(what: str, step: int = 0) -> None:
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    os.write(_LOG, f"{time.monotonic_ns()} {what} {rank} {os.getpid()} {step}\n".encode())
+
+
+stamp("process")  # before anything is imported
+
+import signal  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+FOLDER = Path(os.environ["RECOVERY_FOLDER"])
+STEP = 0.05
+SAVE_EVERY = 20
+VICTIM = 2  # the first rank of the second node
+
+
+def join() -> tuple[int, int]:
+    """Rank and world. Under torchrun by its own store; under srun rank 0 says in a fresh file where it listens."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group("gloo")
+        return dist.get_rank(), dist.get_world_size()
+    rank, world = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    start = ".".join(os.environ.get(f"SLURM_{word}", "0") for word in ("JOB_ID", "STEP_ID"))
+    meet = Path(os.environ.get("FTSUPERVISE_ATTEMPT_DIR", FOLDER)) / f"meet-{start}"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+        meet.with_suffix(".part").write_text(str(store.port))
+        meet.with_suffix(".part").replace(meet)
+    else:
+        while not meet.exists():
+            time.sleep(0.005)
+        store = dist.TCPStore("127.0.0.1", int(meet.read_text()), world, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    return rank, world
+
+
+class Peers:
+    """What a launcher wants to be called in the loop: our guard, NVIDIA's heartbeat, or nothing."""
+
+    def __init__(self, rank: int) -> None:
+        self.guard = self.monitor = None
+        if "FTSUPERVISE_RUN_DIR" in os.environ:
+            from ftsupervise import Guard
+
+            self.guard = Guard(rank=rank)
+        elif "FT_RANK_MONITOR_IPC_SOCKET" in os.environ:
+            from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+            self.monitor = RankMonitorClient()
+            self.monitor.init_workload_monitoring()
+
+    def step(self, step: int) -> None:
+        if self.guard is not None:
+            self.guard.step(step)
+        elif self.monitor is not None:
+            self.monitor.send_heartbeat()
+
+    def saved(self, step: int) -> None:
+        if self.guard is not None:
+            self.guard.saved(step)
+
+
+def save(weights: torch.Tensor, step: int) -> None:
+    path = FOLDER / "newest.pt"
+    with path.with_suffix(".part").open("wb") as file:
+        torch.save({"weights": weights, "step": step}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    path.with_suffix(".part").replace(path)
+
+
+def fault(step: int) -> None:
+    """Once for each step in RECOVERY_AT, in the victim."""
+    kind = os.environ.get("RECOVERY_FAULT", "")
+    try:
+        os.close(os.open(FOLDER / f"fault-{step}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    if kind == "mixed":
+        kind = ("SIGKILL", "exit 1", "SIGSTOP")[int(os.environ["RECOVERY_AT"].split(",").index(str(step))) % 3]
+    stamp("fault", step)
+    if kind in ("SIGKILL", "SIGSTOP"):
+        os.kill(os.getpid(), getattr(signal, kind))
+    elif kind == "exit 1":
+        sys.exit(1)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank, _ = join()
+    peers = Peers(rank)
+    weights, first = torch.zeros(1 << 18), 1
+    if (FOLDER / "newest.pt").exists():
+        loaded = torch.load(FOLDER / "newest.pt")
+        weights, first = loaded["weights"], loaded["step"] + 1
+    at = {int(text) for text in os.environ["RECOVERY_AT"].split(",")}
+    last = int(os.environ.get("RECOVERY_LAST", "100000"))
+    for step in range(first, last + 1):
+        time.sleep(STEP)
+        grain = torch.ones(1024)
+        dist.all_reduce(grain)
+        weights[:1024] += grain
+        if rank == 0:
+            stamp("step", step)
+            if step % SAVE_EVERY == 0:
+                save(weights, step)
+        peers.step(step)
+        if step % SAVE_EVERY == 0:
+            peers.saved(step)
+        if rank == VICTIM and step in at:
+            fault(step)
+    stamp("end", last)
+    if peers.guard is not None:
+        peers.guard.finished(last)
+
+
+main()

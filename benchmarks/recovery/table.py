@@ -1,0 +1,64 @@
+"""The trials as people read them: one table for each fault, medians with their ranges. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from benchmarks.recovery.launchers import Launcher
+from benchmarks.recovery.scene import AT, WORDS, Trial
+
+HEAD = f"{'':30} {'n':>5} {'detect':>7} {'stop':>6} {'start':>6} {'redo':>6} {'first new step':>22} {'/ cold':>7} {'redone':>6}"
+
+
+def tables(trials: Sequence[Trial], launchers: Sequence[Launcher], faults: Sequence[str], bound: float) -> str:
+    parts = [_LEGEND.format(at=AT, bound=bound)]
+    for fault in faults:
+        parts.append(f"\n{WORDS[fault]}\n{HEAD}\n")
+        for launcher in launchers:
+            mine = [one for one in trials if one.fault == fault and one.launcher == launcher.name]
+            if mine:
+                parts.append(_row(launcher.words, mine, bound))
+    return "".join(parts)
+
+
+_LEGEND = """\
+Seconds, medians. detect: from the fault to the end of the first surviving rank. stop: until no old rank lives. start: until the
+first step of the next attempt. redo: until its first step beyond step {at}. "first new step": all of it, with its range.
+/ cold: the same divided by the same run's time from the launch to its first step. n: how many of how many came back
+within {bound:.0f} s.
+"""
+
+
+def _row(words: str, mine: Sequence[Trial], bound: float) -> str:
+    back = [one for one in mine if one.new is not None]
+    count = f"{len(back)}/{len(mine)}"
+    if not back:
+        seen = _middle(mine, lambda one: one.acts)
+        note = next((one.note for one in mine if one.note), f"> {bound:.0f} s")
+        return f"{words:30} {count:>5} {_show(seen):>7} {'':>6} {'':>6} {'':>6} {note:>22}\n"
+    new = sorted(one.new for one in back if one.new is not None)
+    cells = (
+        _middle(back, lambda one: one.acts),
+        _middle(back, lambda one: _less(one.down, one.acts)),
+        _middle(back, lambda one: _less(one.first, one.down)),
+        _middle(back, lambda one: _less(one.new, one.first)),
+    )
+    ratio = _middle(back, lambda one: one.new / one.cold if one.new and one.cold else None)
+    redone = _middle(back, lambda one: one.redone)
+    whole = f"{median(new):.2f} ({new[0]:.2f}-{new[-1]:.2f})"
+    shown = " ".join(f"{_show(cell):>{width}}" for cell, width in zip(cells, (7, 6, 6, 6), strict=True))
+    return f"{words:30} {count:>5} {shown} {whole:>22} {_show(ratio):>7} {redone or 0:>6.0f}\n"
+
+
+def _less(later: float | None, sooner: float | None) -> float | None:
+    return None if later is None or sooner is None else later - sooner
+
+
+def _middle(some: Iterable[Trial], what: Callable[[Trial], float | None]) -> float | None:
+    seen = [value for one in some if (value := what(one)) is not None]
+    return median(seen) if seen else None
+
+
+def _show(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
