@@ -22,9 +22,9 @@ _AGENT = (
     " --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:$((RECOVERY_PORT + n)) --rdzv-id=run-$n --local-addr=127.0.0.1"
     " {options} {job}"
 )
-_LOOP = "n=0\nuntil {command}; do n=$((n + 1)); done\n"
+_LOOP = "n=0\nuntil {command}; do n=$((n + 1)); [ $n -lt 30 ] || exit 1; done\n"
 _ONCE = "n=0\n{command}\n"
-_WITH_SPARE = ("--nodes=3", "--no-kill")
+_WITH_SPARE = ("--nodes=3", "--ntasks-per-node=2", "--no-kill")
 
 
 def _agent(program: str, options: str) -> str:
@@ -85,7 +85,7 @@ LAUNCHERS = (
     Launcher("ftsupervise", "ftsupervise, defaults", ours=True),
     Launcher("bash-srun", "bash: until srun", _LOOP.format(command=_SRUN)),
     Launcher("bash-torchrun", "bash: until torchrun", _LOOP.format(command=_agent("torchrun", "")), needs="torch"),
-    Launcher("array", "job array %1", f"{_SRUN}\n", options=("--nodes=2", "--array=1-6%1")),
+    Launcher("array", "job array %1", f"{_SRUN}\n", options=("--nodes=2", "--ntasks-per-node=2", "--array=1-6%1")),
     Launcher(
         "torchrun",
         "torchrun --max-restarts=3",

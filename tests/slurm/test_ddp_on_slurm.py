@@ -1,0 +1,76 @@
+"""The DistributedDataParallel example, where torch is installed (``pip install '.[torch]'``; ``make test`` does not)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.rundir import RunDir
+from tests.manual.blocks import ROOT, marked
+from tests.manual.stories import Story
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+DDP = ROOT / "examples" / "ddp"
+Until = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.slurm
+def test_four_ranks_of_which_one_is_killed_train_to_the_same_bits(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=3)
+    shutil.copy(DDP / "train.py", here.folder)
+    words = "--steps 200 --step-time 0.02 --save-every 30"
+    shape = {"tasks_per_node": 2, "spare_nodes": 1, "jobs": 1}
+    here.train(words, **shape)
+    until(here.rundir.finished.exists, "the undisturbed run", 120)
+    alone = weights(here)
+    here.name += "-again"
+    here.train(words, **shape)
+    until(lambda: len(here.trains(1, 4)) == 4 and "step 50 " in here.log(), "step 50", 120)
+    os.kill(here.trains(1, 4)[2], signal.SIGKILL)
+    until(here.rundir.finished.exists, "the end", 120)
+    assert [one.failure for one in here.attempts()[:1]] == ["killed by SIGKILL"]
+    assert "resumed after step " in here.log()
+    assert weights(here) == alone
+
+
+def weights(here: Scene) -> str:
+    found = re.search(r"weights (\w+)", here.log())
+    assert found, here.log()
+    return found[1]
+
+
+def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
+    story = Story("ddp", tmp_path / "ddp", dict(os.environ))
+    story.run_name = "ddp"
+    for name in ("train.py", "ftsupervise.yaml"):
+        shutil.copy(DDP / name, story.place)
+    config = story.place / "ftsupervise.yaml"
+    config.write_text(config.read_text() + "scheduler: local\n")
+    try:
+        story.tell()
+    finally:
+        story.close()
+    assert not RunDir(story.run).finished.exists()
+
+
+def test_what_is_to_be_installed_for_it_can_be() -> None:
+    (block,) = marked("run", "install-torch")
+    extras = re.search(r"\[(.*)\]", block.text)
+    assert extras
+    known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)  # Python 3.10 has no tomllib
+    assert set(extras[1].split(",")) <= set(known)
