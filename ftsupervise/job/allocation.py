@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ class Allocation:
         self.job = env.get("SLURM_JOB_ID", "")
         self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         self._silent: frozenset[str] = frozenset()
-        self._port = 0
+        self._addresses: dict[str, tuple[str, int]] = {}
         text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
         try:
             self.nodes = expand_hostlist(text) if text else ()
@@ -56,12 +57,22 @@ class Allocation:
         found = (step for step, _, name in lines if name != AGENTS)
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
 
+    def how_they_are(self) -> dict[str, str]:
+        """``states()``, with "silent*" for the ``silent()`` ones, both asked at the same time: here others wait for the answer.
+
+        Not while a command runs: its supervisor reaps all that ends below it, these questions too.
+        """
+        asking = threading.Thread(target=self.silent, name="nodes", daemon=True)
+        asking.start()
+        states = self.states()
+        asking.join()
+        return {**states, **dict.fromkeys(self._silent, "silent*")}
+
     def silent(self) -> frozenset[str]:
         """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
-        if len(self.nodes) > 1:
-            code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
-            if code == 0:
-                self._silent = frozenset(reach.silent(reach.addresses(shown, self._usual_port())))
+        where = self._where()
+        if where:
+            self._silent = frozenset(reach.silent(where))
         return self._silent
 
     def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
@@ -121,12 +132,18 @@ class Allocation:
         if left := self.steps() - without:
             self._ask("scancel", "--signal=KILL", *sorted(left))
 
+    def _where(self) -> dict[str, tuple[str, int]]:
+        """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
+        if len(self.nodes) > 1 and not self._addresses:
+            code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
+            if code == 0:
+                self._addresses = reach.addresses(shown, self._usual_port())
+        return self._addresses
+
     def _usual_port(self) -> int:
-        if not self._port:
-            _, out = self._ask("scontrol", "show", "config")
-            found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
-            self._port = int(found[1]) if found else reach.DEFAULT_PORT
-        return self._port
+        _, out = self._ask("scontrol", "show", "config")
+        found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
+        return int(found[1]) if found else reach.DEFAULT_PORT
 
     def _ask(self, *words: str) -> tuple[int | None, str]:
         try:

@@ -97,7 +97,7 @@ class Nodes:
         self.examine(START, None)
         self.tell_the_chain(None)
         command, nodes = self.options.command, self.allocation.nodes
-        states = self.allocation.states() if is_srun(command) and len(nodes) > 1 else {}
+        states = self.allocation.how_they_are() if is_srun(command) and len(nodes) > 1 else {}
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))

@@ -168,9 +168,7 @@ class Ring:
         """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
         if not is_srun(self.options.command) or len(self.allocation.nodes) < 2:
             return {}
-        self.states = self.allocation.states()
-        for node in self.allocation.silent():
-            self.states[node] = "silent*"
+        self.states = self.allocation.how_they_are()
         used = placement.nodes or self.allocation.nodes
         return {node: self.states[node].rstrip("*") for node in used if is_away(self.states.get(node, ""))}
 
