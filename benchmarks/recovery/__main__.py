@@ -105,7 +105,7 @@ def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:
             print(f"{launcher.words}: {done.back} of {args.soak} recoveries{middle}; {end}", flush=True)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     words = __doc__ or ""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -117,7 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--idle", type=float, default=0.0, metavar="S", help="measure so long what it costs at rest")
     parser.add_argument("--soak", type=int, default=0, metavar="N", help="N faults in one run of ours")
     parser.add_argument("--json", default="", metavar="FILE", help="each trial as a line")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ The words after the language in a block's first line are its marks; GitHub shows
     parse                each ``ftsupervise`` line is taken by the command line's own parser, but not run
     load                 YAML that loads (name and launch are added if missing); load=all: it has every setting there is
     same=NAME            what the program itself makes (``UPDATE_MANUAL=1 pytest tests/story/test_manual.py`` rewrites it)
+    measured             what a benchmark printed on some day; only its columns are compared with what the program prints
     template             a job script's template, rendered and given to ``bash -n``
 """
 
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS = {"make", "run", "parse", "load", "same", "template"}
+PLACES = ("docs", "examples", "benchmarks")
+CHECKS = {"make", "run", "parse", "load", "same", "template", "measured"}
 _FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=fence)[ \t]*$", re.M | re.S)
 
 
@@ -41,7 +43,7 @@ class Block:
 def pages() -> list[Path]:
     """Every page of the manual."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-    return [*found, *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "examples").glob("**/README.md"))]
+    return [*found, *(path for place in PLACES for path in sorted((ROOT / place).glob("**/*.md")))]
 
 
 def blocks(path: Path) -> list[Block]:

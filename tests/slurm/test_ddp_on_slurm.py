@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.recovery.launchers import LAUNCHERS
+from benchmarks.recovery.scene import play
 from ftsupervise.rundir import RunDir
-from tests.manual.blocks import ROOT, marked
+from tests.manual.blocks import ROOT
 from tests.manual.stories import Story
 from tests.slurm.ring_scene import Scene
 
@@ -68,9 +70,10 @@ def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
     assert not RunDir(story.run).finished.exists()
 
 
-def test_what_is_to_be_installed_for_it_can_be() -> None:
-    (block,) = marked("run", "install-torch")
-    extras = re.search(r"\[(.*)\]", block.text)
-    assert extras
-    known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)  # Python 3.10 has no tomllib
-    assert set(extras[1].split(",")) <= set(known)
+@pytest.mark.slurm
+def test_the_benchmark_sees_a_killed_rank_come_back(slurm_installed: None) -> None:
+    launcher = next(one for one in LAUNCHERS if one.ours)
+    trial = play(launcher, "SIGKILL", bound=120)
+    assert trial.new is not None, trial
+    assert trial.redone == 10
+    assert 0 < (trial.acts or 0) <= (trial.down or 0) < (trial.first or 0) < trial.new
