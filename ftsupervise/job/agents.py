@@ -240,9 +240,8 @@ class Agents:
                 f"no word from the agents on {some}: their ranks are followed through the run directory, slower. "
                 f"Does a firewall hold UDP to {os.uname().nodename}:{port} back?"
             )
-        elif any(not node.raw for node in list(self.pulses.nodes.values())):
-            return True  # agents without pages: ranks that could make none, or have no guard
-        return bool(silent)
+            return True
+        return self.pulses.without_ranks()  # ranks that could make no page, or have no guard
 
     def _complaints(self) -> str:
         if self._complaint < 0:

@@ -117,6 +117,10 @@ class Pulses:
         since = monotonic() - seconds
         return [name for name in nodes if (one := self.nodes.get(name.encode())) is None or one.seen < since]
 
+    def without_ranks(self) -> bool:
+        """Is there a node that tells of none?"""
+        return any(all(len(body) <= 1 for body, _ in node.raw.values()) for node in list(self.nodes.values()))
+
     def begin(self, attempt: int) -> None:
         """From here on only this attempt counts."""
         self.attempt = attempt

@@ -16,7 +16,7 @@ from ftsupervise.node import wire
 from ftsupervise.node.answer import Asked
 from ftsupervise.node.eyes import Eyes
 from ftsupervise.node.links import Address, resolve, send, udp
-from ftsupervise.node.places import clear, leave, own
+from ftsupervise.node.places import clear, leave, own, sweep
 from ftsupervise.node.wire import Gone, Message
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class Agent:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         keep = own(self.orders.base)  # noqa: F841 - locked as long as we live
+        sweep()
         self._start_child()
         # nodes begin together, their beats should not
         look = monotonic()
@@ -122,10 +123,17 @@ class Agent:
         finally:
             self._end()
 
+    def _told_to_leave(self) -> None:
+        """SIGKILL may follow: the pages go now, and we follow the ranks through what we hold open."""
+        if self.leave_at is None:
+            self.leave_at = monotonic() + _LINGER
+            self.eyes.look()
+            self.eyes.keep_to_these()
+            self._clear()
+
     def _think_of_the_end(self, now: float) -> None:
         """Told to leave by Slurm it stays as long as there are ranks: they get time to save, and what they do is news."""
         if self.leave_at is not None:
-            self.eyes.look()
             self.over = self.over or now >= self.leave_at or self.eyes.all_gone()
         self.over = self.over or now - self.talk.heard > self.orders.lost
 
@@ -156,7 +164,7 @@ class Agent:
         for fd, _ in self.poll.poll(seconds * 1000):
             if fd == self._read:
                 os.read(self._read, 4096)
-                self.leave_at = self.leave_at or monotonic() + _LINGER
+                self._told_to_leave()
             elif fd == self.sock.fileno():
                 self._take_datagrams()
             elif self.asked is not None and fd == self.asked.fd:
@@ -271,13 +279,15 @@ class Agent:
                 os.killpg(self.child.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        gone = self._all_gone_within(_LAST)
-        last = max(self.attempt, self.eyes.attempt or 0)
+        if self._all_gone_within(_LAST):
+            self._clear()
         self.eyes.close()
-        if gone:
-            clear(self.orders.base, before=last + 1)  # a later start of the agents may look at what came since
-            leave(self.orders.base)
         self.sock.close()
+
+    def _clear(self) -> None:
+        """No page of the attempts that we know; a later start of the agents may look at what came since."""
+        clear(self.orders.base, before=max(self.attempt, self.eyes.attempt or 0) + 1)
+        leave(self.orders.base)
 
     def _all_gone_within(self, seconds: float) -> bool:
         until = monotonic() + seconds

@@ -84,25 +84,22 @@ class Eyes:
         self._fds: dict[int, _Rank] = {}
         self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
         self._news: list[Gone] = []
+        self._all_found = False
 
     # ------------------------------------------------------------------------------------------------------- looking
 
     def look(self) -> list[Pulse]:
         """How the ranks are now, by rank. Finds new pages and leaves out those that went away. Never blocks."""
-        newest = newest_attempt(self.base)
-        if newest != self.attempt:
-            self.close()
-            self.attempt = newest
-        if newest is None:
+        if not self._all_found and not self._look_for_pages():
             return []
-        folder = f"{self.base}/{newest}"
-        if not ours_alone(folder):
-            return []
-        self._find(folder)
         now = monotonic()
         found = [self._pulse(one, now) for one in self._ranks.values()]
         found.sort()
         return found
+
+    def keep_to_these(self) -> None:
+        """Look for no other pages from here on, and miss none that are removed."""
+        self._all_found = True
 
     def heard(self, fd: int) -> bool:
         """A descriptor of ours is ready: one has died. False when it is none of ours. Then ask ``news``."""
@@ -134,6 +131,16 @@ class Eyes:
         self._alien.clear()
 
     # --------------------------------------------------------------------------------------------------------- pages
+
+    def _look_for_pages(self) -> bool:
+        newest = newest_attempt(self.base)
+        if newest != self.attempt:
+            self.close()
+            self.attempt = newest
+        if newest is None or not ours_alone(f"{self.base}/{newest}"):
+            return False
+        self._find(f"{self.base}/{newest}")
+        return True
 
     def _find(self, folder: str) -> None:
         try:
