@@ -73,6 +73,8 @@ def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, floa
     taken, newest, asking = 0, 0.0, 0.0
     while not bare and len(pulses.nodes) < nodes and time.monotonic() < started + 60:
         time.sleep(0.1)
+    if bare:
+        select.select([sock], [], [], 60)
     first = pulses.taken
     cpu, began = _cpu(), time.monotonic()
     due = began + 1

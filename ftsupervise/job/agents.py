@@ -7,6 +7,7 @@ their datagrams do not come through, ``slow.py`` reads the beats of the run dire
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -174,13 +175,10 @@ class Agents:
             for name, node in list(self.pulses.nodes.items()):
                 if self._sock is not None and node.address is not None:
                     links.send(self._sock, self.pulses.pack(wire.BYE, self._number, name, b""), node.address)
-            if _gone_within(pid, start, _END / 4):
+            if _gone_within(pid, start, _END / 3):
                 break
         else:
-            processes.send([pid], 15)
-            if not _gone_within(pid, start, _END):
-                processes.send([pid], 15)  # srun asks once more, and then it forces
-                _gone_within(pid, start, _END)
+            processes.send([pid], signal.SIGTERM)  # it kills what did not hear us; nobody waits for that
         self._srun = None
 
     # ------------------------------------------------------------------------------------------------------- starting
@@ -207,8 +205,7 @@ class Agents:
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaint,
                 env=env,
-                start_new_session=True,
-                preexec_fn=processes.become_subreaper(),
+                start_new_session=True,  # and not told when we die: srun would kill the agents before they have cleared up
             )
         except OSError as error:
             self._say_once(f"cannot start the node agents: {error.strerror}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from time import monotonic
@@ -20,6 +21,7 @@ from ftsupervise.node.links import send
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
 _AT_ONCE = 5000
+_SWITCH = 0.0002  # seconds after which a thread that computes lets another one in
 _NEW = 0.1  # seconds between two looks at our own node until the first page is there
 
 
@@ -71,18 +73,23 @@ class Listener:
                 self._look(self._eyes)
 
     def _drain(self, sock: socket.socket) -> None:
-        if len(self.pulses.nodes) > _MANY:
+        pulses, receive = self.pulses, sock.recvfrom
+        if len(pulses.nodes) > _MANY:
+            if sys.getswitchinterval() > _SWITCH:  # else each datagram waits 5 ms for whoever computes
+                sys.setswitchinterval(_SWITCH)
             time.sleep(_GATHER)
-        take, receive = self.pulses.take, sock.recvfrom
-        now = monotonic()
-        for _ in range(_AT_ONCE):
-            try:
+        take, now = pulses.take, monotonic()
+        pulses.draining = True
+        try:
+            for _ in range(_AT_ONCE):
                 data, sender = receive(2048)
-            except OSError:  # none left
-                return
-            answer = take(data, sender, now)
-            if answer is not None:
-                send(sock, answer, sender)
+                answer = take(data, sender, now)
+                if answer is not None:
+                    send(sock, answer, sender)
+        except OSError:  # none left
+            return
+        finally:
+            pulses.draining = False
 
     def _look(self, eyes: Eyes) -> None:
         found = eyes.look()

@@ -9,6 +9,7 @@ They are read when somebody asks.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -19,6 +20,7 @@ from ftsupervise.node.links import Address
 from ftsupervise.node.wire import Gone, Message, Seal
 from ftsupervise.truth import Pulse
 
+_SLICE = 32  # nodes that are read between two looks at whether datagrams wait
 _LAST_WORD = 1 << 62  # above the number of any question
 _ACKS = 10  # beats between two words to an agent
 
@@ -76,6 +78,7 @@ class Pulses:
         self.every = every
         self.dropped: Counter[str] = Counter()  # why -> how many datagrams
         self.taken = 0
+        self.draining = False  # the listener takes what has come in
         self.nodes: dict[bytes, Node] = {}
         self.replies: dict[int, dict[int, bytes]] = {}  # number of the question -> pieces; only what is waited for
         self._seal = Seal(key)
@@ -91,11 +94,15 @@ class Pulses:
     def newest(self) -> list[Pulse]:
         """Every rank that we have heard of in this attempt, in no order. What each node said last, however old (``seen``)."""
         found: list[Pulse] = []
-        for node in list(self.nodes.values()):
+        for count, node in enumerate(list(self.nodes.values())):
             pulses = node.pulses
             if pulses is None:
                 pulses = self._read(node)
             found.extend(pulses)
+            while (
+                not count % _SLICE and self.draining
+            ):  # every datagram lets go of the interpreter: do not take it then
+                time.sleep(0.0005)
         found.extend(self.local)
         if self._slow:
             known = {one.rank for one in found}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +36,7 @@ _TRY_AGAIN = (
     1.6,
     3.2,
 )  # seconds between two tellings of a death nobody has taken
+_REFUSED = 4  # times that the ring's host says that nobody listens there any more
 _LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
 _NEW = 0.25  # seconds between two looks until the first page is there
@@ -84,6 +86,8 @@ class Agent:
         self.name = orders.node.encode()[:255]
         self.hosts = resolve(self.sock, orders.hosts, orders.port)
         self.ring: Address | None = None  # where it answered from
+        self.link: socket.socket | None = None  # to there: the kernel tells when nobody listens any more
+        self.refused = 0
         self.untaken: list[_Untaken] = []
         self.asked: Asked | None = None
         self.last_answer: tuple[int, list[bytes]] = (0, [])
@@ -124,7 +128,7 @@ class Agent:
             self._end()
 
     def _told_to_leave(self) -> None:
-        """SIGKILL may follow: the pages go now, and we follow the ranks through what we hold open."""
+        """By Slurm, or by nobody: the ring is gone. SIGKILL may follow, so the pages go now; what is open is followed on."""
         if self.leave_at is None:
             self.leave_at = monotonic() + _LINGER
             self.eyes.look()
@@ -152,7 +156,7 @@ class Agent:
             self.untaken.clear()
         self._collect_deaths()
         if self.talk.sent - self.talk.acked > _SILENT:
-            self.ring = None  # perhaps it is reached by another address
+            self._found_ring(None)  # perhaps it is reached by another address
         bodies = wire.pack_pulses(pulses, now)[:255]
         for part, body in enumerate(bodies):
             self._say(wire.PULSE, body, part, len(bodies))
@@ -166,7 +170,9 @@ class Agent:
                 os.read(self._read, 4096)
                 self._told_to_leave()
             elif fd == self.sock.fileno():
-                self._take_datagrams()
+                self._take_datagrams(self.sock)
+            elif self.link is not None and fd == self.link.fileno():
+                self._take_datagrams(self.link)
             elif self.asked is not None and fd == self.asked.fd:
                 self._finish_answer(monotonic())
             elif self.eyes.heard(fd):
@@ -174,15 +180,49 @@ class Agent:
 
     # ---------------------------------------------------------------------------------------------------------- telling
 
-    def _say(self, kind: int, body: bytes, part: int = 0, parts: int = 1) -> int:
+    def _say(self, kind: int, body: bytes, part: int = 0, parts: int = 1) -> None:
         self.talk.sent += 1
         attempt = self.eyes.attempt or 0
         data = self.seal.pack(
             Message(kind, part, parts, self.orders.generation, attempt, self.talk.sent, self.name, body)
         )
-        for address in self.hosts if self.ring is None else (self.ring,):
-            send(self.sock, data, address)
-        return self.talk.sent
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        if self.link is None:
+            for address in self.hosts:
+                send(self.sock, data, address)
+            return
+        try:
+            self.link.send(data)
+        except ConnectionRefusedError:
+            self._on_refused()
+        except OSError:  # lost, as any may be
+            return
+
+    def _found_ring(self, where: Address | None) -> None:
+        """Talk to this address alone from here on, or to all again."""
+        if where == self.ring:
+            return
+        if self.link is not None:
+            self.poll.unregister(self.link)
+            self.link.close()
+        self.ring, self.link = where, None
+        if where is None:
+            return
+        link = socket.socket(self.sock.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            link.connect(where)
+        except OSError:
+            link.close()
+            return
+        self.link = link
+        self.poll.register(link, select.POLLIN)
+
+    def _on_refused(self) -> None:
+        self.refused += 1
+        if self.refused >= _REFUSED:
+            self._told_to_leave()
 
     def _collect_deaths(self) -> None:
         now = monotonic()
@@ -197,11 +237,14 @@ class Agent:
 
     # -------------------------------------------------------------------------------------------------------- listening
 
-    def _take_datagrams(self) -> None:
+    def _take_datagrams(self, sock: socket.socket) -> None:
         for _ in range(100):
             try:
-                data, sender = self.sock.recvfrom(4096)
-            except OSError:  # none left, or an unreachable ring
+                data, sender = sock.recvfrom(4096)
+            except ConnectionRefusedError:
+                self._on_refused()
+                return
+            except OSError:  # none left
                 return
             message = self.seal.open(data)
             if message is None or message.kind not in wire.TO_AGENT or message.node != self.name:
@@ -215,7 +258,8 @@ class Agent:
             if message.number > talk.sent:
                 return
             if talk.acked < message.number:
-                talk.acked, talk.heard, self.ring = message.number, monotonic(), sender
+                talk.acked, talk.heard, self.refused = message.number, monotonic(), 0
+                self._found_ring(sender)
             taken = {(one.rank, one.pid, one.final) for one in wire.read_gone(message.body)}
             self.untaken = [one for one in self.untaken if (one.gone.rank, one.gone.pid, one.gone.final) not in taken]
         elif message.number > talk.asked:
@@ -225,7 +269,7 @@ class Agent:
             else:
                 self._begin_answer(message)
         elif message.kind == wire.ASK and message.number == self.last_answer[0]:
-            self._send_answer(sender)
+            self._send_answer()
 
     def _begin_answer(self, message: Message) -> None:
         if self.asked is not None:
@@ -241,14 +285,13 @@ class Agent:
             return
         self.last_answer = (self.last_answer[0], wire.chunks(self.asked.text))
         self.asked = None
-        for address in self.hosts if self.ring is None else (self.ring,):
-            self._send_answer(address)
+        self._send_answer()
 
-    def _send_answer(self, to: Address) -> None:
+    def _send_answer(self) -> None:
         number, pieces = self.last_answer
         for piece in pieces:
             told = Message(wire.REPLY, 0, 1, self.orders.generation, self.attempt, number, self.name, piece)
-            send(self.sock, self.seal.pack(told), to)
+            self._send(self.seal.pack(told))
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -281,6 +324,11 @@ class Agent:
                 pass
         if self._all_gone_within(_LAST):
             self._clear()
+        until = monotonic() + _LAST
+        self._collect_deaths()
+        while self.untaken and monotonic() < until:
+            self._tell_deaths(monotonic())
+            self._listen(0.01)
         self.eyes.close()
         self.sock.close()
 

@@ -1,0 +1,102 @@
+"""Agents on real Slurm: pulses of two nodes, a death told at once, the key nowhere to be read, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.sandbox import Sandbox
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+PROBE = Path(__file__).with_name("pulse_probe.py")
+
+
+def test_two_nodes_are_heard_asked_and_left_clean(
+    make_sandbox: Callable[..., Sandbox], short_tmp: Path, until: Until
+) -> None:
+    sandbox = make_sandbox(nodes=2)
+    out, script = short_tmp / "probe.out", short_tmp / "probe.sh"
+    words = shlex.join([sys.executable, str(PROBE), str(short_tmp / "probe")])
+    script.write_text(f"#!/bin/bash\n#SBATCH -N2 --no-kill -o {out}\nexec {words}\n")
+    sandbox.run(["sbatch", str(script)])
+    until(
+        lambda: (out.exists() and '"closed"' in out.read_text()) or not sandbox.run(["squeue", "-h"]).strip(), "it", 120
+    )
+    text = out.read_text()
+    said = {one["what"]: one for one in map(json.loads, re.findall(r"^\{.*\}$", text, re.M))}
+    assert list(said) == ["agents", "ranks", "ping", "memory", "secret", "death", "kill", "again", "begun", "closed"], (
+        text
+    )
+    assert len(said["agents"]["steps"]) <= 1, "the agents' step is none of the run's"
+    ranks = {one["rank"]: one for one in said["ranks"]["ranks"]}
+    assert {number: one["node"] for number, one in ranks.items()} == {0: "node-0", 1: "node-1"}
+    assert all(one["state"] and one["cpu"] is not None for one in ranks.values())
+    assert said["ping"]["answers"] == {"node-0": "here", "node-1": "here"}
+    assert (said["secret"]["shown"], said["secret"]["ranks_have_it"]) == (False, False)
+    (death,) = said["death"]["deaths"]
+    assert (death["rank"], death["node"], death["crash"]) == (1, "node-1", True)
+    print(f"a rank on the second node: death to ring {said['death']['seconds'] * 1e3:.0f} ms; all killed and confirmed "
+          f"{said['kill']['seconds'] * 1e3:.0f} ms; agents up in {said['agents']['seconds']:.2f} s; "
+          f"ring {said['memory']['ring']} kB, srun of the agents {said['memory']['srun']} kB")  # fmt: skip
+    assert said["kill"]["nodes"] == ["node-0", "node-1"]
+    assert said["memory"]["ring"] + said["memory"]["srun"] <= 20_000
+    assert said["again"]["nodes"] == ["node-0", "node-1"], "a killed srun of the agents is started again"
+    assert said["begun"]["newest"] == 0
+    assert said["closed"]["left"] is False
+    assert "forged or damaged" not in said["closed"]["dropped"]
+
+
+def test_a_rank_killed_on_the_second_node_is_acted_on_at_once_and_its_ring_killed_leaves_no_agent(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    here.train("--steps 100000 --step-time 0.02 --save-every 50", jobs=1)
+    ranks = until(lambda: here.trains(1), "the ranks")
+    until(lambda: _agents(here), "the agents")
+    base = _base(ranks[1])
+    until(lambda: len(list(Path(base, "1").glob("rank-*"))) == 2, "the pages")
+    time.sleep(1.5)  # an agent looks for new pages several times a second
+    struck = time.time()
+    os.kill(ranks[1], signal.SIGKILL)
+    log = here.rundir.attempt(1) / "run.log"
+    found = until(lambda: re.search(r"^(\S+) rank 1 on node-1 (.*): the other ranks have", log.read_text(), re.M))
+    took = datetime.fromisoformat(found[1]).timestamp() - struck
+    print(f"from the kill on the second node to the action: {took * 1e3:.0f} ms ({found[2]})")
+    until(lambda: here.trains(2), "the second attempt")
+    assert here.attempts()[0].failure == "killed by SIGKILL"
+    start = json.loads((here.rundir.attempt(2) / "start.json").read_text())
+    os.kill(start["pid"], signal.SIGKILL)
+    until(lambda: not here.queue() and not here.processes() and not _agents(here), "nothing left", 90)
+    until(lambda: not list(Path(base).glob("*/rank-*")), "no page left")
+
+
+def _agents(here: Scene) -> list[int]:
+    """Agents of this sandbox: their environment says which Slurm started them."""
+    conf = f"SLURM_CONF={here.sandbox.env()['SLURM_CONF']}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_agent = entry.name.isdigit() and b"ftsupervise.node" in (entry / "cmdline").read_bytes()
+            if is_agent and conf in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _base(pid: int) -> str:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return str(Path(next(word for word in words if word.startswith("FTSUPERVISE_PAGES=")).partition("=")[2]).parent)

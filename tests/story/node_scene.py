@@ -1,0 +1,127 @@
+"""A real agent, real ranks and the ring's ears on this machine: what the tests of the pulse play on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.job.listen import Listener
+from ftsupervise.job.pulse import Pulses
+from ftsupervise.node import links, places, wire
+
+RANK = """
+import os, sys, time
+from ftsupervise.pages import Page
+page = Page(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+step = 0
+while True:
+    step += 1
+    page.step(step, time.monotonic())
+    time.sleep(0.005)
+"""
+
+
+class Relay:
+    """A network that loses what ``lose`` names by its number, in both directions."""
+
+    def __init__(self, ring: int, lose: Callable[[int], bool]) -> None:
+        self.sock = links.udp()
+        self.sock.setblocking(True)
+        self.sock.settimeout(0.1)
+        self.port = self.sock.getsockname()[1]
+        self.lost = self.count = 0
+        self._ring, self._lose, self._over = ring, lose, False
+        self._thread = threading.Thread(target=self._go)
+        self._thread.start()
+
+    def _go(self) -> None:
+        agent, ring = None, links.resolve(self.sock, ["127.0.0.1"], self._ring)[0]
+        while not self._over:
+            try:
+                data, sender = self.sock.recvfrom(4096)
+            except TimeoutError:
+                continue
+            self.count += 1
+            if sender[1] != self._ring:
+                agent = sender
+            if self._lose(self.count):
+                self.lost += 1
+            elif to := (ring if sender[1] != self._ring else agent):
+                links.send(self.sock, data, to)
+
+    def close(self) -> None:
+        self._over = True
+        self._thread.join(5)
+        self.sock.close()
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.key = os.urandom(wire.KEY)
+        self.base = places.new_base()
+        self.pulses = Pulses(self.key, 0.05)
+        self.pulses.generation = 1
+        self.pulses.begin(1)
+        self.sock = links.udp()
+        self.port = self.sock.getsockname()[1]
+        self.listener = Listener(self.pulses, self.sock)
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.relays: list[Relay] = []
+
+    def agent(self, *words: str, port: int = 0, to: str = "127.0.0.1", **env: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "ftsupervise.node", "--base", self.base, "--to", to, "--port"]
+        argv += [str(port or self.port), "--generation", "1", "--every", "0.05", *words]
+        given = {**os.environ, wire.ENV_KEY: self.key.hex(), "SLURMD_NODENAME": "node-1", **env}
+        return self._start(argv, given)
+
+    def rank(self, rank: int, attempt: int = 1, **env: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", RANK, f"{self.base}/{attempt}", str(rank), str(attempt)]
+        # torchrun says so to its workers: nobody on this node would start them again
+        given = {**os.environ, "TORCHELASTIC_MAX_RESTARTS": "0", **env}
+        return self._start(words, given)
+
+    def relay(self, lose: Callable[[int], bool]) -> Relay:
+        self.relays.append(Relay(self.port, lose))
+        return self.relays[-1]
+
+    def _start(self, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        self.started.append(subprocess.Popen(argv, env=env))
+        return self.started[-1]
+
+    def step(self, rank: int) -> int:
+        return next((one.step or 0 for one in self.pulses.newest() if one.rank == rank), 0)
+
+    def ask(self, number: int, question: str) -> Callable[[], str | None]:
+        """Ask as the ring asks; what is called then gives the answer once it is whole."""
+        self.pulses.replies[number] = {}
+        data = self.pulses.pack(wire.ASK, number, b"node-1", question.encode())
+        node = self.pulses.nodes[b"node-1"]
+
+        def answer() -> str | None:
+            pieces: dict[int, Any] = self.pulses.replies[number]
+            if -1 not in pieces or len(pieces) <= int(pieces[-1]):
+                assert node.address is not None
+                links.send(self.sock, data, node.address)
+                return None
+            return b"".join(pieces[at] for at in sorted(pieces) if at >= 0).decode()
+
+        return answer
+
+    def close(self) -> None:
+        for one in self.started:
+            one.kill()
+            one.wait()
+        for relay in self.relays:
+            relay.close()
+        self.listener.close()
+        self.sock.close()
+        places.clear(self.base)
+
+
+def gone(base: str) -> bool:
+    return not Path(base).exists()

@@ -1,0 +1,223 @@
+"""The node agent with real ranks, real datagrams and a network that loses them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.node import places, wire
+from ftsupervise.node.wire import Message, Seal
+from ftsupervise.rundir import ENV_ATTEMPT_DIR
+from tests.story.node_scene import Stage, gone
+
+Until = Callable[..., Any]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    one = Stage()
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_every_ranks_newest_step_arrives_with_its_state_and_its_cpu(stage: Stage, until: Until) -> None:
+    stage.agent()
+    ranks = [stage.rank(number) for number in range(3)]
+    until(lambda: all(stage.step(number) > 20 for number in range(3)))
+    found = {one.rank: one for one in stage.pulses.newest()}
+    assert [found[number].pid for number in range(3)] == [one.pid for one in ranks]
+    assert {one.node for one in found.values()} == {"node-1"}
+    assert all(one.state in "RSD" and one.cpu is not None for one in found.values())
+    assert all(one.stepped <= one.beaten <= one.seen <= time.monotonic() for one in found.values())
+    ranks[1].send_signal(signal.SIGSTOP)
+    until(lambda: {one.rank: one.state for one in stage.pulses.newest()}[1] == "T", "the stopped rank")
+
+
+def test_a_killed_rank_is_told_at_once(stage: Stage, until: Until) -> None:
+    stage.agent()
+    rank = stage.rank(5)
+    until(lambda: stage.step(5))
+    struck = time.monotonic()
+    rank.kill()
+    (death,) = until(stage.pulses.deaths)
+    print(f"from the kill to the ring: {(time.monotonic() - struck) * 1e3:.0f} ms (looked at each 50 ms)")
+    assert (death.rank, death.pid, death.node, death.crash) == (5, rank.pid, "node-1", True)
+    assert death.code in (None, -9), "older kernels do not say"
+
+
+def test_a_rank_that_others_may_start_again_is_gone_and_no_crash(stage: Stage, until: Until) -> None:
+    stage.agent()
+    rank = stage.rank(5, TORCHELASTIC_MAX_RESTARTS="3")
+    until(lambda: stage.step(5))
+    rank.kill()
+    (death,) = until(stage.pulses.deaths)
+    assert not death.crash
+    rank = stage.rank(5, TORCHELASTIC_MAX_RESTARTS="3")
+    until(lambda: [one.pid for one in stage.pulses.newest() if one.state != "X"] == [rank.pid])
+
+
+def test_half_of_all_datagrams_lost_neither_hides_progress_nor_a_death(stage: Stage, until: Until) -> None:
+    relay = stage.relay(lambda number: number % 2 == 0)
+    stage.agent(port=relay.port)
+    rank = stage.rank(0)
+    until(lambda: stage.step(0) > 50)
+    until(lambda: relay.lost > 20)
+    rank.kill()
+    (death,) = until(stage.pulses.deaths)
+    assert death.crash
+    assert relay.lost > relay.count // 3
+
+
+def test_a_network_that_lets_nothing_through_makes_ranks_unknown_and_not_dead(stage: Stage, until: Until) -> None:
+    relay = stage.relay(lambda number: True)
+    stage.agent(port=relay.port)
+    rank = stage.rank(0)
+    until(lambda: relay.lost > 10)
+    rank.kill()
+    until(lambda: relay.lost > 30)
+    assert stage.pulses.newest() == []
+    assert stage.pulses.deaths() == []
+    assert stage.pulses.silent(["node-1"], 0.1) == ["node-1"]
+
+
+def test_the_agent_follows_from_attempt_to_attempt_and_clears_behind_it(stage: Stage, until: Until) -> None:
+    stage.agent()
+    first = stage.rank(0, attempt=1)
+    until(lambda: stage.step(0))
+    first.kill()
+    stage.pulses.begin(2)
+    stage.rank(0, attempt=2)
+    until(lambda: stage.step(0))
+    until(lambda: os.listdir(stage.base) == ["2"], "the pages of attempt 1 to be gone")
+    assert all(one.pid == stage.started[-1].pid for one in stage.pulses.newest())
+
+
+def test_of_two_addresses_the_one_that_answers_is_found(stage: Stage, until: Until) -> None:
+    stage.agent(to="192.0.2.1,no-such-host.invalid,127.0.0.1")
+    stage.rank(0)
+    until(lambda: stage.step(0))
+
+
+def test_told_to_leave_by_slurm_it_stays_while_there_are_ranks_and_leaves_no_page(stage: Stage, until: Until) -> None:
+    agent = stage.agent()
+    rank = stage.rank(0)
+    until(lambda: stage.step(0))
+    agent.terminate()
+    until(lambda: gone(stage.base), "the pages to be gone")
+    before = stage.step(0)
+    until(lambda: stage.step(0) > before, "news all the same")
+    rank.kill()
+    assert until(stage.pulses.deaths)[0].rank == 0
+    assert agent.wait(20) == 0
+
+
+def test_it_ends_when_the_ring_says_so_and_when_the_ring_is_silent(stage: Stage, until: Until) -> None:
+    told, left = stage.agent(), stage.agent("--lost", "1", port=9, SLURMD_NODENAME="node-2")
+    until(lambda: b"node-1" in stage.pulses.nodes)
+    node = stage.pulses.nodes[b"node-1"]
+    assert node.address is not None
+    stage.sock.sendto(stage.pulses.pack(wire.BYE, 1, b"node-1", b""), node.address)
+    assert told.wait(20) == 0
+    assert left.wait(20) == 0
+    assert gone(stage.base)
+
+
+def test_it_answers_and_not_twice(stage: Stage, until: Until, tmp_path: Path) -> None:
+    stage.agent()
+    mine = stage.rank(0, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-1"})
+    other = stage.rank(1, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-2"})
+    until(lambda: stage.step(0))
+    assert until(stage.ask(1, "ping")) == "here"
+    assert until(stage.ask(2, "what is this")) == "no such question: what"
+    assert until(stage.ask(3, f"kill {tmp_path}")) == "1"
+    assert mine.wait(20) == -signal.SIGKILL
+    again = stage.rank(2, **{ENV_ATTEMPT_DIR: str(tmp_path), "SLURMD_NODENAME": "node-1"})
+    until(lambda: stage.step(2))
+    assert until(stage.ask(3, f"kill {tmp_path}")) == "1", "the old answer"
+    assert until(stage.ask(4, "ping")) == "here"
+    stage.ask(3, f"kill {tmp_path}")()
+    before = stage.step(2)
+    until(lambda: stage.step(2) > before + 20, "nobody is killed by a question that was asked before")
+    assert (again.poll(), other.poll()) == (None, None)
+
+
+def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Until) -> None:
+    agent, rank = stage.agent(), stage.rank(0)
+    until(lambda: stage.step(0))
+    node = stage.pulses.nodes[b"node-1"]
+    assert node.address is not None
+    forged = Seal(bytes(32))
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as stranger:
+        for kind, body in ((wire.BYE, b""), (wire.ASK, f"kill {Path.cwd()}".encode()), (wire.ACK, b"x" * 3)):
+            stranger.sendto(forged.pack(Message(kind, 0, 1, 1, 1, 99, b"node-1", body)), node.address)
+        gone_ = wire.pack_gone([wire.Gone(0, rank.pid, 0.0, -9, False, False, True)])
+        for _ in range(50):
+            stranger.sendto(forged.pack(Message(wire.DEATH, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port))
+            stranger.sendto(b"\0" * 1000, ("::1", stage.port))
+    before = stage.step(0)
+    until(lambda: stage.pulses.dropped["forged or damaged"] == 100)
+    until(lambda: stage.step(0) > before + 20)
+    assert stage.pulses.deaths() == []
+    assert agent.poll() is None
+
+
+def test_pages_that_others_could_have_made_are_not_read(stage: Stage, until: Until) -> None:
+    stage.agent()
+    stage.rank(0)
+    until(lambda: stage.step(0))
+    Path(stage.base).chmod(0o777)
+    until(lambda: stage.pulses.newest()[0].seen < time.monotonic() - 1, "nothing new to be heard of it")
+    assert stage.pulses.deaths() == []
+
+
+def test_its_child_lives_and_ends_with_it(stage: Stage, until: Until, tmp_path: Path) -> None:
+    words = f"echo $$ > {tmp_path}/pid; env > {tmp_path}/env; while :; do sleep 0.1; done"
+    agent = stage.agent("--child", "sh", "-c", words)
+    pid = int(until(lambda: (tmp_path / "env").exists() and (tmp_path / "pid").read_text().strip()))
+    assert wire.ENV_KEY not in (tmp_path / "env").read_text()
+    agent.terminate()
+    assert agent.wait(20) == 0
+    until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.mark.parametrize("words", [[], ["--port", "x"], ["--base"], ["--what", "1"]])
+def test_without_sensible_words_or_a_key_it_says_how_it_is_used(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "ftsupervise.node", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
+
+
+def test_what_a_killed_run_left_in_memory_is_swept_by_the_next(tmp_path: Path) -> None:
+    left, held = (Path(places.new_base(str(tmp_path))) for _ in range(2))
+    for base in (left, held):
+        (base / "1").mkdir(parents=True, mode=0o700)
+        base.chmod(0o700)
+        (base / "1" / "rank-0").touch()
+        os.utime(base, (1, 1))
+    fd = places.own(str(held))
+    try:
+        places.sweep(str(tmp_path))
+    finally:
+        os.close(fd or 0)
+    assert os.listdir(tmp_path) == [held.name]
+
+
+def test_it_is_small(stage: Stage, until: Until) -> None:
+    agent = stage.agent()
+    stage.rank(0)
+    until(lambda: stage.step(0))
+    text = Path(f"/proc/{agent.pid}/smaps_rollup").read_text()
+    pss = int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1])
+    print(f"the agent: {pss} kB")
+    assert pss <= 10_000

@@ -1,0 +1,120 @@
+"""The job ring's own eyes: one node, no agent. A rank's death ends the attempt at once when nobody else would act on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.beats import read_beats
+from ftsupervise.job.slow import SlowBeats
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.truth import Beat
+
+Until = Callable[..., Any]
+
+# Two ranks below a launcher that sits and waits, as torchrun's workers when one is stuck in a collective.
+TRAIN = """
+import os, sys, time
+from ftsupervise import Guard
+if os.environ["FTSUPERVISE_RESTART"] == "1":
+    sys.exit(0)
+guard = Guard(rank=int(sys.argv[1]), world=2, beat_every=0.05, poll=0.05, signals=())
+for step in range(1, 100000):
+    guard.step(step)
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(command: str, **env: str) -> subprocess.Popen[bytes]:
+        (tmp_path / "train.py").write_text(TRAIN)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        words = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(tmp_path / "run"), "--in-place", "2"]
+        words += ["--", "sh", "-c", command.replace("RANK", f"{sys.executable} {tmp_path}/train.py")]
+        out = (tmp_path / "out").open("wb")
+        started.append(subprocess.Popen(words, env={**clean, **env}, stdout=out, stderr=out))
+        return started[-1]
+
+    yield one
+    for ring in started:
+        if ring.poll() is None:
+            ring.terminate()
+        ring.wait(60)
+
+
+def pids(rundir: RunDir) -> dict[int, int]:
+    found = {beat.rank: beat.pid for beat in read_beats(rundir) if beat.step}
+    return found if len(found) == 2 else {}
+
+
+def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(
+    run: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, until: Until
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    ring = run("RANK 0 & RANK 1 & wait", TORCHELASTIC_MAX_RESTARTS="0")
+    ranks = until(lambda: pids(rundir), "both ranks")
+    pages = _base(ranks[1])
+    struck = time.time()
+    os.kill(ranks[1], signal.SIGKILL)
+    assert ring.wait(60) == 0
+    log = (rundir.attempt(1) / "run.log").read_text()
+    told = re.search(r"^(\S+) rank 1 on \S+ (killed by SIGKILL|died): the other ranks have", log, re.M)
+    assert told, log
+    took = datetime.fromisoformat(told[1]).timestamp() - struck
+    print(f"from the kill to the action: {took * 1e3:.0f} ms")
+    first, second = ledger(rundir)
+    assert first.failure in ("killed by SIGKILL", "died")
+    assert (first.then.partition(":")[0], second.exit_code) == ("restarted in place", 0)
+    assert not Path(pages).exists(), "no page is left in the node's memory"
+
+
+def test_a_dead_rank_that_its_shell_may_start_again_is_left_to_the_shell(
+    run: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, until: Until
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    ring = run("RANK 0 & (RANK 1; sleep 1; echo again) & wait; kill %1; exit 0")
+    ranks = until(lambda: pids(rundir), "both ranks")
+    os.kill(ranks[1], signal.SIGKILL)
+    until(lambda: "again" in (tmp_path / "out").read_text())
+    os.kill(ranks[0], signal.SIGTERM)
+    assert ring.wait(60) == 0
+    assert len(ledger(rundir)) == 1
+
+
+def _base(pid: int) -> str:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return str(Path(next(word for word in words if word.startswith("FTSUPERVISE_PAGES=")).partition("=")[2]).parent)
+
+
+def test_beats_of_the_run_directory_are_pulses_whose_age_is_when_we_saw_them_change() -> None:
+    slow = SlowBeats(RunDir("/none"), lambda: False, lambda: 2, lambda _: None)
+    try:
+        yesterday = datetime.fromisoformat("2020-01-01T00:00:00+00:00")  # another host's clock is anywhere
+
+        def beat(step: int, second: int, attempt: str = "2") -> Beat:
+            return Beat(3, step, "train", yesterday.replace(second=second), 77, "node-1", {"attempt": attempt})
+
+        def look(one: Beat, now: float) -> list[tuple[float, float, float]]:
+            return [(p.stepped, p.beaten, p.seen) for p in slow.pulses((one,), 2, now)]
+
+        assert look(beat(5, 1), 10.0) == [(10.0, 10.0, 10.0)]
+        assert look(beat(5, 1), 12.0) == [(10.0, 10.0, 12.0)]
+        assert look(beat(5, 2), 14.0) == [(10.0, 14.0, 14.0)]
+        assert look(beat(6, 3), 16.0) == [(16.0, 16.0, 16.0)]
+        assert look(beat(9, 4, attempt="1"), 18.0) == []
+    finally:
+        slow.close()

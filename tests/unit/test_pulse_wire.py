@@ -1,0 +1,162 @@
+"""What agents and ring say to each other: only what is sealed, new, and of this attempt counts; the unknown stays unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftsupervise.job.pulse import Death, Pulses
+from ftsupervise.node import wire
+from ftsupervise.node.wire import Gone, Message, Seal
+from ftsupervise.truth import Pulse
+
+KEY, OTHER = bytes(32), bytes([1]) * 32
+SENDER = ("127.0.0.1", 5)
+
+
+def pulse(rank: int, step: int | None = 7, phase: str = "train", age: float = 0.25) -> Pulse:
+    return Pulse(rank, "node-1", step, phase, 100 - age, 100 - age, 100.0, 4000 + rank, "R", 12.5)
+
+
+def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = wire.PULSE,
+         body: bytes | None = None) -> bytes:  # fmt: skip
+    body = wire.pack_pulses([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
+    return Seal(key).pack(Message(kind, 0, 1, generation, attempt, number, b"node-1", body))
+
+
+@pytest.fixture
+def pulses() -> Pulses:
+    one = Pulses(KEY)
+    one.generation = 1
+    one.begin(3)
+    return one
+
+
+def steps(pulses: Pulses) -> list[int | None]:
+    return [one.step for one in sorted(pulses.newest())]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pulse(3),
+        pulse(99_999, step=None, phase="start"),
+        pulse(0, step=-(1 << 62)),
+        pulse(1, phase="häßlich " * 3),
+        pulse(1)._replace(state="", cpu=None),
+        pulse(1)._replace(leaving=True, state="X", cpu=0.0),
+    ],
+)
+def test_a_pulse_comes_through_as_it_was(one: Pulse) -> None:
+    (body,) = wire.pack_pulses([one], 100.0)
+    assert wire.read_pulses(body, "node-1", 100.0) == [one]
+
+
+def test_times_are_told_as_ages_so_that_clocks_of_hosts_need_not_agree() -> None:
+    (body,) = wire.pack_pulses([pulse(0, age=0.25)], 100.0)
+    (found,) = wire.read_pulses(body, "node-1", 5000.0)
+    assert (found.stepped, found.seen) == (4999.75, 5000.0)
+
+
+def test_a_node_of_many_ranks_fits_into_datagrams_that_no_network_splits() -> None:
+    many = [pulse(rank, phase=f"phase-{rank % 7}") for rank in range(1000)]
+    bodies = wire.pack_pulses(many, 100.0)
+    assert all(len(Seal(KEY).pack(Message(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= wire.LARGEST for body in bodies)
+    assert [one for body in bodies for one in wire.read_pulses(body, "node-1", 100.0)] == many
+
+
+def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(pulses: Pulses) -> None:
+    good = told(7, 1)
+    bad = [told(7, 1, key=OTHER), b"", b"FTS1", good[:-1], good[:40], good + b"x", b"x" * 65_000]
+    bad += [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
+    for data in bad:
+        assert pulses.take(data, SENDER, 100.0) is None
+    assert pulses.newest() == []
+    assert pulses.deaths() == []
+    assert pulses.dropped == {"forged or damaged": len(bad)}
+
+
+def test_a_datagram_that_comes_twice_or_late_changes_nothing(pulses: Pulses) -> None:
+    for step, number in ((5, 1), (7, 3), (6, 2), (7, 3), (5, 1)):
+        pulses.take(told(step, number), SENDER, 100.0 + number)
+    assert steps(pulses) == [7, 7]
+    assert {one.seen for one in pulses.newest()} == {103.0}
+    assert pulses.dropped == {"old": 3}
+
+
+def test_an_attempt_that_is_over_says_nothing_any_more(pulses: Pulses) -> None:
+    pulses.take(told(9, 1), SENDER, 100.0)
+    pulses.begin(4)
+    assert pulses.newest() == []
+    pulses.take(told(9, 2), SENDER, 101.0)
+    gone = wire.pack_gone([Gone(0, 4000, 0.0, -9, False, False, True)])
+    assert pulses.take(told(0, 3, kind=wire.DEATH, body=gone), SENDER, 101.0), "or it would be told for ever"
+    assert (pulses.newest(), pulses.deaths()) == ([], [])
+    pulses.take(told(1, 4, attempt=4), SENDER, 102.0)
+    assert steps(pulses) == [1, 1]
+
+
+def test_agents_of_an_earlier_start_are_told_to_leave(pulses: Pulses) -> None:
+    pulses.restart(2)
+    answer = pulses.take(told(9, 1), SENDER, 100.0)
+    assert answer is not None
+    message = Seal(KEY).open(answer)
+    assert message is not None
+    assert (message.kind, message.generation, message.node) == (wire.BYE, 1, b"node-1")
+    assert pulses.newest() == []
+    assert pulses.take(told(9, 1, generation=3), SENDER, 100.0) is None
+
+
+def test_what_the_ring_says_is_not_taken_for_an_agents_word(pulses: Pulses) -> None:
+    for kind in (wire.ACK, wire.ASK, wire.BYE):
+        assert pulses.take(told(9, 1, kind=kind), SENDER, 100.0) is None
+    assert pulses.dropped == {"not for us": 3}
+
+
+def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: Pulses) -> None:
+    for number in range(1, 101, 10):
+        pulses.take(told(number, number), SENDER, 100.0 + number)
+    assert steps(pulses) == [91, 91]
+    assert {round(one.seen - one.stepped, 3) for one in pulses.newest()} == {0.25}
+    assert pulses.silent(["node-1", "node-2"], 1e9) == ["node-2"]
+
+
+def test_nonsense_that_is_sealed_is_dropped_too(pulses: Pulses) -> None:
+    pulses.take(told(0, 1, body=b""), SENDER, 100.0)
+    pulses.take(told(0, 2, kind=wire.DEATH, body=b"xyz"), SENDER, 100.0)
+    assert pulses.newest() == []
+    assert pulses.dropped == {"nonsense": 2}
+
+
+def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) -> None:
+    pulses.take(told(7, 1), SENDER, 100.0)
+    body = wire.pack_gone([Gone(1, 4001, 0.02, None, False, False, False)])
+    final = wire.pack_gone([Gone(1, 4001, 0.04, -9, False, False, True)])
+    for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
+        assert pulses.take(told(0, number, kind=wire.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
+    first, second = pulses.deaths()
+    assert (first.final, second.final, second.code, second.words()) == (
+        False, True, -9, "rank 1 on node-1 killed by SIGKILL",
+    )  # fmt: skip
+    assert first.at == pytest.approx(100.98)
+    assert [one.state for one in sorted(pulses.newest())] == ["R", "X"]
+    assert pulses.deaths() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "leaving", "failed", "final", "crash"),
+    [
+        (-9, False, False, True, True),
+        (None, False, False, True, True),  # it ended without its interpreter's last words
+        (1, False, False, True, True),
+        (0, False, False, True, False),
+        (None, True, False, True, False),  # in order, or told to leave: srun says how it was
+        (75, True, False, True, False),
+        (1, True, True, True, True),
+        (None, True, True, True, True),
+        (-9, False, False, False, False),  # somebody above it may start it again
+    ],
+)
+def test_only_an_end_that_is_surely_no_leaving_in_order_is_a_crash(
+    code: int | None, leaving: bool, failed: bool, final: bool, crash: bool
+) -> None:
+    assert Death(0, "n", 1, 0.0, code, leaving, failed, final).crash is crash
