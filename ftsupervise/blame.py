@@ -264,21 +264,20 @@ def _mark(path: Path, word: str, place: Path, problems: list[str]) -> Mark | Non
 
 
 class Book:
-    """What one process has seen of its nodes, in each of its places. ``writer`` names it alone in the world."""
+    """What one process has seen of its nodes. ``writer`` names it alone in the world."""
 
-    def __init__(self, places: Sequence[Path], writer: str) -> None:
-        self.places = tuple(places)
+    def __init__(self, writer: str) -> None:
         self.writer = re.sub(r"[^A-Za-z0-9._-]", "_", writer)[:200]
         self.seen: list[Trouble] = []
 
-    def add(self, troubles: Sequence[Trouble]) -> tuple[str, ...]:
-        """Write them down; what could not be written, a sentence for each place. Never raises."""
-        if not troubles:
-            return ()
+    def add(self, troubles: Iterable[Trouble]) -> None:
         self.seen = [*self.seen, *troubles][-_MOST:]
+
+    def write(self, places: Sequence[Path]) -> tuple[str, ...]:
+        """Write down all that was seen, in each of ``places``; what could not be written, a sentence each. Never raises."""
         page = {"troubles": [{**one._asdict(), "at": one.at.isoformat()} for one in self.seen]}
         problems = []
-        for place in self.places:
+        for place in places:
             try:
                 write_json(folder(place, TROUBLES) / f"{self.writer}.json", page)
             except OSError as error:
@@ -318,8 +317,18 @@ def applied(place: Path, job: str) -> frozenset[str]:
 
 
 def write_applied(place: Path, job: str, nodes: Iterable[str]) -> None:
-    """Raises OSError."""
-    write_json(folder(place, APPLIED) / job, {"nodes": sorted(nodes)})
+    """None at all: its file goes. Raises OSError."""
+    path = folder(place, APPLIED) / job
+    if ours := sorted(nodes):
+        write_json(path, {"nodes": ours})
+    else:
+        path.unlink(missing_ok=True)
+
+
+def prepare(place: Path) -> None:
+    """Make the folders that people of the directory's group may write. Raises OSError."""
+    for word in (EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED):
+        folder(place, word)
 
 
 # -------------------------------------------------------------------------------------------------------------- inside

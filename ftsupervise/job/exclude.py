@@ -71,7 +71,7 @@ def _one(
     theirs = [node for node in job.excluded if node not in ours]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
     bad = [node.name for node in nodes if node.state == "excluded" and node.name not in theirs]
-    chosen = fitting(bad, [*theirs, *by_hand], job.nodes, job.partitions, room)
+    chosen = fitting(bad, [*theirs, *by_hand], job.nodes, job.partitions, room, job.features)
     left.update((f"{node}: too few nodes would be left for job {job.id}", None) for node in bad if node not in chosen)
     wanted = list(dict.fromkeys([*theirs, *by_hand, *chosen]))
     keep = frozenset(wanted) - frozenset(theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ftsupervise import blame
 from ftsupervise.brake import read_brake
 from ftsupervise.errors import from_os_error
 from ftsupervise.rundir import RunDir, read_json
@@ -18,6 +19,7 @@ def prepare(rundir: RunDir) -> None:
         if not rundir.switches.is_dir():
             rundir.switches.mkdir()
             rundir.switches.chmod(0o2775)  # who may use the switches is the directory's group
+        blame.prepare(rundir.nodes)
     except OSError as error:
         raise from_os_error(error, f"use the run directory {rundir.root}") from None
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ftsupervise import blame, procfs
 from ftsupervise.job import exclude, health, ledger
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
     from ftsupervise.job.attempt import End, Options
 
+T = TypeVar("T")
 START, FAILURE = "start", "failure"
+_PATIENCE = 5.0  # seconds for a directory that is shared with others
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
 _HARDWARE = re.compile(
     r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
@@ -53,10 +56,10 @@ class Nodes:
     def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
         self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
         self.names = allocation.nodes or (os.uname().nodename,)
-        self.places = tuple(filter(None, (options.rundir.nodes, self.care.directory)))
+        self.places = (options.rundir.nodes, *([self.care.directory] if self.care.directory else []))
         self.job = ledger.job_id(env)
         mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
-        self.book = blame.Book(self.places, mark)
+        self.book = blame.Book(mark)
         self.judged: tuple[blame.Node, ...] = ()
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
@@ -124,24 +127,43 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
-    def look(self, log: Path | None) -> None:
+    def look(self, log: Path | None) -> blame.Known:
         """Read what is known of all nodes and judge them."""
-        known = blame.read(self.places)
+        known = self._bounded(log, blame.read)
         for problem in known.problems:
             tell(log, problem)
         self.judged = blame.judge(known, self.settings, _now())
+        return known
+
+    def _note(self, found: list[blame.Trouble], log: Path | None) -> blame.Known:
+        """Write down and judge anew."""
+        self.book.add(found)
+        for problem in self._bounded(log, self.book.write) if found else ():
+            tell(log, problem)
+        return self.look(log)
+
+    def _bounded(self, log: Path | None, do: Callable[[tuple[Path, ...]], T]) -> T:
+        """``do`` with all places; without the directory shared with others, for good, when that does not answer."""
+        if len(self.places) == 1:
+            return do(self.places)
+        found: list[T] = []
+        worker = threading.Thread(target=lambda: found.append(do(self.places)), name="nodes", daemon=True)
+        worker.start()
+        worker.join(_PATIENCE)
+        if found:
+            return found[0]
+        tell(log, f"{self.places[1]} does not answer within {_PATIENCE:g} s: what others know of nodes is not used")
+        self.places = self.places[:1]
+        return do(self.places)
 
     def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
         """Write down whom this failure speaks against, and judge anew."""
         log = mine.folder / "run.log"
         self.gone |= frozenset(blamed(output))
         found = [self._trouble(mine, ended, *one) for one in against(ended, lost, output)]
-        for problem in self.book.add(found):
-            tell(log, problem)
-        self.look(log)
-        known = [*blame.read(self.places).troubles]
+        known = self._note(found, log)
         for one in found:
-            nodes = blame.follows(known, one)
+            nodes = blame.follows(known.troubles, one)
             if len(nodes) > 1:
                 tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: it blames no node")
 
@@ -164,9 +186,7 @@ class Nodes:
         for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
             on = ", ".join(node for node, one in answers.items() if one.words() == words)
             tell(log, f"health command on {on}: {words}")
-        for problem in self.book.add(found):
-            tell(log, problem)
-        self.look(log)
+        self._note(found, log)
 
     def tell_the_chain(self, log: Path | None) -> None:
         """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed."""

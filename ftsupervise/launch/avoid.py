@@ -47,7 +47,9 @@ def that_fit(
     theirs = [node for text in exclude for node in expand_hostlist(text)]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
-    chosen = {*by_hand, *fitting(bad, [*theirs, *by_hand], launch.nodes + launch.spare_nodes, partitions, room)}
+    needed = launch.nodes + launch.spare_nodes
+    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, room, launch.constraint or "")
+    chosen = {*by_hand, *fit}
     left = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not kept away from: "

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.blame import write_applied
+from ftsupervise import blame
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import CannotWrite, NotFound, Refused, SchedulerUnavailable, from_os_error
 from ftsupervise.launch.plan import COMMENT, Plan, comment
@@ -78,6 +78,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
             if not shared.is_dir():
                 shared.mkdir()
                 shared.chmod(0o2775)  # who may use the switches, and watch, is the directory's group
+        blame.prepare(run_dir.nodes)
         run_dir.checkpoints.mkdir(exist_ok=True)
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
@@ -266,7 +267,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
     try:
         if nodes:
-            write_applied(run_dir.nodes, job, nodes)
+            blame.write_applied(run_dir.nodes, job, nodes)
     except OSError:
         return
 

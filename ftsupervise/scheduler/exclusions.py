@@ -7,16 +7,17 @@ answered with an error, and changed all the same); an empty list clears; one unk
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.scheduler.parse import FIELD, RECORD, SQUEUE_ENV
-from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.scheduler.slurm import Slurm, me
 
 # squeue(1) letters: id, array's id, raw id, state, nodes, partition, excluded nodes, features, comment
 _LETTERS = "iFATDPxfk"
+_FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
 _AWAY = re.compile(r"down|fail$|fail[*]|error|drain|unknown|no_respond|future|maint|reboot|inval|.*\*", re.I)
 
 
@@ -36,8 +37,9 @@ class Room(NamedTuple):
     """The nodes there are."""
 
     known: frozenset[str]  # every node Slurm knows by name
-    usable: dict[str, frozenset[str]]  # partition -> its nodes that are not down, drained or in maintenance
+    usable: Mapping[str, frozenset[str]]  # partition -> its nodes that are not down, drained or in maintenance
     default: str = ""  # the partition of who names none
+    features: Mapping[str, frozenset[str]] = {}  # node -> what --constraint may ask of it
 
 
 class Exclusions(Slurm):
@@ -46,7 +48,7 @@ class Exclusions(Slurm):
     def waiting(self, users: Sequence[str]) -> tuple[Waiting, ...]:
         """The pending jobs of ``users``."""
         form = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
-        done = self._ask(["squeue", "-h", "-t", "PENDING", "-u", ",".join(users), "-o", form], env=SQUEUE_ENV)
+        done = self._ask(["squeue", "-h", "-t", "PENDING", "-u", ",".join(users) or me(), "-o", form], env=SQUEUE_ENV)
         if done.code != 0 or done.stderr.strip():
             raise self._blind("squeue", done)
         try:
@@ -56,19 +58,20 @@ class Exclusions(Slurm):
 
     def room(self) -> Room:
         """One question for all partitions."""
-        done = self._ask(["sinfo", "-h", "-a", "-N", "-o", "%P|%N|%T"])
+        done = self._ask(["sinfo", "-h", "-a", "-N", "-o", "%P|%N|%T|%f"])
         if done.code != 0 or done.stderr.strip():
             raise self._blind("sinfo", done)
         known: set[str] = set()
         usable: dict[str, set[str]] = {}
+        features: dict[str, frozenset[str]] = {}
         default = ""
         for line in done.stdout.splitlines():
-            partition, _, rest = line.strip().partition("|")
-            node, _, state = rest.partition("|")
+            partition, node, state, having = (*line.strip().split("|"), "", "", "")[:4]
+            features[node] = frozenset(having.split(","))
             known.add(node)
             default = partition[:-1] if partition.endswith("*") else default
             usable.setdefault(partition.rstrip("*"), set()).update(() if _AWAY.match(state) else (node,))
-        return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()}, default)
+        return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()}, default, features)
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job away from ``nodes`` and no others; False when it does not wait any more.
@@ -103,19 +106,21 @@ def _waiting(record: str) -> Waiting:
 
 
 def fitting(
-    wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room
+    wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room, features: str = ""
 ) -> list[str]:
     """As many of ``wanted``, from the first on, as leave ``needed`` nodes in a partition beside ``theirs``. Pure.
 
-    Nodes that Slurm does not know are left away: one of them and it would refuse them all.
+    Nodes that Slurm does not know are left away: one of them and it would refuse them all. ``features``: the job's
+    --constraint; one that is more than names joined by & is taken for met by every node.
     """
+    asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
+    fit = [{n for n in room.usable.get(name, ()) if asked <= room.features.get(n, asked)} for name in partitions]
     chosen: list[str] = []
     for node in wanted:
         if node not in room.known:
             continue
         out = {*theirs, *chosen, node}
-        asked = [room.usable.get(name, frozenset()) for name in partitions]
-        held_by_none = not any(node in nodes for nodes in asked)
-        if held_by_none or any(len(nodes - out) >= needed for nodes in asked):
+        held_by_none = not any(node in nodes for nodes in fit)
+        if held_by_none or any(len(nodes - out) >= needed for nodes in fit):
             chosen.append(node)
     return chosen

@@ -64,7 +64,7 @@ class Slurm:
     # ------------------------------------------------------------------------------------------------------- asking
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
-        names = ",".join(dict.fromkeys(users)) or _me()
+        names = ",".join(dict.fromkeys(users)) or me()
         done = self._ask(["squeue", "-h", "-u", names, "-o", SQUEUE_FORMAT], env=SQUEUE_ENV)
         if done.code != 0 or done.stderr.strip():
             raise self._blind("squeue", done)
@@ -182,7 +182,7 @@ class Slurm:
         )
 
 
-def _me() -> str:
+def me() -> str:
     import pwd
 
     try:

@@ -168,7 +168,8 @@ def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> N
 
 # ----------------------------------------------------------------------------------------------------------------- room
 
-ROOM = Room(frozenset({"a", "b", "c", "d", "z"}), {"gpu": frozenset("abc"), "big": frozenset("abcd")})
+H100 = {node: frozenset({"h100", "ib"} if node in "abz" else {"a100"}) for node in "abcdz"}
+ROOM = Room(frozenset("abcdz"), {"gpu": frozenset("abc"), "big": frozenset("abcd")}, features=H100)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,14 @@ def test_the_partition_must_still_hold_the_job(
     wanted: str, theirs: str, needed: int, partitions: list[str], chosen: str
 ) -> None:
     assert fitting([*wanted], [*theirs], needed, partitions, ROOM) == [*chosen]
+
+
+@pytest.mark.parametrize(
+    ("features", "chosen"),
+    [("", ["a", "b"]), ("h100", ["a"]), ("h100&ib", ["a"]), ("a100", ["a", "b"]), ("a|b", ["a", "b"])],
+)
+def test_only_nodes_that_have_what_the_job_asks_for_are_room(features: str, chosen: list[str]) -> None:
+    assert fitting(["a", "b"], [], 1, ["gpu"], ROOM, features) == chosen
 
 
 # --------------------------------------------------------------------------------------------------------- health command
@@ -216,10 +225,12 @@ def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
 
 def test_each_writer_has_its_own_file_and_all_are_read_together(tmp_path: Path) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared"
-    one = blame.Book((run, shared), "r.88_1.node-0.12.99")
-    other = blame.Book((tmp_path / "other", shared), "s/../../x")
-    assert one.add([trouble("node-1")]) == one.add([trouble("node-1", ago=1)]) == ()
-    assert other.add([trouble("node-2")]) == ()
+    one, other = blame.Book("r.88_1.node-0.12.99"), blame.Book("s/../../x")
+    for ago in (0, 1):
+        one.add([trouble("node-1", ago=ago)])
+        assert one.write((run, shared)) == ()
+    other.add([trouble("node-2")])
+    assert other.write((tmp_path / "other", shared)) == ()
     assert len(blame.read([run]).troubles) == 2
     assert len(blame.read([run, shared]).troubles) == 3, "what lies in both counts once"
     assert sorted(path.name for path in (shared / "troubles").iterdir()) == [
@@ -247,6 +258,8 @@ def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -
 
 def test_a_place_that_cannot_be_written_is_said_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (problem,) = blame.Book((tmp_path / "file", tmp_path / "run"), "w").add([trouble("node-1")])
+    book = blame.Book("w")
+    book.add([trouble("node-1")])
+    (problem,) = book.write((tmp_path / "file", tmp_path / "run"))
     assert "cannot write" in problem
     assert blame.read([tmp_path / "run"]).troubles
