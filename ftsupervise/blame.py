@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
@@ -140,13 +141,29 @@ def judge(known: Known, settings: Settings, now: datetime) -> tuple[Node, ...]:
 
 
 def without_followers(troubles: Iterable[Trouble], settings: Settings, now: datetime) -> list[Trouble]:
-    """``troubles`` without the faded ones and those that went with a rank: the same failure of the same rank of the same
-    run on two nodes or more is the program's or its data's, not the nodes'. What the node itself witnesses stays."""
+    """``troubles`` without the faded ones and those that went with a rank: the same failure of the same rank of the same run
+    on two nodes within two half-lives is the program's or its data's, not the nodes'. What the node itself witnesses stays."""
     fresh = [t for t in troubles if t.kind in WEIGHTS and _age(t, now) < _FADED * settings.half_life]
-    where: dict[tuple[str, ...], set[str]] = {}
-    for one in fresh:
-        where.setdefault(_thread(one), set()).add(one.node)
-    return [one for one in fresh if one.kind in _OF_THE_NODE or len(where[_thread(one)]) < 2]
+    threads: dict[tuple[str, ...], list[Trouble]] = {}
+    for one in sorted(fresh, key=lambda t: t.at):
+        if one.kind not in _OF_THE_NODE:
+            threads.setdefault(_thread(one), []).append(one)
+    near = timedelta(seconds=2 * settings.half_life)
+    went = {
+        one
+        for thread in threads.values()
+        for one in (*_after_another(thread, near), *_after_another(thread[::-1], near))
+    }
+    return [one for one in fresh if one not in went]
+
+
+def _after_another(thread: Sequence[Trouble], near: timedelta) -> Iterator[Trouble]:
+    """Those that come, within ``near``, after one on another node."""
+    other: Trouble | None = None
+    for before, one in pairwise(thread):
+        other = before if before.node != one.node else other
+        if other is not None and abs(one.at - other.at) <= near:
+            yield one
 
 
 def follows(troubles: Iterable[Trouble], one: Trouble) -> tuple[str, ...]:
@@ -323,6 +340,16 @@ def write_applied(place: Path, job: str, nodes: Iterable[str]) -> None:
         write_json(path, {"nodes": ours})
     else:
         path.unlink(missing_ok=True)
+
+
+def forget(place: Path, half_life: float, now: datetime) -> None:
+    """Remove the files of ``place`` in which nothing counts any more: a run of many jobs reads them after each failure."""
+    try:
+        for path in (place / TROUBLES).iterdir():
+            if now.timestamp() - path.lstat().st_mtime > _FADED * half_life:
+                path.unlink(missing_ok=True)
+    except OSError:  # not ours to remove, or not there
+        return
 
 
 def prepare(place: Path) -> None:

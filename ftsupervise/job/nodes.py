@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ftsupervise import blame, procfs
-from ftsupervise.job import exclude, health, ledger
+from ftsupervise.job import health, ledger
 from ftsupervise.job.cause import Kind
 from ftsupervise.job.placement import Placement, is_srun, place, wanted
 from ftsupervise.job.postmortem import blamed
@@ -25,6 +25,7 @@ from ftsupervise.job.voice import tell
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
     from ftsupervise.job.attempt import End, Options
+    from ftsupervise.job.exclude import Applied
 
 T = TypeVar("T")
 START, FAILURE = "start", "failure"
@@ -63,7 +64,7 @@ class Nodes:
         self.judged: tuple[blame.Node, ...] = ()
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
-        self.applied = exclude.Applied()
+        self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
         self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
         self._owed = any_applied(
             options.rundir.nodes
@@ -90,12 +91,13 @@ class Nodes:
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided and that the next member will not get."""
         bad = {node.name for node in self.judged if node.avoided}
-        return tuple(node for node in nodes if node in bad and self.applied.avoid(node))
+        return tuple(node for node in nodes if node in bad and self.applied and self.applied.avoid(node))
 
     # -------------------------------------------------------------------------------------------------------- placing
 
     def first_place(self) -> Placement | str:
         """Where to start, or why not to. Slurm has just given us the nodes: only a health command keeps us from starting."""
+        blame.forget(self.options.rundir.nodes, self.settings.half_life, _now())
         self.look(None)
         self.examine(START, None)
         self.tell_the_chain(None)
@@ -193,6 +195,8 @@ class Nodes:
         wanted = frozenset(node.name for node in self.judged if node.avoided)
         if not self.job or not self.env.get("SLURM_JOB_ID") or (wanted == self._told and not self._owed):
             return
+        from ftsupervise.job import exclude  # a job that goes well never needs it
+
         comment = f"ftsupervise:{self.options.name}:"
         self.applied = exclude.apply(self.options.rundir, self.env, self.judged, comment)
         for sentence in (*self.applied.changed, *self.applied.left_in):

@@ -219,7 +219,8 @@ class Ring:
 
     def _look_after_nodes(self, mine: ledger.Claim, verdict: Verdict) -> None:
         log = mine.folder / "run.log"
-        if verdict.move is not Move.STOP:
+        enough = self.end is None or self.end - time.time() > 2 * self.options.care.health_timeout
+        if verdict.move is not Move.STOP and enough:
             self.nodes.examine(FAILURE, log)
         self.nodes.tell_the_chain(log)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
 
 def test_one_that_stays_with_the_node_does_whatever_rank_runs_there() -> None:
     assert states(trouble("node-1", rank="1"), trouble("node-1", rank="3")) == {"node-1": "excluded"}
+
+
+def test_days_apart_it_is_not_the_same_failure_going_with_the_rank() -> None:
+    old = [trouble("node-1", rank="1", ago=100 + n) for n in (1, 2)]
+    new = [trouble("node-2", rank="1", ago=n) for n in (0, 1)]
+    assert states(*old, *new) == {"node-2": "excluded", "node-1": ""}
+    assert states(*new, *(trouble("node-3", rank="1", ago=n) for n in (3, 4))) == {}
+
+
+def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
+    for name, ago in (("old", 21 * 24), ("new", 19 * 24)):
+        book = blame.Book(name)
+        book.add([trouble("node-1")])
+        book.write([tmp_path])
+        at = hours(ago).timestamp()
+        os.utime(tmp_path / "troubles" / f"{name}.json", (at, at))
+    blame.forget(tmp_path, 24 * 3600, NOW)
+    assert [path.name for path in (tmp_path / "troubles").iterdir()] == ["new.json"]
 
 
 @pytest.mark.parametrize("other", [{"run": "another"}, {"sign": "another failure"}, {"rank": "7"}])
