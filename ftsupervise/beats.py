@@ -22,8 +22,11 @@ def interval(world: int, wanted: float) -> float:
     return max(wanted, world / WRITES_PER_SECOND)
 
 
-def write_beat(rundir: RunDir, beat: Beat) -> None:
-    """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError."""
+def write_beat(rundir: RunDir, beat: Beat, desk: Path | None = None) -> None:
+    """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError.
+
+    ``desk``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
+    """
     record = {
         "rank": beat.rank,
         "step": beat.step,
@@ -34,7 +37,7 @@ def write_beat(rundir: RunDir, beat: Beat) -> None:
         "facts": dict(beat.facts),
     }
     path = rundir.beats / f"rank-{beat.rank}"
-    temp = rundir.beats / f".tmp-rank-{beat.rank}-{beat.pid}"
+    temp = (desk or rundir.beats) / f".tmp-rank-{beat.rank}-{beat.pid}"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
     try:
         os.write(fd, (json.dumps(record) + "\n").encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.ledger import numbers
@@ -58,9 +59,9 @@ def read_brake(rundir: RunDir) -> Brake | None:
     )
 
 
-def write_brake(rundir: RunDir, brake: Brake) -> None:
-    """Raises OSError."""
-    write_json(rundir.marks / BRAKE, {**brake._asdict(), "held": list(brake.held)})
+def write_brake(rundir: RunDir, brake: Brake, desk: Path | None = None) -> None:
+    """Raises OSError; also when ``desk``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
+    write_json(rundir.marks / BRAKE, {**brake._asdict(), "held": list(brake.held)}, desk=desk)
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:

@@ -7,6 +7,7 @@
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
       marks/              finished (the run is done; queued members burn through), brake (stopped: see brake.py)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning; its ledger page
+      desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
       nodes/              troubles by node; exclude/NODE and trust/NODE: ``touch`` and ``rm`` (see blame.py)
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
@@ -35,6 +36,8 @@ ENV_ATTEMPT_DIR = "FTSUPERVISE_ATTEMPT_DIR"
 ENV_RESTART = "FTSUPERVISE_RESTART"  # restarts in place made in this job before this attempt: 0, 1, ...
 ENV_NODES = "FTSUPERVISE_NODES"  # the nodes chosen for this attempt, as a host list
 ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
+ENV_DESK = "FTSUPERVISE_DESK"  # RUN/desks/NNNN of this attempt, see fence.py
+ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # what the local scheduler calls this job; Slurm's jobs have SLURM_JOB_ID
@@ -63,6 +66,10 @@ class RunDir:
     @property
     def attempts(self) -> Path:
         return self.root / "attempts"
+
+    @property
+    def desks(self) -> Path:
+        return self.root / "desks"
 
     @property
     def launches(self) -> Path:
@@ -100,16 +107,19 @@ class RunDir:
         return self.attempts / f"{number:04d}"
 
 
-def write_whole(path: Path, data: bytes | str, *, mode: int = 0o664, sync: bool = True) -> None:
+def write_whole(
+    path: Path, data: bytes | str, *, mode: int = 0o664, sync: bool = True, desk: Path | None = None
+) -> None:
     """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
 
-    ``sync`` False leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut.
+    ``desk``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
+    leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut.
 
     Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
     in between: such leftovers start with ``.tmp-`` and are nobody's input).
     """
     payload = data.encode() if isinstance(data, str) else data
-    temp = path.with_name(f".tmp-{path.name}-{os.uname().nodename}-{os.getpid()}")
+    temp = (desk or path.parent) / f".tmp-{path.name}-{os.uname().nodename}-{os.getpid()}"
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
@@ -145,8 +155,11 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def write_json(path: Path, value: Mapping[str, object], *, mode: int = 0o664, sync: bool = True) -> None:
-    write_whole(path, json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n", mode=mode, sync=sync)
+def write_json(
+    path: Path, value: Mapping[str, object], *, mode: int = 0o664, sync: bool = True, desk: Path | None = None
+) -> None:
+    text = json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n"
+    write_whole(path, text, mode=mode, sync=sync, desk=desk)
 
 
 def read_json(path: Path, *, limit: int = 4_000_000) -> dict[str, object] | None:

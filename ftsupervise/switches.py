@@ -17,6 +17,7 @@ from ftsupervise.truth import Health, SwitchState
 KILL = "kill-switch"
 SAVE = "save-switch"
 SWITCH_LIMIT = 64 * 1024  # bytes; a switch that is longer is none
+_ANSWERED = ".answered-"
 Identity = tuple[int, int]  # inode and mtime in ns: which raising of a switch this is
 
 
@@ -142,13 +143,14 @@ def clear_switch(rundir: RunDir, name: str) -> bool:
     return True
 
 
-def clear_answered(rundir: RunDir, name: str, answered: Identity) -> bool:
+def clear_answered(rundir: RunDir, name: str, answered: Identity, desk: Path | None = None) -> bool:
     """Take down the switch only if it is the one that was ``answered``; False if it is gone or was raised anew.
 
-    It is renamed first and looked at again, so that a touch between the look and the removal is not lost.
+    It is renamed first and looked at again, so that a touch between the look and the removal is not lost. ``desk``: it is
+    taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
     """
     place = rundir.switches / name
-    aside = rundir.switches / f".answered-{name}-{os.uname().nodename}-{os.getpid()}"
+    aside = (desk or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
     try:
         if _identity(place) != answered:
             return False
@@ -161,9 +163,25 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity) -> bool:
             os.unlink(aside)
             return False
         os.unlink(aside)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def put_back(rundir: RunDir, swept: Path) -> bool:
+    """A save switch that a sealed attempt was just taking down goes up again: whether it was answered nobody can tell.
+
+    ``swept``: what lay on its desk. True if there was one. Raises OSError.
+    """
+    for name in os.listdir(swept):
+        if name.startswith(f"{_ANSWERED}{SAVE}"):
+            try:
+                os.link(swept / name, rundir.switches / SAVE)
+            except FileExistsError:  # raised anew
+                pass
+            os.unlink(swept / name)
+            return True
+    return False
 
 
 def _identity(path: Path) -> Identity:

@@ -226,7 +226,7 @@ def summary(folder: Path, shown: Shown, ranks: int, kind: str) -> bool:
     for end in ends(run):
         print(f"    attempt {end['attempt']}   steps {end['first_step']} to {end['last_step']}   {end['cause']}")
     print(f"    messages    {len(shown.mail.mails)} mails, {len(shown.slack.posts)} Slack posts")
-    print(f"    checkpoints {', '.join(sorted(path.name for path in (run / 'checkpoints').iterdir()))}")
+    print(f"    checkpoints {', '.join(sorted(path.name for path in (run / 'checkpoints').glob('step-*')))}")
     print(f"    weights     {weights[-1] if weights else 'none'}")
     print(f"    undisturbed {reference}   {'equal bit for bit' if same else 'NOT EQUAL'}")
     print(f"    took        {time.monotonic() - START:.0f} s")

@@ -59,11 +59,12 @@ def main() -> None:
             say(group, f"step {step} loss {total[-2] / BATCH:.4f} acc {total[-1] / BATCH:.3f}")
 
         decision = guard.step(step, vote)  # GUARD
-        if decision.save or step % args.save_every == 0 or step == args.steps:
-            if group.rank == 0:
-                save(guard, checkpoints, weights, momentum, step, rng)
-                say(group, f"saved step {step}")
-            guard.saved(step)  # GUARD
+        if group.rank == 0 and (decision.save or step % args.save_every == 0 or step == args.steps):
+            with guard.checkpoint(step) as folder:  # GUARD
+                save(folder, weights, momentum, step, rng)
+            say(group, f"saved step {step}")
+            for old in sorted(checkpoints.glob("step-*"))[:-KEEP]:
+                guard.remove(old)
         if decision.stop:
             say(group, f"stopped at step {step}: {decision.reason}")
             return
@@ -118,30 +119,18 @@ def backward(flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray
     return np.concatenate([part.ravel() for part in gradient]), -logp[rows, y].sum(), (logp.argmax(axis=1) == y).sum()
 
 
-def save(
-    guard: Guard, folder: Path, weights: np.ndarray, momentum: np.ndarray, step: int, rng: np.random.Generator
-) -> None:
-    """Whole or not at all: written beside, synced, renamed. The last KEEP stay. A successor's are left alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temp = folder / f".step-{step:08d}.tmp"
-    with temp.open("wb") as file:
-        np.savez(file, weights=weights, momentum=momentum, step=step, rng=json.dumps(rng.bit_generator.state))
-        file.flush()
-        os.fsync(file.fileno())
-    if not guard.may_save():  # GUARD
-        temp.unlink()
-        return
-    temp.replace(folder / f"step-{step:08d}.npz")
-    for old in sorted(folder.glob("step-*.npz"))[:-KEEP]:
-        old.unlink()
+def save(folder: Path, weights: np.ndarray, momentum: np.ndarray, step: int, rng: np.random.Generator) -> None:
+    np.savez(
+        folder / "state.npz", weights=weights, momentum=momentum, step=step, rng=json.dumps(rng.bit_generator.state)
+    )
 
 
 def latest(folder: Path) -> Path | None:
-    return max(folder.glob("step-*.npz"), default=None)
+    return max(folder.glob("step-*"), default=None)
 
 
-def load(path: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-    with np.load(path) as saved:
+def load(checkpoint: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+    with np.load(checkpoint / "state.npz") as saved:
         rng.bit_generator.state = json.loads(str(saved["rng"]))
         return saved["weights"], saved["momentum"], int(saved["step"]) + 1
 

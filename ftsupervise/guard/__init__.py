@@ -7,8 +7,8 @@
         ...train...
         decision = guard.step(step)
         if decision.save:
-            save_checkpoint(step)
-            guard.saved(step)
+            with guard.checkpoint(step) as folder:
+                ...write into folder...
         if decision.stop:
             break
     else:

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from types import TracebackType
 
 from ftsupervise.guard import settings
+from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.decision import Decision, as_vote, from_vote
 from ftsupervise.guard.heart import Heart, whole
 from ftsupervise.guard.lookout import Lookout
@@ -79,6 +81,7 @@ class Guard:
         self._signals = Signals(signals, self._wake)
         self._lookout = Lookout(place, limits, self._signals, self._voice)
         self._heart = Heart(place, beat_every, self._voice, self._lookout.superseded)
+        self._checkpoints = Checkpoints(place, self._lookout.superseded, self._voice)
         self._page = self._heart.page
         for problem in problems:
             self._voice.once(problem)
@@ -112,16 +115,55 @@ class Guard:
             self._look()
         return as_vote(self._want)
 
-    def may_save(self) -> bool:
-        """Ask right before a checkpoint is committed (renamed, its marker written): False when a newer attempt has begun.
+    @contextmanager
+    def checkpoint(
+        self, step: int, name: str | None = None, *, barrier: Callable[[], object] | None = None
+    ) -> Iterator[Path]:
+        """``with guard.checkpoint(step) as folder:`` write into ``folder``; at the end of the block it becomes
+        ``$FTSUPERVISE_CHECKPOINT_DIR/NAME`` (``step-00000100``), whole and by one rename, and ``saved(step)`` is called.
 
-        A rank that Slurm has lost sight of runs on beside its successor, and must not write into what is now the other's.
+        Several ranks may write one checkpoint: each enters the block, and rank 0 commits when ``barrier``, which each calls
+        once after its part, says that all have written theirs. Where rank 0 alone saves, it alone enters, with no barrier.
+
+        Nothing is committed when the block raises. Once a newer attempt has begun nothing is either: a rank that Slurm has
+        lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
+        Raises OSError when the checkpoint cannot be staged or committed (a full disk).
+        """
+        with self.phase("save"):
+            staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
+            try:
+                yield staged
+            except Exception:
+                if not self._checkpoints.over():
+                    raise
+                self._is_over()
+                return
+            if barrier is not None:
+                barrier()
+            done = self._place.rank != 0 or self._checkpoints.commit(staged)
+        if done:
+            self.saved(step)
+        else:
+            self._is_over()
+
+    def remove(self, checkpoint: str | os.PathLike[str]) -> bool:
+        """Take an old checkpoint away; False, and nothing is done, when a newer attempt has begun. Raises OSError."""
+        return self._checkpoints.remove(Path(checkpoint).absolute())
+
+    def may_save(self) -> bool:
+        """Ask right before a checkpoint of your own making is committed (renamed, its marker written): False when a newer
+        attempt has begun. It may begin right after; ``checkpoint()`` has no such gap.
         """
         if not self._lookout.superseded():
             return True
-        self._voice.once(f"attempt {self._lookout.newer} has begun: nothing of this one is saved any more")
-        self._wake()
+        self._is_over()
         return False
+
+    def _is_over(self) -> None:
+        self._lookout.superseded()
+        who = f"attempt {self._lookout.newer}" if self._lookout.newer else "a newer attempt"
+        self._voice.once(f"{who} has begun: nothing of this one is saved any more")
+        self._wake()
 
     def saved(self, step: int) -> None:
         """Call when the checkpoint of ``step`` is committed: takes down the save switch it answers, and no other."""
@@ -133,7 +175,7 @@ class Guard:
         if answered is None or self._place.rundir is None or self._place.rank != 0:
             return
         try:
-            clear_answered(self._place.rundir, SAVE, answered)
+            clear_answered(self._place.rundir, SAVE, answered, self._place.desk)
         except OSError as error:
             problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
             self._voice.once(problem)
@@ -150,9 +192,10 @@ class Guard:
             record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
             try:
                 rundir.marks.mkdir(exist_ok=True)
-                write_json(rundir.finished, record)
+                write_json(rundir.finished, record, desk=self._place.desk)
             except OSError as error:
-                self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
+                if self.may_save():
+                    self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
         self.close()
 
     def report(self, *, loss: float) -> None:

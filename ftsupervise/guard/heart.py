@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ftsupervise import beats, pages
+from ftsupervise.fence import is_sealed
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
 from ftsupervise.truth import Beat
@@ -79,9 +80,10 @@ class Heart:
         at = datetime.now(timezone.utc)
         try:
             mine = Beat(self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, self.facts)
-            beats.write_beat(self._place.rundir, mine)
+            beats.write_beat(self._place.rundir, mine, self._place.desk)
         except OSError as error:
-            self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")
+            if self._place.desk is None or not is_sealed(self._place.desk):
+                self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")
         except Exception as error:  # law 7, and what stands behind the beat in a look must still be looked at
             self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
         return True

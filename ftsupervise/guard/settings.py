@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ftsupervise.rundir import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GUARD, ENV_RUN_DIR, RunDir
+from ftsupervise.rundir import (
+    ENV_ATTEMPT,
+    ENV_ATTEMPT_DIR,
+    ENV_CHECKPOINT_DIR,
+    ENV_DESK,
+    ENV_GUARD,
+    ENV_RUN_DIR,
+    ENV_STAGING,
+    RunDir,
+)
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -23,6 +32,9 @@ class Place:
     attempt: int | None
     rank: int
     world: int
+    checkpoints: Path
+    desk: Path | None = None  # see fence.py; None: nobody seals one
+    staging: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,9 @@ def place(env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: 
         attempt=_int(env, (ENV_ATTEMPT,)) if own else None,
         rank=rank if rank is not None else _int(env, _RANK) or 0,
         world=world if world is not None else max(1, _int(env, _WORLD) or 1),
+        checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
+        desk=Path(env[ENV_DESK]) if own and env.get(ENV_DESK) else None,
+        staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
     )
 
 

@@ -70,6 +70,12 @@ class End:
     died_at: float | None = None  # monotonic time at which the end was first seen
 
 
+def not_started(why: str) -> End:
+    """The end of an attempt whose command was never started, because ``why``."""
+    words = f"not started: {why}"
+    return End(0, words, None, 0.0, Reached(), None, told="", warned=False, newer=None, note="")
+
+
 class Running:
     """The command of one attempt, and what was done to it."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import procfs
 from ftsupervise.errors import from_os_error
+from ftsupervise.fence import last_desk
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.ledger import numbers
 from ftsupervise.rundir import ENV_JOB_ID, RunDir, write_json
@@ -30,16 +31,33 @@ class Claim:
 def claim(rundir: RunDir) -> Claim:
     """The next attempt number, ours by mkdir. Raises CannotWrite, NotPermitted."""
     try:
-        number = 1 + max(numbers(rundir), default=0)
+        number = 1 + max([*numbers(rundir), last_desk(rundir.desks)])
         while True:
-            folder = rundir.attempt(number)
             try:
-                folder.mkdir()
-                return Claim(number, folder)
+                return _make(rundir, number)
             except FileExistsError:
                 number += 1
     except OSError as error:
         raise from_os_error(error, f"write {rundir.attempts}") from None
+
+
+def claim_after(rundir: RunDir, mine: int) -> Claim | None:
+    """The very next attempt after ``mine``, which was ours too; None when another has taken it, and with it our place.
+
+    Raises CannotWrite, NotPermitted.
+    """
+    try:
+        return _make(rundir, mine + 1)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"write {rundir.attempts}") from None
+
+
+def _make(rundir: RunDir, number: int) -> Claim:
+    folder = rundir.attempt(number)
+    folder.mkdir()
+    return Claim(number, folder)
 
 
 def job_id(env: Mapping[str, str]) -> str:

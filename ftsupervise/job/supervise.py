@@ -14,33 +14,21 @@ from functools import partial
 
 from ftsupervise import brake, deadline
 from ftsupervise.errors import Error
-from ftsupervise.fence import superseded
-from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.job import gate, hold, ledger
+from ftsupervise.fence import is_sealed, superseded
+from ftsupervise.job import fencing, gate, hold, ledger
 from ftsupervise.job.agents import Agents
 from ftsupervise.job.allocation import Allocation
-from ftsupervise.job.attempt import End, Options, Running
+from ftsupervise.job.attempt import End, Options, Running, not_started
 from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
 from ftsupervise.job.ears import STOP, Ears
+from ftsupervise.job.environment import command_env
 from ftsupervise.job.keeper import Keeper
 from ftsupervise.job.nodes import FAILURE, Nodes
 from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
 from ftsupervise.ledger import Reached
 from ftsupervise.ledger import ledger as read_ledger
-from ftsupervise.pages import ENV_PAGES
-from ftsupervise.rundir import (
-    ENV_ATTEMPT,
-    ENV_ATTEMPT_DIR,
-    ENV_CHECKPOINT_DIR,
-    ENV_DEADLINE,
-    ENV_GUARD,
-    ENV_NODES,
-    ENV_RESTART,
-    ENV_RUN,
-    ENV_RUN_DIR,
-)
 from ftsupervise.truth import Attempt
 
 __all__ = ["Options", "run"]
@@ -88,6 +76,7 @@ class Ring:
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         self.asked = ""  # why nothing more is to be started
+        self.hold: fencing.Hold | None = None  # what the attempt at work writes through
 
     def go(self) -> int:
         code = 0
@@ -97,7 +86,10 @@ class Ring:
         if not self._wait_out_failures_before():
             return code
         while True:
-            mine, ended = self._attempt(placement)
+            begun = self._begin(placement)
+            if begun is None:
+                return code
+            mine, ended = self._attempt(begun, placement)
             code = ended.code
             reach = f", last step {ended.reached.last}" if ended.reached.last is not None else ""
             tell(mine.folder / "run.log", f"attempt {mine.number} ended: {ended.words}{reach}")
@@ -121,11 +113,29 @@ class Ring:
 
     # --------------------------------------------------------------------------------------------------- one attempt
 
-    def _attempt(self, placement: Placement) -> tuple[ledger.Claim, End]:
-        mine = ledger.claim(self.options.rundir)
+    def _begin(self, placement: Placement) -> ledger.Claim | None:
+        """Claim the next attempt and shut all older ones out; None when it is not to be started after all.
+
+        The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
+        """
+        rundir = self.options.rundir
+        mine = ledger.claim(rundir) if self.hold is None else ledger.claim_after(rundir, self.hold.number)
+        if mine is None:
+            tell(None, "another job has begun an attempt of this run meanwhile: this one is over")
+            return None
         ledger.write_start(
             mine, self.env, placement.command, _now(), self.end, in_place=self.restarts, nodes=placement.nodes
         )
+        self.hold = fencing.begin(rundir, mine.number, self.env, partial(tell, mine.folder / "run.log"))
+        newer = superseded(rundir, mine.number)
+        shut = f"attempt {newer} has begun meanwhile" if newer is not None else _shut(self.options)
+        if not shut:
+            return mine
+        tell(mine.folder / "run.log", shut)
+        ledger.write_end(mine, not_started(shut), "left", _now())
+        return None
+
+    def _attempt(self, mine: ledger.Claim, placement: Placement) -> tuple[ledger.Claim, End]:
         away = frozenset(node for node, state in self.states.items() if is_away(state))
         self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
@@ -289,45 +299,23 @@ class Ring:
             at=_now().isoformat(),
         )
         log = mine.folder / "run.log"
+        desk = self.hold.desk if self.hold is not None else None
         try:
-            brake.write_brake(self.options.rundir, on)
+            brake.write_brake(self.options.rundir, on, desk)
         except OSError as error:
             tell(log, f"cannot write the brake: {error.strerror}")
+            if desk is not None and is_sealed(desk):  # a newer attempt has begun: the members that wait are its own
+                return
         held, problem = hold.hold_pending(self.options.rundir, self.env, f"ftsupervise:{self.options.name}:")
         if problem:
             tell(log, f"cannot hold the members that wait: {problem}")
         if held:
             tell(log, f"on hold: {', '.join(held)}")
             try:
-                brake.write_brake(self.options.rundir, on._replace(held=held))
+                brake.write_brake(self.options.rundir, on._replace(held=held), desk)
             except OSError as error:
                 tell(log, f"cannot write the brake: {error.strerror}")
         tell(log, f"mend it, then: ftsupervise clear --brake {self.options.rundir.root}")
-
-
-def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[str, str]:
-    """The environment of the command: ours, with what names this run, this attempt and its limits."""
-    options = ring.options
-    given = {key: value for key, value in ring.env.items() if not key.startswith(ENV_GUARD)}
-    given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
-    given[ENV_RUN_DIR] = str(options.rundir.root)
-    given[ENV_RUN] = options.name
-    given[ENV_ATTEMPT] = str(mine.number)
-    given[ENV_ATTEMPT_DIR] = str(mine.folder)
-    given[ENV_RESTART] = str(ring.restarts)
-    given[ENV_PAGES] = ring.pages
-    given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
-    if placement.nodes:
-        given[ENV_NODES] = compress_hostlist(placement.nodes)
-    if ring.end is not None:
-        given[ENV_DEADLINE] = f"{ring.end:.0f}"
-    if ring.crowded:
-        given.setdefault("SLURM_OVERLAP", "1")
-    if options.budgets.in_place and is_srun(options.command):
-        given.setdefault(
-            "SLURM_KILL_BAD_EXIT", "1"
-        )  # without it srun waits for ever for ranks that wait for a dead one
-    return given
 
 
 def _as_attempt(mine: ledger.Claim, ended: End) -> Attempt:

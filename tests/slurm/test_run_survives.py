@@ -114,7 +114,7 @@ def test_a_kill_switch_ends_an_array_of_ten_and_nothing_is_trained_after_it_was_
     until(project.idle, "the end of all ten members", 120)
     stopped = json.loads((project.run / "attempts" / "0001" / "stopped.json").read_text())
     assert max(project.steps()) == stopped["step"]
-    assert [path.name for path in (project.run / "checkpoints").iterdir()] == [f"step-{stopped['step']:08d}.npz"]
+    assert [path.name for path in (project.run / "checkpoints").glob("step-*")] == [f"step-{stopped['step']:08d}"]
     assert [end["cause"] for end in project.ends()] == ["kill switch"]
     states = project.queue().splitlines()
     assert len([line for line in states if "COMPLETED" in line]) == 10, states
@@ -152,7 +152,7 @@ def test_a_job_stops_by_itself_before_its_limit_and_the_next_member_goes_on(proj
     assert end["exit_code"] == 0
     assert end["seconds"] < 60
     until(lambda: "resumed from" in project.log(), "the next member")
-    assert f"resumed from step-{end['last_step']:08d}.npz" in project.log()
+    assert f"resumed from step-{end['last_step']:08d} " in project.log()
     project.type("kill", "--yes")
     until(project.idle, "the end")
     assert not any("TIMEOUT" in line for line in project.queue().split("\n"))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ftsupervise import Decision, Guard
 from ftsupervise.beats import read_beats
+from ftsupervise.brake import Brake, write_brake
 from ftsupervise.fence import newer, superseded
 from ftsupervise.guard.decision import as_vote, from_vote
+from ftsupervise.job import fencing, gate
+from ftsupervise.job.ledger import claim, claim_after
 from ftsupervise.rundir import RunDir
 
 
@@ -76,3 +80,143 @@ def test_the_ranks_agree_on_it_before_everything_else() -> None:
     kill, over = Decision(2, "kill switch"), Decision(2, "superseded")
     agreed = from_vote(max(as_vote(kill), as_vote(over)))
     assert (agreed.cause, agreed.save, agreed.stop) == ("superseded", False, True)
+
+
+def begin(rundir: RunDir, number: int) -> None:
+    """What the job ring does before a newer attempt's command starts."""
+    rundir.attempt(number).mkdir()
+    fencing.begin(rundir, number, {}, print)
+
+
+@pytest.fixture
+def fenced(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guard]:
+    for key, value in fencing.begin(rundir, 1, {}, print).env().items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(rundir.checkpoints))
+    one = Guard(poll=0.0, beat_every=0.0, signals=(signal.SIGUSR1,), rank=0, world=1)
+    yield one
+    one.close()
+
+
+def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(rundir: RunDir, fenced: Guard) -> None:
+    with fenced.checkpoint(7) as folder:
+        (folder / "weights").write_text("1")
+        assert not list(rundir.checkpoints.glob("step-*"))
+    assert (rundir.checkpoints / "step-00000007" / "weights").read_text() == "1"
+    with pytest.raises(ZeroDivisionError), fenced.checkpoint(8) as folder:
+        (folder / "weights").write_text("half")
+        raise ZeroDivisionError
+    assert [one.name for one in rundir.checkpoints.glob("step-*")] == ["step-00000007"]
+
+
+def test_a_checkpoint_takes_down_the_save_switch_it_answers(rundir: RunDir, fenced: Guard) -> None:
+    (rundir.switches / "save-switch").touch()
+    assert fenced.step(1).save
+    with fenced.checkpoint(1):
+        pass
+    assert not (rundir.switches / "save-switch").exists()
+    (beat,) = (fenced.close(), read_beats(rundir))[1]
+    assert beat.facts["saved"] == "1"
+
+
+def test_a_checkpoint_written_anew_takes_the_place_of_the_old_one(rundir: RunDir, fenced: Guard) -> None:
+    for text in ("old", "new"):
+        with fenced.checkpoint(7) as folder:
+            (folder / "weights").write_text(text)
+    assert (rundir.checkpoints / "step-00000007" / "weights").read_text() == "new"
+    assert not list((rundir.checkpoints / ".staging" / "0001").iterdir())
+
+
+def test_all_ranks_stage_and_rank_0_commits_behind_the_barrier(
+    rundir: RunDir, fenced: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Guard(poll=0.0, signals=(), rank=1, world=2)
+    with other.checkpoint(5, barrier=lambda: None) as folder:
+        (folder / "shard-1").write_text("b")
+    assert not list(rundir.checkpoints.glob("step-*"))
+    met = []
+    with fenced.checkpoint(5, barrier=lambda: met.append(list(rundir.checkpoints.glob("step-*")))) as folder:
+        (folder / "shard-0").write_text("a")
+    assert met == [[]]
+    assert {p.name for p in (rundir.checkpoints / "step-00000005").iterdir()} == {"shard-0", "shard-1"}
+    other.close()
+
+
+def test_a_checkpoint_in_the_making_when_a_newer_attempt_begins_is_thrown_away(
+    rundir: RunDir, fenced: Guard, until: Callable[..., object]
+) -> None:
+    with fenced.checkpoint(6) as folder:
+        (folder / "weights").write_text("old")
+        begin(rundir, 2)
+        with pytest.raises(OSError, match="Not a directory"):
+            (folder / "more").write_text("old")
+        raise RuntimeError("what a saver makes of it")
+    with fenced.checkpoint(7) as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    assert not list(rundir.checkpoints.glob("step-*"))
+    assert fenced.step(8).stop
+    until(lambda: not list((rundir.checkpoints / ".staging").glob(".*")), "what was staged to be deleted")
+
+
+def test_an_old_attempt_that_believes_itself_the_newest_touches_nothing(rundir: RunDir, fenced: Guard) -> None:
+    """It looks, is stopped, and goes on after the newer one has begun: here it never sees the newer one at all."""
+    theirs = rundir.checkpoints / "step-00000001"
+    theirs.mkdir()
+    (rundir.switches / "save-switch").touch()
+    assert fenced.step(1).save
+    begin(rundir, 2)
+    rundir.attempt(2).rmdir()  # nothing to be seen: only the seal is left
+    (rundir.beats / "rank-0").write_text("theirs")
+    with fenced.checkpoint(1) as folder:
+        (folder / "x").write_text("old")
+    assert not fenced.remove(theirs)
+    fenced.saved(1)
+    fenced.step(2)
+    fenced.finished(2)
+    assert not list(theirs.iterdir())
+    assert (rundir.switches / "save-switch").exists()
+    assert (rundir.beats / "rank-0").read_text() == "theirs"
+    assert not rundir.finished.exists()
+    with pytest.raises(OSError, match="Not a directory"):
+        write_brake(rundir, Brake("exit 1", "", 3, 1), rundir.desks / "0001")
+
+
+def test_a_save_switch_that_was_just_being_taken_down_goes_up_again(rundir: RunDir, fenced: Guard) -> None:
+    (rundir.desks / "0001" / ".answered-save-switch-host-7").write_text("look at this loss")
+    begin(rundir, 2)
+    assert (rundir.switches / "save-switch").read_text() == "look at this loss"
+
+
+def test_an_old_checkpoint_is_removed_as_long_as_it_is_ours(rundir: RunDir, fenced: Guard) -> None:
+    with fenced.checkpoint(1) as folder:
+        (folder / "x").touch()
+    assert fenced.remove(rundir.checkpoints / "step-00000001")
+    assert not (rundir.checkpoints / "step-00000001").exists()
+    with pytest.raises(FileNotFoundError):
+        fenced.remove(rundir.checkpoints / "step-00000001")
+
+
+def test_without_a_supervisor_a_checkpoint_is_whole_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Guard(signals=()) as guard, guard.checkpoint(3) as folder:
+        (folder / "x").touch()
+    assert (tmp_path / "checkpoints" / "step-00000003" / "x").exists()
+
+
+def test_a_staging_folder_that_somebody_deleted_is_made_anew(rundir: RunDir, fenced: Guard) -> None:
+    shutil.rmtree(rundir.checkpoints / ".staging")
+    with fenced.checkpoint(3) as folder:
+        (folder / "x").touch()
+    assert (rundir.checkpoints / "step-00000003" / "x").exists()
+
+
+def test_an_attempt_whose_place_was_taken_is_not_started(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    gate.prepare(rundir)
+    first = claim(rundir)
+    assert claim_after(rundir, first.number) is not None, "a restart in place"
+    assert claim_after(rundir, first.number) is None, "somebody was faster"
+    fencing.begin(rundir, 3, {}, print)
+    shutil.rmtree(rundir.attempts)
+    rundir.attempts.mkdir()
+    assert claim(rundir).number == 4, "numbers that are sealed are not used again"

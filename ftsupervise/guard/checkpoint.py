@@ -1,0 +1,133 @@
+"""Checkpoints come and go through the attempt's own staging folder, by one rename each: whole, and by one writer.
+
+Once a newer attempt has begun it has sealed that folder (``ftsupervise/fence.py``), and neither a commit nor a removal of
+this one does anything any more, whatever it had looked at before. Without ``ftsupervise run`` there is nobody who seals, and
+the same calls still give checkpoints that are there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ftsupervise import fence
+from ftsupervise.guard.settings import Place
+from ftsupervise.guard.voice import Voice
+from ftsupervise.rundir import sync_directory
+
+_EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
+_AT_FDCWD = -100
+
+
+class Checkpoints:
+    """Those of this run, as seen by one attempt. ``superseded`` says whether a newer one is known to have begun."""
+
+    def __init__(self, place: Place, superseded: Callable[[], bool], voice: Voice) -> None:
+        self.folder = place.checkpoints
+        self._desk = place.staging or place.checkpoints / fence.STAGING / "alone"
+        self._superseded, self._voice = superseded, voice
+
+    def stage(self, name: str) -> Path:
+        """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
+
+        Raises ValueError for a name that is a path, OSError when the folder cannot be made.
+        """
+        if not name or name.startswith(".") or "/" in name:
+            raise ValueError(f"{name!r} is no name for a checkpoint: no path, and no dot in front")
+        staged = self._desk / name
+        try:
+            staged.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            if not self.over():
+                raise
+        return staged
+
+    def over(self) -> bool:
+        """Is it known that nothing of this attempt is saved any more?"""
+        return self._desk.is_file() or self._superseded()
+
+    def commit(self, staged: Path) -> bool:
+        """Make what was staged the checkpoint of that name, in place of one that is there. False: a newer attempt has begun.
+
+        Synced first, as far as this process wrote it. Raises OSError when it cannot be done.
+        """
+        target = self.folder / staged.name
+        try:
+            _sync(staged)
+            done = self._move(staged, target)
+            if done:
+                sync_directory(self.folder)
+            return done
+        except OSError as error:
+            if not self.over():
+                raise
+            self._voice.once(f"nothing of this attempt is saved any more ({error.strerror})")
+            return False
+
+    def remove(self, path: Path) -> bool:
+        """Take an old checkpoint away. False: a newer attempt has begun, whose it is now. Raises OSError."""
+        aside = self._desk / f".removed-{path.name}-{os.getpid()}"
+        try:
+            self._desk.mkdir(parents=True, exist_ok=True)
+            done = fence.move(path, aside, self._desk)
+        except OSError:
+            if not self.over():
+                raise
+            return False
+        if done:
+            _delete(aside)
+        return done
+
+    def _move(self, staged: Path, target: Path) -> bool:
+        try:
+            return fence.move(staged, target, self._desk)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if not _exchange(staged, target):
+            raise FileExistsError(
+                errno.EEXIST, "is there already, and this file system cannot exchange two", str(target)
+            )
+        _delete(staged)
+        return True
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change their names at once; False where kernel or file system cannot."""
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        code = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE)
+    except (ImportError, AttributeError):
+        return False
+    number = ctypes.get_errno()
+    if code and number not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        raise OSError(number, os.strerror(number), str(one))
+    return bool(code == 0)
+
+
+def _delete(path: Path) -> None:
+    """What is our own and nobody's input any more; what stays of it is swept by the next attempt."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            try:
+                fd = os.open(Path(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:  # a link, another's file: not ours to sync
+                continue
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        sync_directory(Path(root))
