@@ -1,4 +1,4 @@
-"""What the command finds in its environment: which run, which attempt, where it writes, and what launchers below it should know."""
+"""What the command finds in its environment: which run, which attempt, where it writes, and what launchers below it need."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, sinc
 from ftsupervise.job.ears import STOP, Ears
 from ftsupervise.job.environment import command_env
 from ftsupervise.job.keeper import Keeper
+from ftsupervise.job.minder import Minder
 from ftsupervise.job.nodes import FAILURE, Nodes
 from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
@@ -48,24 +49,27 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     for odd in gate.odd_switches(options.rundir):
         tell(None, odd)
     keeper = Keeper(options.rundir.root, env)
+    minder = Minder(options.grace)
     ears = Ears()
     ring = None
     try:
-        ring = Ring(options, env, ears)
+        ring = Ring(options, env, ears, minder)
         code = ring.go()
     finally:
         if ring is not None:
             ring.agents.close()
         ears.close()
         keeper.stop()
+        minder.stop()
     return code if code >= 0 else 128 - code
 
 
 class Ring:
     """The attempts of one job."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], ears: Ears) -> None:
+    def __init__(self, options: Options, env: Mapping[str, str], ears: Ears, minder: Minder) -> None:
         self.options, self.env, self.ears = options, dict(env), ears
+        self.minder = minder
         self.end = deadline.from_environment(env) or deadline.ask_slurm(env)
         self.allocation = Allocation(env)
         self.others = self.allocation.steps() if is_srun(options.command) else frozenset()  # steps that are not ours
@@ -140,7 +144,9 @@ class Ring:
         self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
         one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents)
+        self.minder.mind(mine.folder)
         ended = one.see_through(command_env(self, mine, placement))
+        self.minder.mind(None)
         lost = self._look_for_lost_nodes(placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:

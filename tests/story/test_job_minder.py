@@ -1,0 +1,98 @@
+"""``kill -9`` of ``ftsupervise run`` where no scheduler clears up after it: nothing of the command is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ftsupervise import procfs
+from ftsupervise.job.minder import Minder
+from ftsupervise.ledger import LOST, ledger
+from ftsupervise.rundir import ENV_ATTEMPT_DIR, RunDir
+
+Until = Callable[..., Any]
+
+# Deaf to SIGTERM, with a child in a session of its own that is deaf too.
+DEAF = (
+    "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM; echo $$ > child; while :; do sleep 0.1; done' & "
+    "echo $$ > parent; while :; do sleep 0.1; done"
+)
+HEARS = "trap 'echo saved > saved; exit 0' TERM; echo $$ > parent; while :; do sleep 0.1; done"
+
+
+def start(place: Path, command: str, grace: str) -> subprocess.Popen[bytes]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", "run", "--grace", grace, "--", "sh", "-c", command],
+        cwd=place, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def pid_in(path: Path) -> int:
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def marked(run: Path) -> list[int]:
+    """Living processes that inherited an attempt of ``run``."""
+    needle, found = f"{ENV_ATTEMPT_DIR}={run}/".encode(), []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and needle in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp_path: Path, until: Until) -> None:
+    one = start(tmp_path, DEAF, "1")
+    pids = [until(lambda name=name: pid_in(tmp_path / name), name) for name in ("parent", "child")]
+    one.kill()
+    one.wait()
+    until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
+    assert [procfs.identity(pid) for pid in pids] == [None, None]
+    assert ledger(RunDir(tmp_path / "run"))[0].cause == LOST
+
+
+def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:
+    one = start(tmp_path, HEARS, "60")
+    until(lambda: pid_in(tmp_path / "parent"), "the command")
+    one.kill()
+    one.wait()
+    until((tmp_path / "saved").exists, "the checkpoint")
+    until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
+
+
+def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> None:
+    minder = Minder(5)
+    pid = minder.pid
+    assert pid is not None
+    minder.mind(tmp_path)
+    minder.mind(None)
+    minder.stop()
+    assert procfs.identity(pid) is None
+    minder.stop()
+
+
+def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) -> None:
+    """The attempt has ended; what its environment lives on in is somebody else's by then."""
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
+    code = (
+        "import os, sys, time; from pathlib import Path; from ftsupervise.job.minder import Minder\n"
+        "one = Minder(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    try:
+        assert done.returncode == -signal.SIGKILL
+        until(lambda: procfs.identity(int(done.stdout)) is None, "the minder's end")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
