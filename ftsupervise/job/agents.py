@@ -45,8 +45,9 @@ class Agents:
         env: Mapping[str, str],
         ears: Ears,
         child: Sequence[str] = (),
+        silence: float = _SILENT,
     ) -> None:
-        self.allocation, self.child = allocation, tuple(child)
+        self.allocation, self.child, self._silence = allocation, tuple(child), silence
         self.base = places.new_base()
         self._env = env
         self._key = os.urandom(wire.KEY)
@@ -225,11 +226,11 @@ class Agents:
 
     def _blind(self) -> bool:
         """Is there anybody whom only the run directory tells of? Says so once."""
-        if monotonic() - self._began < _SILENT:
+        if monotonic() - self._began < self._silence:
             return False
         if not self.remote:
             return not self.pulses.local
-        silent = self.pulses.silent((node for node in self.allocation.nodes if node not in self._away), _SILENT)
+        silent = self.pulses.silent((node for node in self.allocation.nodes if node not in self._away), self._silence)
         if silent:
             some = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
             port = self._sock.getsockname()[1] if self._sock is not None else 0

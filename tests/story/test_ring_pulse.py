@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.beats import read_beats
+from ftsupervise.beats import read_beats, write_beat
+from ftsupervise.job.agents import Agents
+from ftsupervise.job.allocation import Allocation
+from ftsupervise.job.ears import Ears
 from ftsupervise.job.slow import SlowBeats
 from ftsupervise.ledger import ledger
 from ftsupervise.rundir import RunDir
@@ -93,6 +96,36 @@ def test_a_dead_rank_that_its_shell_may_start_again_is_left_to_the_shell(
     os.kill(ranks[0], signal.SIGTERM)
     assert ring.wait(60) == 0
     assert len(ledger(rundir)) == 1
+
+
+def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_so_once(
+    tmp_path: Path, until: Until
+) -> None:
+    """An allocation of two nodes, and no Slurm command that works."""
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: no such job' >&2; exit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node-[0-1]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", Ears()
+    rundir.beats.mkdir(parents=True)
+    agents = Agents(rundir, Allocation(env), env, ears, silence=0.5)
+    try:
+        agents.begin(4, log)
+        assert agents.pulses.newest() == [], "unknown, until somebody tells"
+        beat = Beat(1, 17, "train", datetime.now(timezone.utc), 77, "node-1", {"attempt": "4"})
+        write_beat(rundir, beat)
+        (found,) = until(agents.pulses.newest, "the beat")
+        assert (found.rank, found.node, found.step, found.state) == (1, "node-1", 17, "")
+        until(lambda: agents.tend() or "have ended: srun: error: no such job" in log.read_text())
+        assert agents.ask("node-1", "ping", timeout=0.3) is None
+        assert agents.kill(tmp_path, ["node-0", "node-1"], 0.3) == frozenset()
+    finally:
+        agents.close()
+        ears.close()
+    said = log.read_text()
+    assert (
+        said.count("no word from the agents on node-0, node-1: their ranks are followed through the run directory") == 1
+    )
+    assert agents.pulses.deaths() == []
 
 
 def _base(pid: int) -> str:
