@@ -14,8 +14,6 @@ import signal
 from pathlib import Path
 from time import monotonic
 
-from ftsupervise.rundir import ENV_ATTEMPT_DIR
-
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
 _MOST = 250_000  # bytes of an answer
 _AGAIN = 20  # looks until nobody new is found: they may fork while we look
@@ -99,6 +97,8 @@ def answer(question: str, node: str) -> str:
 
 def kill_all(attempt_dir: str, node: str) -> int:
     """SIGKILL for all that inherited the attempt's environment, but srun, which has to tell its end; how many took it."""
+    from ftsupervise.rundir import ENV_ATTEMPT_DIR  # here: it loads json, and most agents are never asked to kill
+
     mark = f"{ENV_ATTEMPT_DIR}={attempt_dir}".encode()
     told: set[tuple[int, int]] = set()
     for _ in range(_AGAIN):
