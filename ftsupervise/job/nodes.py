@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ftsupervise import blame, procfs
 from ftsupervise.job import health, ledger
 from ftsupervise.job.cause import Kind
 from ftsupervise.job.placement import Placement, is_srun, place, wanted
 from ftsupervise.job.postmortem import blamed
+from ftsupervise.job.shared import together, visit
 from ftsupervise.job.voice import tell
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ftsupervise.job.attempt import End, Options
     from ftsupervise.job.exclude import Applied
 
-T = TypeVar("T")
 START, FAILURE = "start", "failure"
 _PATIENCE = 5.0  # seconds for a directory that is shared with others
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -57,7 +56,7 @@ class Nodes:
     def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
         self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
         self.names = allocation.nodes or (os.uname().nodename,)
-        self.places = (options.rundir.nodes, *([self.care.directory] if self.care.directory else []))
+        self.shared = self.care.directory  # None from when it has not answered
         self.job = ledger.job_id(env)
         mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
         self.book = blame.Book(mark)
@@ -129,10 +128,19 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
-    def look(self, log: Path | None) -> blame.Known:
-        """Read what is known of all nodes and judge them."""
-        known = self._bounded(log, blame.read)
-        for problem in known.problems:
+    def look(self, log: Path | None, *, write: bool = False) -> blame.Known:
+        """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
+        own = self.options.rundir.nodes
+        problems = self.book.write([own]) if write else ()
+        known = blame.read([own])
+        if self.shared is not None:
+            found = visit(self.shared, self.book if write else None, _PATIENCE)
+            if found is None:
+                tell(log, f"{self.shared} does not answer: what other runs know of nodes is not used")
+                self.shared = None
+            else:
+                problems, known = (*problems, *found[0]), together(known, found[1])
+        for problem in (*problems, *known.problems):
             tell(log, problem)
         self.judged = blame.judge(known, self.settings, _now())
         return known
@@ -140,23 +148,7 @@ class Nodes:
     def _note(self, found: list[blame.Trouble], log: Path | None) -> blame.Known:
         """Write down and judge anew."""
         self.book.add(found)
-        for problem in self._bounded(log, self.book.write) if found else ():
-            tell(log, problem)
-        return self.look(log)
-
-    def _bounded(self, log: Path | None, do: Callable[[tuple[Path, ...]], T]) -> T:
-        """``do`` with all places; without the directory shared with others, for good, when that does not answer."""
-        if len(self.places) == 1:
-            return do(self.places)
-        found: list[T] = []
-        worker = threading.Thread(target=lambda: found.append(do(self.places)), name="nodes", daemon=True)
-        worker.start()
-        worker.join(_PATIENCE)
-        if found:
-            return found[0]
-        tell(log, f"{self.places[1]} does not answer within {_PATIENCE:g} s: what others know of nodes is not used")
-        self.places = self.places[:1]
-        return do(self.places)
+        return self.look(log, write=bool(found))
 
     def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
         """Write down whom this failure speaks against, and judge anew."""

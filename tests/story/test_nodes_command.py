@@ -150,7 +150,16 @@ def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir
     assert "no node has a past that counts" in type_it("nodes")
 
 
-def test_a_shared_directory_that_does_not_answer_stops_no_run(rundir: RunDir, tmp_path: Path) -> None:
+def test_what_one_run_sees_another_knows(rundir: RunDir, tmp_path: Path) -> None:
+    shared, other = tmp_path / "all", RunDir(tmp_path / "runs" / "other")
+    ran(rundir, "--nodes-dir", str(shared), "--health", "echo broken; exit 2", code=75)
+    assert blame.read([shared]).troubles == blame.read([rundir.nodes]).troubles != ()
+    ran(other, "--nodes-dir", str(shared), "--health", "exit 1", code=0)
+    assert {one.kind for one in blame.read([shared]).troubles} == {"health", "warning"}
+    assert {one.kind for one in blame.read([other.nodes]).troubles} == {"warning"}
+
+
+def test_a_shared_directory_that_cannot_be_read_stops_no_run(rundir: RunDir, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "cannot be read" in ran(rundir, "--nodes-dir", str(tmp_path / "file"), code=0)
 

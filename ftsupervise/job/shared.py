@@ -1,0 +1,44 @@
+"""What runs share of their nodes, through a child process: a file system that hangs may keep the child, never the job ring.
+
+A thread would not do: one in uninterruptible sleep keeps its whole process from ending.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from ftsupervise import blame, bounded
+
+_CHILD = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]\n"  # nothing of the directory the job happens to stand in
+    "import base64, pickle; from ftsupervise import blame\n"
+    "book, place = pickle.loads(base64.b64decode(sys.stdin.read()))\n"
+    "told = book.write([place]) if book else ()\n"
+    "sys.stdout.write(base64.b64encode(pickle.dumps((told, blame.read([place])))).decode())"
+)
+
+
+def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[str, ...], blame.Known] | None:
+    """Write ``book`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
+
+    None when it does not answer within ``patience`` seconds, or the child failed.
+    """
+    given = base64.b64encode(pickle.dumps((book, place))).decode()
+    try:
+        done = bounded.run([sys.executable, "-c", _CHILD], timeout=patience, env=os.environ, stdin=given)
+    except OSError:
+        return None
+    if done.code != 0:
+        return None
+    told, known = pickle.loads(base64.b64decode(done.stdout))  # what our own child has just written
+    return told, known
+
+
+def together(own: blame.Known, others: blame.Known) -> blame.Known:
+    """Both, the run's own first; what lies in both places counts once."""
+    troubles = tuple(dict.fromkeys((*own.troubles, *others.troubles)))
+    return blame.Known(troubles, (*own.marks, *others.marks), (*own.problems, *others.problems))

@@ -1,0 +1,44 @@
+"""What all runs share of their nodes lies on a file system that does not answer: no run waits for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from tests.faults.conftest import HungMount
+
+pytestmark = pytest.mark.root
+
+
+def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(hung_mount: HungMount, tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    hung_mount.hang("getattr", "readdir")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+    argv = [
+        sys.executable,
+        "-m",
+        "ftsupervise",
+        "run",
+        "--run-dir",
+        str(rundir.root),
+        "--in-place",
+        "1",
+        "--back-off",
+        "0",
+    ]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*argv, "--nodes-dir", str(hung_mount.point / "shared"), "--", "sh", "-c", "exit 3"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("does not answer: what other runs know of nodes is not used") == 1
+    assert len(ledger(rundir)) == 2
+    assert time.monotonic() - began < 45
