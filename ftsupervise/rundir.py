@@ -27,6 +27,7 @@ from pathlib import Path
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
+ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
 STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
 
 ENV_RUN_DIR = "FTSUPERVISE_RUN_DIR"
@@ -35,6 +36,7 @@ ENV_ATTEMPT = "FTSUPERVISE_ATTEMPT"
 ENV_ATTEMPT_DIR = "FTSUPERVISE_ATTEMPT_DIR"
 ENV_RESTART = "FTSUPERVISE_RESTART"  # restarts in place made in this job before this attempt: 0, 1, ...
 ENV_NODES = "FTSUPERVISE_NODES"  # the nodes chosen for this attempt, as a host list
+ENV_PORT = "FTSUPERVISE_PORT"  # a TCP port of this attempt's own, for launchers that want one
 ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
 ENV_DESK = "FTSUPERVISE_DESK"  # RUN/desks/NNNN of this attempt, see fence.py
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints

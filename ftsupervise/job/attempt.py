@@ -24,7 +24,7 @@ from ftsupervise.job.oom import Kills
 from ftsupervise.job.pulse import Death
 from ftsupervise.job.voice import tell
 from ftsupervise.ledger import Reached, reached
-from ftsupervise.rundir import STOPPED, WARNING, RunDir, read_json, write_whole
+from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, RunDir, read_json, write_whole
 
 _STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
@@ -329,6 +329,8 @@ class Running:
         )
         if code in (126, 127) and not self.pid:
             words = f"could not start ({words})"
+        if code and (root := postmortem.root_error(self.mine.folder / ERROR_FILE)):
+            output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
         asked = bool(self.told) or self.warned
         seen = reached(rundir, number)
         newer = self.lookout.seen.newer if self.lookout is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ftsupervise.hostlist import compress_hostlist
@@ -16,11 +17,16 @@ from ftsupervise.rundir import (
     ENV_DESK,
     ENV_GUARD,
     ENV_NODES,
+    ENV_PORT,
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
     ENV_STAGING,
+    ERROR_FILE,
 )
+
+ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away
 
 if TYPE_CHECKING:
     from ftsupervise.job.supervise import Ring
@@ -52,4 +58,19 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
         given.setdefault(
             "SLURM_KILL_BAD_EXIT", "1"
         )  # without it srun waits for ever for ranks that wait for a dead one
+    _for_launchers(given, ring.env, mine)
     return given
+
+
+def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: ledger.Claim) -> None:
+    """What torchrun needs to be ended and started again well. What a person has set stays.
+
+    Its agent hands one store to all starts of its workers, in which gloo finds the addresses of the last ones (2.13); and it
+    always exits with 1, but writes the error of the rank that failed first where it is told to. A port of this attempt's own,
+    for ``--master-port=$FTSUPERVISE_PORT``, meets nobody who still holds the last one's.
+    """
+    given.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if ENV_ERROR_FILE not in outer:
+        given[ENV_ERROR_FILE] = str(mine.folder / ERROR_FILE)
+    job = outer.get("SLURM_JOB_ID", "")
+    given[ENV_PORT] = str(_PORTS[0] + (int(job if job.isdigit() else 0) * 97 + mine.number) % _PORTS[1])

@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+from pathlib import Path
+
+from ftsupervise.job.cause import signal_name
+from ftsupervise.rundir import read_json
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
@@ -20,6 +24,12 @@ _LAUNCH = re.compile(r"^srun: error: Task launch for StepId=\S+ failed on node (
 _OOM = re.compile(r"^slurmstepd: error: Detected \d+ oom[-_]kill event", re.M)
 _DUE_TO = re.compile(
     r"^slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)", re.M
+)
+# torchrun's agent exits with 1 whatever happened; this block says what did
+_TORCHRUN = re.compile(
+    r"Root Cause \(first observed failure\):.{0,400}?\bhost\s*: (?P<host>\S+).{0,400}?\brank\s*: (?P<rank>\d+)"
+    r".{0,400}?\bexitcode\s*: (?P<code>-?\d+)",
+    re.S,
 )
 _SIGNALS = {
     "Killed": "killed by SIGKILL",
@@ -45,6 +55,10 @@ def first_death(output: str) -> str:
         return f"launch failed on {node['node']}"
     if _OOM.search(output):
         return "out of memory (the kernel or Slurm killed a process)"
+    if worker := _TORCHRUN.search(output):
+        code = int(worker["code"])
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
+        return f"rank {worker['rank']} on {worker['host']} {how}"
     deaths = [_words(match) for match in _TASK.finditer(output)]
     # the first that was not just ended along with the others
     return next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
@@ -67,6 +81,17 @@ def _words(match: re.Match[str]) -> tuple[str, bool]:
 def blamed(output: str) -> tuple[str, ...]:
     """The nodes that Slurm's lines say went away or took no task."""
     return tuple(dict.fromkeys(match["node"] for found in (_NODE, _LAUNCH) for match in found.finditer(output)))
+
+
+def root_error(path: Path) -> str:
+    """The error in a file of torchrun's (``@record``): "ValueError: no such shape"; "" if there is none. Never raises."""
+    try:
+        said = (read_json(path, limit=1_000_000) or {}).get("message")
+    except (OSError, ValueError):
+        return ""
+    if isinstance(said, dict):
+        said = said.get("message")
+    return str(said).strip().partition("\n")[0][:500] if said else ""
 
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:

@@ -1,0 +1,106 @@
+"""Launchers as the command: what torchrun is told, what it says of the rank that failed first, and whom it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import procfs
+from ftsupervise.job.postmortem import first_death, root_error
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+from ftsupervise.truth import Attempt
+
+Until = Callable[..., Any]
+
+# What torchrun 2.13 prints at its end, as seen.
+BLOCK = """
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_20:17:50
+  host      : node-3
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 11168)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 11168
+============================================================
+"""
+# Stands in for torchrun: an agent that is told where errors go, and always leaves with 1.
+AGENT = (
+    "import json, os, sys\n"
+    "json.dump({'message': {'message': 'ValueError: no such shape', 'extraInfo': {'timestamp': '1'}}},\n"
+    "          open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w'))\n"
+    "print('Traceback (most recent call last)', 'ConnectionError: closed by peer', sep='\\n', flush=True)\n"
+    "sys.exit(1)\n"
+)
+
+
+def run(place: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_", "TORCH"))}
+    with (place / "out").open("w") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ftsupervise", "run", "--run-dir", "run", "--", *command],
+            cwd=place, env={**clean, **env}, stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def attempt(place: Path) -> Attempt:
+    return ledger(RunDir(place / "run"))[-1]
+
+
+def test_the_block_at_torchruns_end_says_which_rank_died_and_how() -> None:
+    assert first_death(BLOCK) == "rank 1 on node-3 killed by SIGKILL"
+    assert first_death(BLOCK.replace("-9", "7 ")) == "rank 1 on node-3 exit 7"
+
+
+def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(tmp_path: Path) -> None:
+    assert run(tmp_path, sys.executable, "-c", AGENT).wait(60) == 1
+    assert attempt(tmp_path).failure == "exit 1 (ValueError)"
+
+
+def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
+    for text in ("", "[]", "{", '{"message": null}', '{"message": {"other": 1}}'):
+        (tmp_path / "error.json").write_text(text)
+        assert root_error(tmp_path / "error.json") in ("", "None")
+
+
+def test_what_a_person_told_torchrun_stays(tmp_path: Path) -> None:
+    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_PORT")
+    shown = " ".join(f"${name}" for name in names)
+    assert run(tmp_path, "sh", "-c", f"echo told {shown}", TORCHELASTIC_ERROR_FILE="mine").wait(60) == 0
+    (line,) = [one for one in (tmp_path / "out").read_text().splitlines() if one.startswith("told")]
+    assert line.split()[1:3] == ["1", "mine"]
+    assert 20_000 <= int(line.split()[3]) < 30_000
+
+
+def test_workers_whose_agent_was_killed_are_ended(tmp_path: Path, until: Until) -> None:
+    """torchrun's own would train on to the end."""
+    agent = "setsid sh -c 'echo $$ > worker; while :; do sleep 0.1; done' & echo $$ > agent; wait"
+    one = run(tmp_path, "sh", "-c", agent)
+    pids = [until(lambda name=name: (tmp_path / name).exists() and (tmp_path / name).read_text(), name) for name in
+            ("worker", "agent")]  # fmt: skip
+    os.kill(int(pids[1]), signal.SIGKILL)
+    assert one.wait(60) == 137
+    assert procfs.identity(int(pids[0])) is None
+
+
+def test_torchrun_itself_is_understood(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code = "import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); time.sleep(60)"
+    (tmp_path / "train.py").write_text(code)
+    words = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-endpoint=localhost:0")
+    one = run(tmp_path, sys.executable, *words, "--rdzv-backend=c10d", "train.py")
+    assert one.wait(120) == 1
+    assert attempt(tmp_path).failure == "killed by SIGKILL"
+    assert attempt(tmp_path).cause.startswith("rank 1 on ")
