@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
+
 
 class Process(NamedTuple):
     pid: int

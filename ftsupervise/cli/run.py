@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from ftsupervise.job.warm import Wanted
 
 
 def _share_or_off(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
@@ -17,6 +21,15 @@ def _share_or_off(_ctx: click.Context, _param: click.Parameter, value: str | Non
     except ValueError:
         pass
     raise click.BadParameter(f'"{value}" is not a share between 0 and 1 (95 % is 0.95), nor "off"')
+
+
+def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Wanted:
+    from ftsupervise.job.warm import wanted
+
+    try:
+        return wanted(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
@@ -96,6 +109,14 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     help="Before the first start of a job, after a failure, or both.",
 )
 @click.option(
+    "--warm",
+    default="off",
+    show_default=True,
+    metavar="M",
+    callback=_warm,
+    help='Keep a standby that has imported what the ranks import, and restart from it: "auto", "off", or modules: a,b.',
+)
+@click.option(
     "--guard-poll", type=click.FloatRange(min=0), metavar="S", help="Seconds between two looks at the switches."
 )
 @click.option(
@@ -123,6 +144,7 @@ def run(
     health: str,
     health_timeout: float,
     health_when: tuple[str, ...],
+    warm: Wanted,
     guard_poll: float | None,
     guard_memory: str | None,
     guard_stop_before: float | None,
@@ -157,6 +179,7 @@ def run(
         forward=forward,
         grace=grace,
         stop_within=stop_within,
+        warm=warm,
         budgets=Budgets(in_place=in_place, same_failure=same_failure, of_kind=budget, back_off=back_off),
         care=Care(
             directory=Path(nodes_dir).expanduser().absolute() if nodes_dir else None,

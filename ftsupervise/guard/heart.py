@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ftsupervise import beats, pages
+from ftsupervise import beats, imports, pages
 from ftsupervise.fence import is_sealed
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
@@ -37,6 +37,7 @@ class Heart:
         self._due = self._phase_due = _NOW
         self.host = os.uname().nodename
         self.phase = "start"
+        self._age = imports.age()  # seconds that this process took to come here
         self.step: int | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
@@ -52,6 +53,17 @@ class Heart:
             if self.page is not None:
                 self.page.phase("train")
         self._due = _NOW  # that a later attempt trains again is news
+        self._tell_imports()
+
+    def _tell_imports(self) -> None:
+        """For the standby that is to become the next attempt's ranks, when the ring has one."""
+        path = os.environ.get(imports.ENV_IMPORTS, "")
+        if not path or self._place.rank != 0:
+            return
+        try:
+            imports.write_imports(path, self._place.attempt, self._age)
+        except Exception as error:  # law 7; restarts stay cold
+            self._voice.once(f"cannot write {path}: {error}; restarts are cold")
 
     def _open_page(self) -> pages.Page | None:
         """This rank's page in the node's memory, when the job ring has named a place for it."""

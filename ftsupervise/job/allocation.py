@@ -22,7 +22,8 @@ _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
 _KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
 p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
-AGENTS = "ftsupervise-agents"  # the name of the step that is ours and none of the run's
+AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and none of the run's
+STANDBYS = "ftsupervise-standbys"
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 
@@ -54,7 +55,7 @@ class Allocation:
             return frozenset()
         code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%j")
         lines = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
-        found = (step for step, _, name in lines if name != AGENTS)
+        found = (step for step, _, name in lines if name not in (AGENTS, STANDBYS))
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
 
     def how_they_are(self) -> dict[str, str]:
@@ -96,14 +97,21 @@ class Allocation:
         return done.code == 0 and not silent
 
     def side_step(
-        self, nodes: Sequence[str], *command: str, output: str = "/dev/null", options: Sequence[str] = ()
+        self,
+        nodes: Sequence[str],
+        *command: str,
+        output: str = "/dev/null",
+        options: Sequence[str] = (),
+        whole: bool = False,
     ) -> list[str]:
         """The srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
 
-        To be run with ``side_env()``, so that nothing of the job's own step options gets into it.
+        To be run with ``side_env()``, so that nothing of the job's own step options gets into it. ``whole``: with the GPUs
+        of the job too, for what is to do the ranks' work.
         """
         count = len(nodes)
-        words = ["--overlap", "--mem=0", "--gres=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
+        words = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
+        words += [] if whole else ["--gres=none"]
         words += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(tuple(nodes))}"]
         words += ["--input=none", f"--output={output}", *options]
         return ["srun", f"--jobid={self.job}", *words, *command]

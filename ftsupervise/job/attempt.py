@@ -23,6 +23,7 @@ from ftsupervise.job.nodes import Care
 from ftsupervise.job.oom import Kills
 from ftsupervise.job.pulse import Death
 from ftsupervise.job.voice import tell
+from ftsupervise.job.warm import Wanted, Warm
 from ftsupervise.ledger import Reached, reached
 from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, RunDir, read_json, write_whole
 
@@ -48,6 +49,7 @@ class Options:
     grace: float = 25.0  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
     stop_within: float = 600.0  # what a command gets to leave after the kill switch was raised
     look_every: float = 1.0  # between two looks at the kill switch and the fence
+    warm: Wanted = field(default_factory=Wanted)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
     care: Care = field(default_factory=Care)
@@ -88,8 +90,11 @@ class Running:
         ears: Ears,
         kill_ranks: Callable[[], bool] = lambda: True,
         agents: Agents | None = None,
+        *,
+        warm: Warm,
     ) -> None:
         self.agents = agents
+        self.warm = warm
         self.death: Death | None = None  # of the rank that began it, as its node has told
         self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
         self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
@@ -115,7 +120,9 @@ class Running:
         began, started = time.time(), time.monotonic()
         code = self._start(env)
         if code is None:
-            self.lookout = Lookout(self.options.rundir, self.mine.number, self.ears, self.options.look_every)
+            self.lookout = Lookout(
+                self.options.rundir, self.mine.number, self.ears, self.options.look_every, self.warm.noticed
+            )
             code = self._wait()
             self.died_at = self.died_at or time.monotonic()
             self._clear_away()
@@ -127,8 +134,9 @@ class Running:
         command = self.command
         self.say(f"attempt {self.mine.number} of {self.options.name}: {_show(command)}")
         before_exec = processes.become_subreaper()
+        dressed = self.warm.dress(command)
         try:
-            child = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=before_exec)
+            child = subprocess.Popen(dressed, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:
             self.say(f"cannot start {command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
@@ -165,6 +173,7 @@ class Running:
 
     def _look_around(self) -> None:
         """What the lookout has seen and what srun has said."""
+        self.warm.tend()
         if self.kill_at is not None or self.lookout is None:
             return
         if self.lookout.seen.newer is not None:
@@ -241,7 +250,7 @@ class Running:
 
     def _ours(self) -> list[int]:
         aside = self.agents.pids if self.agents is not None else frozenset()
-        return processes.below(os.getpid(), without=self.others | aside)
+        return self.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -285,7 +294,7 @@ class Running:
         self._drop_warning(why)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
-        hearers = processes.who_hears(self.pid, number)
+        hearers = self._who_hears(number)
         if not hearers:  # srun would kill its ranks unsaved; Slurm tells them itself, and the file tells the guards
             hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
         processes.send(hearers, number)
@@ -297,7 +306,10 @@ class Running:
         if self.options.forward == "always":
             processes.send([self.pid], number)
         else:
-            processes.send(processes.who_hears(self.pid, number), number)
+            processes.send(self._who_hears(number), number)
+
+    def _who_hears(self, number: int) -> list[int]:
+        return [pid for root in (self.pid, *self.warm.ranks()) for pid in processes.who_hears(root, number)]
 
     def _drop_warning(self, words: str) -> None:
         """The file the guard finds, on any node. On a full disk an empty one says enough."""

@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftsupervise.fence import superseded
@@ -64,8 +65,16 @@ class Seen:
 class Lookout:
     """A thread that looks at the run directory while the command runs: a file system that hangs hangs it, and nobody else."""
 
-    def __init__(self, rundir: RunDir, attempt: int, ears: Ears, every: float) -> None:
+    def __init__(
+        self,
+        rundir: RunDir,
+        attempt: int,
+        ears: Ears,
+        every: float,
+        also: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.seen = Seen()
+        self._also = also  # something else to look for there
         self._rundir, self._attempt, self._ears, self._every = rundir, attempt, ears, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="lookout", daemon=True)
@@ -77,7 +86,7 @@ class Lookout:
 
     def _look_on(self) -> None:
         while not self._over.wait(self._every):
-            if self._look():
+            if self._look() | self._also():
                 self._ears.nudge()
 
     def _look(self) -> bool:

@@ -21,7 +21,10 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the sign
 _SRUN = "srun"  # blocks all signals, passes USR1 on to every rank; SIGTERM makes it kill them at once, unsaved
 
 # Programs that hear a warning signal only to tear everything down; the ranks below them are told directly.
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher")
+_LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher"),
+    "become.py",  # our own passes on what it gets, but its rank is asked itself
+)
 
 
 def become_subreaper() -> Callable[[], None]:

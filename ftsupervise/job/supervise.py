@@ -28,6 +28,7 @@ from ftsupervise.job.minder import Minder
 from ftsupervise.job.nodes import FAILURE, Nodes
 from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
+from ftsupervise.job.warm import Warm
 from ftsupervise.ledger import Reached
 from ftsupervise.ledger import ledger as read_ledger
 from ftsupervise.truth import Attempt
@@ -58,6 +59,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     finally:
         if ring is not None:
             ring.agents.close()
+            ring.warm.stop()
         ears.close()
         keeper.stop()
         minder.stop()
@@ -79,6 +81,7 @@ class Ring:
         self.nodes = Nodes(options, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
+        self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, env, partial(tell, None))
         self.asked = ""  # why nothing more is to be started
         self.hold: fencing.Hold | None = None  # what the attempt at work writes through
 
@@ -143,7 +146,9 @@ class Ring:
         away = frozenset(node for node, state in self.states.items() if is_away(state))
         self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
-        one = Running(self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents)
+        one = Running(
+            self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents, warm=self.warm
+        )
         self.minder.mind(mine.folder)
         ended = one.see_through(command_env(self, mine, placement))
         self.minder.mind(None)

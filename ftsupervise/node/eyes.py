@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise import pages
+from ftsupervise import pages, procfs
 from ftsupervise.node.places import newest_attempt, ours_alone
 from ftsupervise.node.wire import Gone
 from ftsupervise.truth import Pulse, Reading
@@ -261,13 +261,13 @@ def _environ(pid: int) -> dict[str, str]:
 
 
 def _task(pid: int) -> int:
-    """The process above ``pid``, or itself, that Slurm started; -1 when it was not Slurm."""
+    """The process above ``pid``, or itself, that Slurm started (or a standby, in its place); -1 when it was not Slurm."""
     for _ in range(_ANCESTORS):
         here = look_at(pid)
         above = look_at(here.parent) if here is not None and here.parent > 0 else None
         if here is None or above is None:
             return -1
-        if above.name.startswith("slurmstepd"):
+        if above.name.startswith("slurmstepd") or above.name == procfs.STANDBY:
             return pid
         pid = here.parent
     return -1

@@ -28,9 +28,10 @@ FILES = {
     "bounded",
     "deadline",
     "watchers",
+    "imports",
 }  # edge: files and host
 PURE = {"config", "scheduler.parse", "alerts.step", "launch.plan", "launch.render"}
-EDGES = {"scheduler", "probe", "alerts.receivers", "node"}
+EDGES = {"scheduler", "probe", "alerts.receivers", "node", "warm"}
 STORIES = {"launch", "job", "watch", "alerts", "crontab", "report", "sandbox"}
 DOORS = {"cli", "guard", "integrations", "__main__"}
 

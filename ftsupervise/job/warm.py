@@ -1,0 +1,267 @@
+"""Warm start, the ring's side: when is a standby worth having, where does it run, and is it there when an attempt begins?
+
+    cold attempt -> its first step -> a standby on each node imports what rank 0 had imported -> the next attempt is handed
+    to it, rank by rank, through ``warm/become.py``; what does not fit is started cold there
+
+Nothing waits for a standby, and nothing depends on one. Off where the command is not plainly Python's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftsupervise import imports, procfs
+from ftsupervise.job import processes
+from ftsupervise.job.allocation import STANDBYS, Allocation
+from ftsupervise.job.pythons import Command, parse
+from ftsupervise.rundir import RunDir, read_json
+
+AUTO = "auto"
+_WORTH = 0.5  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
+_TRIES = 5  # standbys of one job
+_LEAVE_WITHIN = 2.0  # seconds
+_PROGRAMS = Path(__file__).parents[1] / "warm"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the settings say: nothing, what the run turns out to import, or the modules named here."""
+
+    on: bool = False
+    modules: tuple[str, ...] = ()
+
+
+def wanted(text: str) -> Wanted:
+    """ "off", "auto" or "torch,numpy". Raises ValueError."""
+    if text in ("off", AUTO):
+        return Wanted(text == AUTO)
+    names = tuple(text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f'"{name}" is no name of a module')
+    return Wanted(True, names)
+
+
+class Warm:
+    """The standbys of one job."""
+
+    def __init__(
+        self,
+        asked: Wanted,
+        command: tuple[str, ...],
+        allocation: Allocation,
+        rundir: RunDir,
+        env: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._asked, self._allocation, self._env, self._say = asked, allocation, env, say
+        self._file = rundir.marks / "imports"
+        self._attempt = 0
+        self._found: Command | None = None
+        self._tries = 0
+        self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
+        self._due = False  # the lookout has seen the first step
+        self._place: Path | None = None
+        self._read = 0
+        self._ready: dict[str, int] = {}  # node -> pid
+        if asked.on:
+            found = parse(command)
+            if isinstance(found, Command):
+                self._found = found
+            else:
+                say(f"restarts will be cold: {found}")
+
+    # ------------------------------------------------------------------------------------------- for one attempt
+
+    def env(self, attempt: int) -> dict[str, str]:
+        """What an attempt's environment needs for its rank 0 to write its imports down."""
+        self._attempt, self._due = attempt, False
+        return {imports.ENV_IMPORTS: str(self._file)} if self._found and self._pid is None else {}
+
+    def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """``command`` as it is to be started now: through ``become.py`` where a standby is ready."""
+        self.listen()
+        found = parse(command) if self._found and self._ready and self._place else None
+        if not isinstance(found, Command):
+            return command
+        proxy = (found.python, "-IS", str(_PROGRAMS / "become.py"), str(self._place), "--")
+        return (*command[: found.at], *proxy, *command[found.at :])
+
+    def noticed(self) -> bool:
+        """Is there anything to tend to: a first step (rank 0 has written its imports down), or what a standby has said?
+        Asked from the lookout's thread: it may hang with the run directory."""
+        if self._pid is not None and self._place is not None:
+            return not _lives(self._pid) or _size(self._place / "said") != self._read
+        if self._found is None or self._due or self._tries >= _TRIES:
+            return False
+        try:
+            seen = read_json(self._file)
+        except (OSError, ValueError):
+            return False
+        self._due = seen is not None and seen.get("attempt") == self._attempt
+        if self._due and seen is not None and not self._asked.modules and _number(seen.get("seconds")) < _WORTH:
+            self._found = None  # it is there in no time as it is
+            return False
+        return self._due
+
+    def tend(self) -> None:
+        """Start a standby when it is time for one; read what it says."""
+        self.listen()
+        if self._due and self._pid is None and self._found is not None:
+            self._start(self._found)
+
+    # ----------------------------------------------------------------------------------------- the standby itself
+
+    def _start(self, found: Command) -> None:
+        self._tries += 1
+        self._due = False
+        try:
+            self._place = self._place or _make_place()
+            said = (self._place / "said").open("ab")
+        except OSError as error:
+            self._found = None
+            self._say(f"restarts will be cold: no place for a standby's socket: {error.strerror}")
+            return
+        self._read = said.tell()
+        orders = {"place": str(self._place), "imports": str(self._file), "modules": list(self._asked.modules)}
+        words = [found.python, "-IS", str(_PROGRAMS / "start.py"), json.dumps(orders), str(found.flags), "--"]
+        words += found.words
+        if found.srun:
+            silent = self._allocation.silent()
+            nodes = tuple(node for node in self._allocation.nodes if node not in silent)
+            output = str(self._place / "said")
+            words = self._allocation.side_step(
+                nodes, *words, output=output, options=(f"--job-name={STANDBYS}",), whole=True
+            )
+            env = self._allocation.side_env()
+        else:
+            env = {key: value for key, value in self._env.items() if not key.startswith("FTSUPERVISE_")}
+        with said:
+            try:
+                child = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    env=env,
+                    start_new_session=True,
+                    preexec_fn=processes.become_subreaper(),
+                )
+            except OSError as error:
+                self._found = None
+                self._say(f"restarts will be cold: cannot start a standby: {error.strerror}")
+                return
+        child.returncode = 0  # reaped with everything else that is ours
+        self._pid = child.pid
+
+    def listen(self) -> None:
+        """Read what the standbys have said; see whether they are still there."""
+        if self._place is None or self._pid is None:
+            return
+        try:
+            with (self._place / "said").open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except OSError:
+            text = b""
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        other = []
+        for line in whole.decode("utf-8", "replace").splitlines():
+            facts = _facts(line)
+            if facts is None:
+                other.append(line)
+            else:
+                self._on_word(facts)
+        if other:
+            self._say(f"a standby: {other[-1][:300]}")
+        if not _lives(self._pid):
+            self._pid = None
+            self._ready.clear()
+
+    def _on_word(self, facts: dict[str, object]) -> None:
+        node = str(facts.get("node", ""))
+        if "no" in facts:
+            self._ready.pop(node, None)
+            self._say(f"no warm start on {node}: {facts['no']}")
+        elif facts.get("ready"):
+            if not self._ready:
+                self._say("a standby is ready: the next restart is warm")
+            self._ready[node] = int(str(facts["pid"]))
+        elif facts.get("skipped"):
+            self._say(f"the standby leaves out {facts['skipped']}")
+
+    def not_ours(self, pids: list[int]) -> list[int]:
+        """``pids`` below the ring without the standby; the ranks below a standby that serves are the attempt's own."""
+        if self._pid is None:
+            return pids
+        serves = self._found is not None and not self._found.srun and self._pid in self._ready.values()
+        apart = {self._pid} if serves else {self._pid, *processes.below(self._pid)}
+        return [pid for pid in pids if pid not in apart]
+
+    def ranks(self) -> list[int]:
+        """On this machine without Slurm: the ranks below the standby."""
+        if self._pid is None or self._found is None or self._found.srun:
+            return []
+        return processes.children().get(self._pid, []) if self._pid in self._ready.values() else []
+
+    def stop(self) -> None:
+        """End it, bounded; what it served is over."""
+        pid, self._pid = self._pid, None
+        if pid is not None:
+            processes.send([pid], signal.SIGTERM)
+            until = time.monotonic() + _LEAVE_WITHIN
+            while _lives(pid) and time.monotonic() < until:
+                _reap(pid)
+                time.sleep(0.01)
+            processes.send([pid, *processes.below(pid)], signal.SIGKILL)
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _make_place() -> Path:
+    """A folder for nobody else, by a name nobody can guess, that can stand on every node. Raises OSError."""
+    shared = Path("/dev/shm")
+    top = shared if os.access(shared, os.W_OK) else Path(os.environ.get("TMPDIR") or "/tmp")
+    place = top / f"ftsupervise-{os.geteuid()}-{secrets.token_hex(6)}"
+    place.mkdir(mode=0o700)
+    return place
+
+
+def _facts(line: str) -> dict[str, object] | None:
+    try:
+        facts = json.loads(line)
+    except ValueError:
+        return None
+    return facts if isinstance(facts, dict) and "node" in facts else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _lives(pid: int) -> bool:
+    return procfs.identity(pid) is not None
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

@@ -1,0 +1,245 @@
+"""``python -IS become.py PLACE -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child does the work.
+
+It hands over all a process has from its parent, then passes signals on and leaves as the child leaves. Where there is no
+standby, or it refuses, COMMAND is started here, cold: some 20 ms have been lost. Between the two lies one byte: a child does
+nothing of COMMAND before this process has told it to go, and this process starts nothing after it has.
+
+Imports are counted here: this start is paid at each restart, by each rank. Nothing of ftsupervise, nothing pure Python
+beyond ``os``.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import _socket
+import marshal
+import os
+import resource
+import select
+import sys
+
+TYPE_CHECKING = False  # typing alone takes longer than all the rest
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+PROTOCOL = b"ftsupervise warm start 1\n"
+FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
+_CONNECT = 1.0  # seconds
+_ANSWER = 5.0  # seconds from the request to the child's readiness; then the start is cold
+_DIE = 5.0  # seconds a child gets to be gone after SIGKILL
+_NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts")
+_UNCATCHABLE = (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD)
+
+
+class Refused(Exception):
+    """The standby does not take us, and says why."""
+
+
+def main() -> NoReturn:
+    place, command = sys.argv[1], sys.argv[3:]
+    try:
+        link, child = hand_over(place, command)
+    except (OSError, Refused, ValueError) as problem:
+        start_cold(command, str(problem) or type(problem).__name__)
+    follow(link, child)
+
+
+def hand_over(place: str, command: list[str]) -> tuple[_socket.socket, int]:
+    """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises Refused, OSError."""
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    link.settimeout(_CONNECT)
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    try:
+        link.connect(f"{place}/{node}.sock")
+    except OSError as error:
+        raise Refused(f"no standby here ({error.strerror or 'no answer'})") from None
+    if peer(link)[1] != os.geteuid():
+        raise Refused("the standby is somebody else's")
+    link.settimeout(_ANSWER)
+    fds = inherited(but=link.fileno())
+    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    payload = marshal.dumps(myself(command, fds))
+    link.sendall(PROTOCOL + len(payload).to_bytes(8, "little") + payload)
+    every = [here, *fds]
+    for begin in range(0, len(every), FDS_AT_ONCE):
+        some = b"".join(fd.to_bytes(4, sys.byteorder) for fd in every[begin : begin + FDS_AT_ONCE])
+        link.sendmsg([b"F"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, some)])
+    os.close(here)
+    answer, ancillary, _, _ = link.recvmsg(4096, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+    if not answer.startswith(b"ready"):
+        said, line, _ = answer.partition(b"\n")
+        raise Refused(said.decode("utf-8", "replace") if line else "the standby could not become this rank")
+    return link, int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+
+
+def peer(link: _socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end."""
+    raw = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    pid, uid, gid = (int.from_bytes(raw[at : at + 4], sys.byteorder, signed=True) for at in (0, 4, 8))
+    return pid, uid, gid
+
+
+def myself(command: list[str], fds: list[int]) -> dict[str, object]:
+    """All that COMMAND would have from us over an exec."""
+    limits = {}
+    for name in dir(resource):
+        if name.startswith("RLIMIT_"):
+            number = getattr(resource, name)
+            limits[number] = resource.getrlimit(number)
+    umask = os.umask(0o77)
+    os.umask(umask)
+    return {
+        "command": [os.fsencode(word) for word in command],
+        "python": sys.hexversion,
+        "executable": os.fsencode(sys.executable or ""),
+        "env": dict(os.environb),
+        "fds": fds,
+        "limits": limits,
+        "umask": umask,
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "groups": sorted(os.getgroups()),
+        "blocked": sorted(int(number) for number in _signal.pthread_sigmask(_signal.SIG_BLOCK, [])),
+        "ignored": [int(n) for n in range(1, _signal.NSIG) if _ignored(n)],
+        "namespaces": namespaces(),
+        "oom": _read("/proc/self/oom_score_adj"),
+    }
+
+
+def namespaces() -> list[str]:
+    return [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+
+
+def inherited(but: int) -> list[int]:
+    """The open descriptors that COMMAND would inherit, in order."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) != but and os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:  # the one that listed the folder
+            continue
+    return sorted(found)
+
+
+def start_cold(command: list[str], why: str) -> NoReturn:
+    """COMMAND itself, in this process, as if we had not been here."""
+    if os.environ.get("SLURM_PROCID", "0") == "0":
+        _say(f"ftsupervise: started cold: {why}\n")
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and that would be inherited
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, os.environ)
+    except OSError as error:
+        _say(f"{command[0]}: {error.strerror}\n")
+        os._exit(127 if error.errno == 2 else 126)
+
+
+def follow(link: _socket.socket, child: int) -> NoReturn:
+    """Tell the child to go; pass signals on; leave as it leaves."""
+    heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    keep = {link.fileno(), child, heard, tell}
+    _signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    for number in _signal.valid_signals():
+        if number not in _UNCATCHABLE:
+            try:
+                _signal.signal(number, lambda *_: None)
+            except (OSError, ValueError):
+                continue
+    try:
+        link.sendall(b"go")
+    except OSError:  # it died between its word and ours; nothing of COMMAND has run, but who knows
+        _leave_by(_signal.SIGKILL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    for name in os.listdir("/proc/self/fd"):  # a reader of our output waits for the child's end of it only
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue
+    link.settimeout(None)
+    poll = select.poll()
+    poll.register(link.fileno(), select.POLLIN)
+    poll.register(heard, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if heard in ready:
+            _pass_on(os.read(heard, 4096), child)
+        if link.fileno() in ready:
+            break
+    try:
+        word = link.recv(4)
+    except OSError:
+        word = b""
+    if len(word) < 4:  # the standby is gone: its children die with it
+        _end(child)
+        _leave_by(_signal.SIGKILL)
+    status = int.from_bytes(word, "little")
+    if os.WIFSIGNALED(status):
+        _leave_by(os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
+def _pass_on(numbers: bytes, child: int) -> None:
+    for number in numbers:
+        try:
+            _signal.pidfd_send_signal(child, number)
+        except (OSError, ValueError):  # it has just ended
+            continue
+
+
+def _end(child: int) -> None:
+    try:
+        _signal.pidfd_send_signal(child, _signal.SIGKILL)
+    except OSError:
+        return
+    gone = select.poll()
+    gone.register(child, select.POLLIN)
+    gone.poll(_DIE * 1000)
+
+
+def _leave_by(number: int) -> NoReturn:
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # the core is the child's
+    if number not in _UNCATCHABLE:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # a signal that ends nobody
+
+
+def _ignored(number: int) -> bool:
+    try:
+        return bool(_signal.getsignal(number) == _signal.SIG_IGN)
+    except ValueError:
+        return False
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, text.encode("utf-8", "replace"))
+    except OSError:
+        return
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 64).decode().strip()
+        finally:
+            os.close(fd)
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

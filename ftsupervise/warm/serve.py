@@ -1,0 +1,333 @@
+"""The standby at work: one request in, one child out, one exit status back. It waits for nobody: each connection has its own
+buffer and its own bound, and what somebody else's process says is not even read.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftsupervise import procfs
+from ftsupervise.warm import become as proxy
+from ftsupervise.warm import becoming
+from ftsupervise.warm.judge import Judge, Misfit
+
+_LARGEST = 64 << 20  # bytes of a request
+_MOST_FDS = 4096
+_READ_WITHIN = 5.0  # seconds from the connection to the whole request
+_GO_WITHIN = 10.0  # seconds a child waits to be told to go
+_CLEAR_WITHIN = 3.0  # seconds that what is left of an older attempt gets to die of SIGKILL
+_LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for what the ranks left running
+_DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+
+
+@dataclass
+class Caller:
+    """One connection, and the child that was forked for it."""
+
+    link: socket.socket
+    until: float
+    data: bytearray = field(default_factory=bytearray)
+    fds: list[int] = field(default_factory=list)
+    pid: int = 0
+    attempt: bytes = b""
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+        self.link.close()
+
+
+class Serving:
+    """Listens at PLACE/NODE.sock. ``fresh()`` says what has changed on disk since it was imported."""
+
+    def __init__(self, place: str, cpus: int, tell: Callable[[dict[str, Any]], None], fresh: Callable[[], str]) -> None:
+        self.tell, self.fresh = tell, fresh
+        self.judge = Judge(cpus)
+        self.place = Path(place)
+        self.callers: dict[int, Caller] = {}
+        self.leaving = False
+        self.kill_at: float | None = None  # monotonic: SIGKILL for what the ranks of an ended attempt left
+        self.poll = select.poll()
+
+    def serve(self) -> None:
+        """Comes back in a child that is to go on as a rank."""
+        self._listen()
+        self.tell({"ready": True})
+        while True:
+            for fd, event in self.poll.poll(self._patience()):
+                if fd == self.listener.fileno():
+                    self._accept()
+                elif fd == self.heard:
+                    self._on_signal(os.read(fd, 4096))
+                elif fd in self.callers and self._on_caller(self.callers[fd], event):
+                    return
+            self._look_around()
+
+    # ------------------------------------------------------------------------------------------------------ beginning
+
+    def _listen(self) -> None:
+        becoming.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        becoming.libc.prctl(_PR_SET_NAME, procfs.STANDBY.encode(), 0, 0, 0)
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        self.place.mkdir(mode=0o700, exist_ok=True)
+        self.name = self.place / f"{node}.sock"
+        self.name.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self.listener.bind(str(self.name))
+        self.name.chmod(0o600)
+        self.listener.listen(1024)
+        self.heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.old_wakeup = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in _DEAF:
+            signal.signal(number, signal.SIG_IGN)
+        self.poll.register(self.listener, select.POLLIN)
+        self.poll.register(self.heard, select.POLLIN)
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    def _patience(self) -> float | None:
+        bounds = [caller.until for caller in self.callers.values() if not caller.pid]
+        if self.kill_at is not None:
+            bounds.append(self.kill_at)
+        return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1) if bounds else None
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
+            self._drop(caller)
+        if self.kill_at is not None and now >= self.kill_at:
+            self.kill_at = None
+            self._send_below(signal.SIGKILL)
+        if self.leaving and not self.callers:
+            self._leave()
+
+    def _leave(self) -> None:
+        self.name.unlink(missing_ok=True)
+        self._send_below(signal.SIGKILL)
+        os._exit(0)
+
+    def _on_signal(self, numbers: bytes) -> None:
+        if signal.SIGTERM in numbers:  # the job is being ended: ranks that save are not hurried by us
+            self.leaving = True
+            self.name.unlink(missing_ok=True)
+        self._reap()
+
+    def _reap(self) -> None:
+        """Tell each end to who waits for it."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            pid, status = os.waitpid(found.si_pid, 0)
+            caller = next((one for one in self.callers.values() if one.pid == pid), None)
+            if caller is not None:
+                try:
+                    caller.link.send(status.to_bytes(4, "little"))
+                except OSError:
+                    pass
+                self._drop(caller)
+
+    def _drop(self, caller: Caller) -> None:
+        self.poll.unregister(caller.link)
+        del self.callers[caller.link.fileno()]
+        caller.close()
+        if caller.pid and not any(one.pid for one in self.callers.values()) and self._below():
+            self._send_below(signal.SIGTERM)
+            self.kill_at = time.monotonic() + _LEFTOVERS
+
+    # -------------------------------------------------------------------------------------------------------- callers
+
+    def _accept(self) -> None:
+        try:
+            link, _ = self.listener.accept()
+        except OSError:
+            return
+        if proxy.peer(link)[1] != os.geteuid() or self.leaving:
+            link.close()
+            return
+        link.setblocking(False)
+        self.callers[link.fileno()] = Caller(link, time.monotonic() + _READ_WITHIN)
+        self.poll.register(link, select.POLLIN | select.POLLRDHUP)
+
+    def _on_caller(self, caller: Caller, event: int) -> bool:
+        """Read on, or act on its end. True in a child that is to go on as a rank."""
+        if caller.pid:
+            if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # who waited for the rank was killed
+                self._end(caller)
+            return False
+        try:
+            data, received, flags, _ = socket.recv_fds(caller.link, 1 << 20, proxy.FDS_AT_ONCE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, received, flags = b"", [], 0
+        caller.fds += received
+        caller.data += data
+        if not data or flags & socket.MSG_CTRUNC or len(caller.data) > _LARGEST or len(caller.fds) > _MOST_FDS:
+            self._drop(caller)
+            return False
+        request = _whole(caller)
+        return False if request is None else self._fork(caller, request)
+
+    def _end(self, caller: Caller) -> None:
+        """SIGKILL to the rank and its group; its end is reaped as any other."""
+        self.poll.modify(caller.link, 0)
+        for kill in (os.killpg, os.kill):
+            try:
+                kill(caller.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def _fork(self, caller: Caller, request: dict[str, Any]) -> bool:
+        try:
+            changed = self.fresh()
+            if changed:
+                self.leaving = True  # a new one reads it anew
+                self.tell({"no": f"{changed} has changed"})
+                raise Misfit(f"{changed} has changed since it was imported")
+            self.judge.fits(request)
+            self.judge.folder(caller.fds[0])
+            self._make_way(request)
+            parent = os.getpid()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+        except (Misfit, OSError, KeyError, TypeError) as problem:
+            self._refuse(caller, str(problem) or type(problem).__name__)
+            return False
+        if pid == 0:
+            self._go_on_as(caller, request, parent)
+            return True
+        for fd in caller.fds:
+            os.close(fd)
+        caller.fds.clear()
+        caller.data.clear()
+        caller.pid = pid
+        caller.attempt = request["env"].get(b"FTSUPERVISE_ATTEMPT", b"")
+        self.poll.modify(caller.link, select.POLLRDHUP)
+        return False
+
+    def _refuse(self, caller: Caller, why: str) -> None:
+        try:
+            caller.link.send(f"{why}\n".encode("utf-8", "replace")[:4000])
+        except OSError:
+            pass
+        self._drop(caller)
+
+    def _make_way(self, request: dict[str, Any]) -> None:
+        """Nothing of an older attempt is alive when a newer one begins. Raises Misfit when it does not die."""
+        attempt = request["env"].get(b"FTSUPERVISE_ATTEMPT", b"")
+        alive = [one for one in self.callers.values() if one.pid]
+        older = [one for one in alive if one.attempt != attempt]
+        if alive and not older:
+            return
+        until = time.monotonic() + _CLEAR_WITHIN
+        while self._send_below(signal.SIGKILL):
+            if time.monotonic() > until:
+                raise Misfit("processes of an older attempt do not die")
+            time.sleep(0.005)
+            self._reap()
+        self.kill_at = None
+
+    # ------------------------------------------------------------------------------------------------------- the child
+
+    def _go_on_as(self, caller: Caller, request: dict[str, Any], parent: int) -> None:
+        """In the child: become the rank, say so, wait for the word. Comes back only then."""
+        link = caller.link
+        try:
+            signal.set_wakeup_fd(self.old_wakeup)
+            here, *fds = caller.fds
+            number = becoming.take_over(request["fds"], fds, here, caller.link.fileno())
+            self._forget_numbers()
+            link = socket.socket(fileno=number)
+            link.settimeout(_GO_WITHIN)
+            becoming.become(request, parent)
+            me = os.pidfd_open(os.getpid())
+            socket.send_fds(link, [b"ready"], [me])
+            os.close(me)
+            becoming.hear(request, (signal.SIGCHLD, signal.SIGTERM, *_DEAF))
+            if link.recv(2) != b"go":
+                os._exit(1)
+            link.close()
+        except (becoming.Cannot, OSError, ValueError) as problem:
+            try:
+                link.send(f"{problem}\n".encode("utf-8", "replace"))
+            except OSError:
+                pass
+            os._exit(1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def _forget_numbers(self) -> None:
+        """In the child these descriptors are closed: nothing may close their numbers again."""
+        self.listener.detach()
+        for caller in self.callers.values():
+            caller.link.detach()
+            caller.fds.clear()
+
+    # ---------------------------------------------------------------------------------------------------- below us
+
+    def _below(self) -> list[int]:
+        """All that lives below this process."""
+        tree: dict[int, list[int]] = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] not in "ZX":
+                tree.setdefault(int(fields[1]), []).append(int(name))
+        found, queue = [], [os.getpid()]
+        while queue:
+            below = tree.get(queue.pop(), [])
+            found += below
+            queue += below
+        return found
+
+    def _send_below(self, number: int) -> int:
+        pids = self._below()
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+        return len(pids)
+
+
+def _whole(caller: Caller) -> dict[str, Any] | None:
+    """The request when all of it is there. Raises nothing: what is no request is dropped at its bound."""
+    head = len(proxy.PROTOCOL)
+    if len(caller.data) < head + 8 or not caller.data.startswith(proxy.PROTOCOL):
+        return None
+    size = int.from_bytes(caller.data[head : head + 8], "little")
+    if len(caller.data) < head + 8 + size or size > _LARGEST:
+        return None
+    try:
+        request = marshal.loads(bytes(caller.data[head + 8 : head + 8 + size]))
+        batches = -(-(len(request["fds"]) + 1) // proxy.FDS_AT_ONCE)
+    except (EOFError, ValueError, TypeError, KeyError):
+        return None
+    if len(caller.data) < head + 8 + size + batches or len(caller.fds) != len(request["fds"]) + 1:
+        return None
+    return dict(request)

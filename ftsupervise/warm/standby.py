@@ -1,0 +1,214 @@
+"""The process that waits to become the next attempt: it has imported what the ranks import, and forks one for each.
+
+It runs nothing of the user's program, so it is as clean after a hundred attempts as before the first. What an import may
+leave behind that a fork does not carry over (threads, open devices and sockets, processes, an initialised GPU) is looked
+for after each one; a module that leaves such a thing is not imported by the next try.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ftsupervise.warm.serve import Serving
+
+ENV = "FTSUPERVISE_STANDBY"
+_TRIES = 6
+_LEAST_FREE = 2 << 30  # bytes
+_LEAST_SHARE = 0.1  # of the memory
+_NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
+
+
+def stand_by(orders: str) -> None:
+    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``job/warm.py``."""
+    told: dict[str, Any] = json.loads(orders)
+    _forget(told)
+    learned = json.loads(Path(told["imports"]).read_text("utf-8")) if told.get("imports") else {}
+    here = Standby(told, learned)
+    if here.tight():
+        here.tell({"no": "there is too little free memory on this node"})
+        os._exit(0)
+    here.load()
+    Serving(told["place"], here.cpus, here.tell, here.fresh).serve()
+
+
+def _forget(told: dict[str, Any]) -> None:
+    """The environment is that of the ranks from here on: modules read it when they are imported."""
+    del os.environ[ENV]
+    if told.get("pythonpath") is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = told["pythonpath"]
+
+
+class Standby:
+    """One process of one node, until it serves."""
+
+    def __init__(self, told: dict[str, Any], learned: dict[str, Any]) -> None:
+        self.told = told
+        self.modules: list[str] = told.get("modules") or learned.get("modules", [])  # what is declared wins
+        self.cpus = int(learned.get("cpus") or told.get("cpus") or 0)  # that a rank has; 0: not known
+        self.rss = int(learned.get("rss", 0))
+        self.skipped: dict[str, str] = told.setdefault("skipped", {})
+        self.stamps: dict[str, int] = {}
+
+    def tell(self, facts: dict[str, Any]) -> None:
+        """One line for the ring, on standard output."""
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}" if "SLURM_STEP_ID" in os.environ else ""
+        line = json.dumps({"node": node, "pid": os.getpid(), "step": step, **facts}) + "\n"
+        try:
+            os.write(1, line.encode())
+        except OSError:
+            return
+
+    def tight(self) -> bool:
+        """Is memory tight here? What cannot be seen counts as enough: the cost of an error is one process."""
+        try:
+            lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+            kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
+            free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
+        except (OSError, KeyError, ValueError):
+            return False
+        return free < max(_LEAST_FREE + 2 * self.rss, int(_LEAST_SHARE * total))
+
+    # ----------------------------------------------------------------------------------------------------- importing
+
+    def load(self) -> None:
+        """Import; begin anew without the modules that leave something behind. Ends the process when that does not end."""
+        everywhere = os.sched_getaffinity(0)
+        if 0 < self.cpus < len(everywhere):  # thread pools take their size from what they see now
+            os.sched_setaffinity(0, sorted(everywhere)[: self.cpus])
+        started = time.monotonic()
+        before = _traces()
+        found = self._import(before)
+        if found:
+            self.skipped.update(found)
+            if len(self.skipped) < _TRIES:
+                self._again()
+            self.tell({"no": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
+            os._exit(0)
+        os.sched_setaffinity(0, everywhere)
+        self.stamps = _stamps()
+        gc.collect()
+        gc.freeze()  # the collector of a child need not touch, and so copy, what all share
+        self.tell(
+            {
+                "modules": len(sys.modules),
+                "seconds": round(time.monotonic() - started, 2),
+                "skipped": self.skipped,
+            }
+        )
+
+    def _import(self, before: set[str]) -> dict[str, str]:
+        """Top-level name -> what it left behind, for the first that leaves something."""
+        last = ""
+        for name in self.modules:
+            top = name.partition(".")[0]
+            if top in self.skipped or top in _NEVER or name in self.skipped or name in sys.modules:
+                continue
+            if last and top != last and (left := _left(before)):
+                return {last: left}
+            last = top
+            try:
+                with warnings.catch_warnings():
+                    importlib.import_module(name)
+            except Exception:  # the rank will meet it too, or not: it is not ours to judge
+                continue
+        left = _left(before) or _bad_fork()
+        return {last or "the interpreter's start": left} if left else {}
+
+    def _again(self) -> NoReturn:
+        hook = str(Path(__file__).parent)
+        path = self.told.get("pythonpath")
+        os.environ["PYTHONPATH"] = hook if path is None else f"{hook}{os.pathsep}{path}"
+        os.environ[ENV] = json.dumps(self.told)
+        words = sys.orig_argv
+        os.execvp(words[0], words)
+
+    def fresh(self) -> str:
+        """What has changed on disk since it was imported; ""."""
+        for path, stamp in self.stamps.items():
+            if _stamp(path) != stamp:
+                return path
+        return ""
+
+
+def _traces() -> set[str]:
+    """What a fork would not carry over, as it is now."""
+    found = {f"process {pid}" for pid in _children()}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/")) and "random" not in target:
+            found.add(target)
+    return found
+
+
+def _left(before: set[str]) -> str:
+    """In words: what is there now that was not; "" if nothing."""
+    new = sorted(_traces() - before)
+    if new:
+        return f"opened or started {', '.join(new)[:200]}"
+    if len(os.listdir("/proc/self/task")) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()  # pools that know about forks (OpenBLAS) end theirs before one
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if (threads := len(os.listdir("/proc/self/task"))) > 1:
+            return f"left {threads - 1} threads"
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return "initialised CUDA" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _bad_fork() -> str:
+    """Would a child be refused by torch's CUDA? Only a child can tell."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        return ""
+    pid = os.fork()
+    if pid == 0:
+        bad = True
+        try:
+            bad = bool(cuda._is_in_bad_fork())
+        finally:
+            os._exit(1 if bad else 0)
+    bad_there = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+    return "touched CUDA, which no fork of it could use" if bad_there else ""
+
+
+def _children() -> list[str]:
+    try:
+        return Path("/proc/thread-self/children").read_text("ascii").split()
+    except OSError:
+        return []
+
+
+def _stamps() -> dict[str, int]:
+    """What to look at to see that something was installed or edited since: the folders that packages are installed in, and
+    each file of those that lie elsewhere."""
+    folders = {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
+    inside = tuple(f"{folder}/" for folder in (*folders, os.path.dirname(os.__file__)))
+    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    own = str(Path(__file__).parents[1])
+    elsewhere = {file for file in files if file and not file.startswith((*inside, f"{own}/"))}
+    return {path: stamp for path in folders | elsewhere if (stamp := _stamp(path))}
+
+
+def _stamp(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,157 @@
+"""``ftsupervise run --warm``: the restart is handed to a standby that imported what the first attempt had imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import procfs
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+
+Until = Callable[..., Any]
+
+# Slow to import, so that a standby is worth its memory; fails when told to, and says how old it is at its first step.
+TRAIN = """
+import sys
+warm = "numpy" in sys.modules
+import os, time, numpy
+from ftsupervise import Guard, imports
+attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
+time.sleep(0.6 if attempt == 1 else 0)
+guard = Guard(beat_every=0.05, poll=0.02)
+for step in range(1, 100_000):
+    if step == 1:
+        print("attempt", attempt, "pid", os.getpid(), "warm" if warm else "cold", f"{imports.age():.2f}", flush=True)
+    time.sleep(0.01)
+    if guard.step(step).stop:
+        sys.exit(0)
+    if os.path.exists(f"fail-{attempt}"):
+        raise SystemExit(3)
+"""
+
+
+class Ring:
+    """A supervised run in ``folder``."""
+
+    def __init__(self, folder: Path, *words: str, **env: str) -> None:
+        (folder / "train.py").write_text(TRAIN)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        self.folder, self.rundir = folder, RunDir(folder / "run")
+        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root), "--in-place", "9"]
+        with (folder / "out").open("w") as out:
+            self.process = subprocess.Popen(
+                [*argv, *words, "--", sys.executable, "train.py"],
+                cwd=folder, env={**clean, **env}, stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def said(self) -> str:
+        return (self.folder / "out").read_text()
+
+    def begun(self, attempt: int) -> tuple[int, str] | None:
+        """Process and temperature of an attempt that has made its first step."""
+        found = re.search(rf"^attempt {attempt} pid (\d+) (warm|cold)", self.said(), re.M)
+        return (int(found[1]), found[2]) if found else None
+
+    def fail(self, attempt: int) -> None:
+        (self.folder / f"fail-{attempt}").touch()
+
+    def ready(self) -> int:
+        return self.said().count("a standby is ready")
+
+    def standby(self) -> int:
+        """The pid of the standby."""
+        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text().strip() == "ftsup-standby":
+                return int(child)
+        return 0
+
+
+def alive(pid: int) -> bool:
+    return procfs.identity(pid) is not None
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Callable[..., Ring]]:
+    started: list[Ring] = []
+
+    def make(*words: str, **env: str) -> Ring:
+        started.append(Ring(tmp_path, *words, **env))
+        return started[-1]
+
+    yield make
+    for one in started:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGTERM)
+            one.process.wait(60)
+
+
+def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callable[..., Ring], until: Until) -> None:
+    pytest.importorskip("numpy")
+    one = ring("--warm", "auto", "--back-off", "0")
+    until(one.ready, "the standby")
+    standby = one.standby()
+    assert one.begun(1)[1] == "cold"  # type: ignore[index]
+    for attempt in (1, 2):
+        one.fail(attempt)
+        until(lambda number=attempt + 1: one.begun(number), "the next attempt")
+        assert one.begun(attempt + 1)[1] == "warm"  # type: ignore[index]
+    assert one.standby() == standby
+    (one.rundir.switches / "kill-switch").touch()
+    assert one.process.wait(60) == 0
+    assert [page.cause for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
+    assert not alive(standby)
+    print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
+
+
+def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Callable[..., Ring], until: Until) -> None:
+    pytest.importorskip("numpy")
+    one = ring("--warm", "numpy", "--back-off", "0")
+    until(one.ready, "the standby")
+    os.kill(one.standby(), signal.SIGKILL)
+    one.fail(1)
+    until(lambda: one.begun(2), "the next attempt")
+    assert one.begun(2)[1] == "cold"  # type: ignore[index]
+    until(lambda: one.ready() == 2, "the next standby")
+    one.fail(2)
+    until(lambda: one.begun(3), "the third attempt")
+    assert one.begun(3)[1] == "warm"  # type: ignore[index]
+
+
+def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callable[..., Ring], until: Until) -> None:
+    pytest.importorskip("numpy")
+    one = ring("--warm", "auto", "--back-off", "0")
+    until(one.ready, "the standby")
+    one.fail(1)
+    rank = until(lambda: one.begun(2), "the next attempt")[0]
+    one.process.kill()
+    one.process.wait(30)
+    until(lambda: not alive(rank), "its end", 60)
+
+
+def test_a_job_that_does_not_start_python_says_why_its_restarts_are_cold(
+    ring: Callable[..., Ring], tmp_path: Path
+) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "ftsupervise",
+        "run",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--warm",
+        "auto",
+        "--",
+        "true",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "restarts will be cold: the command does not start with python (true)" in done.stdout + done.stderr
