@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
-from ftsupervise.config.fields import Duration, Lines, Positive, Share, Strict, TimeLimit, wrong_at
+from ftsupervise.config.fields import Duration, Lines, Matching, Positive, Share, Strict, TimeLimit, wrong_at
 from ftsupervise.config.nodes import NodeSettings
 from ftsupervise.config.slurm_options import (
     Constraint,
@@ -37,6 +37,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Command = str | tuple[str, ...]
 
 
+ModuleName = Annotated[str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")]
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 
 
@@ -54,6 +55,9 @@ class Restart(Strict):
     """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
     stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
     """How long the command may take to leave after the kill switch was raised, before it is ended."""
+    warm: Literal["auto"] | tuple[ModuleName, ...] | None = None
+    """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
+    the run turned out to import by its first step), a list such as [torch, numpy], or null: restarts are cold."""
 
 
 class Launch(Strict):

@@ -43,6 +43,7 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
     given[ENV_ATTEMPT_DIR] = str(mine.folder)
     given[ENV_RESTART] = str(ring.restarts)
     given[ENV_PAGES] = ring.pages
+    given.update(ring.warm.env(mine.number))
     given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
     for key in (ENV_DESK, ENV_STAGING):
         given.pop(key, None)

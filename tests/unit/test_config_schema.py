@@ -43,7 +43,7 @@ launch:
   signal: USR2
   warn: 15m
   exclude: ["node-[1-4,7]", node-9]
-  restart: {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m}
+  restart: {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto}
   requeue: true
   output: logs/%x-%A_%a.out
   sbatch: [--exclusive, --mail-type=END]
