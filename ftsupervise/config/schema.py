@@ -37,7 +37,9 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Command = str | tuple[str, ...]
 
 
-ModuleName = Annotated[str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")]
+ModuleName = Annotated[
+    str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
+]
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 
 
