@@ -8,7 +8,10 @@ from statistics import median
 from benchmarks.recovery.launchers import Launcher
 from benchmarks.recovery.scene import AT, WORDS, Trial
 
-HEAD = f"{'':30} {'n':>5} {'detect':>7} {'stop':>6} {'start':>6} {'redo':>6} {'first new step':>22} {'/ cold':>7} {'redone':>6}"
+HEAD = (
+    f"{'':30} {'n':>5} {'detect':>7} {'stop':>6} {'start':>6} {'redo':>6} {'first new step':>22} {'/ cold':>7} {'redone':>6} "
+    f"{'stood':>6}"
+)
 
 
 def tables(trials: Sequence[Trial], launchers: Sequence[Launcher], faults: Sequence[str], bound: float) -> str:
@@ -26,7 +29,7 @@ _LEGEND = """\
 Seconds, medians. detect: from the fault to the end of the first surviving rank. stop: until no old rank lives. start: until the
 first step of the next attempt. redo: until its first step beyond step {at}. "first new step": all of it, with its range.
 / cold: the same divided by the same run's time from the launch to its first step. n: how many of how many came back
-within {bound:.0f} s.
+within {bound:.0f} s. stood: from the last step of the old ranks to the first new one (ranks may live on after their slurmd).
 """
 
 
@@ -46,9 +49,10 @@ def _row(words: str, mine: Sequence[Trial], bound: float) -> str:
     )
     ratio = _middle(back, lambda one: one.new / one.cold if one.new and one.cold else None)
     redone = _middle(back, lambda one: one.redone)
+    stood = _middle(back, lambda one: one.stall)
     whole = f"{median(new):.2f} ({new[0]:.2f}-{new[-1]:.2f})"
     shown = " ".join(f"{_show(cell):>{width}}" for cell, width in zip(cells, (7, 6, 6, 6), strict=True))
-    return f"{words:30} {count:>5} {shown} {whole:>22} {_show(ratio):>7} {redone or 0:>6.0f}\n"
+    return f"{words:30} {count:>5} {shown} {whole:>22} {_show(ratio):>7} {redone or 0:>6.0f} {_show(stood):>6}\n"
 
 
 def _less(later: float | None, sooner: float | None) -> float | None:

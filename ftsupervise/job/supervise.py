@@ -35,6 +35,8 @@ from ftsupervise.truth import Attempt
 
 __all__ = ["Options", "run"]
 
+_AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
+
 
 def run(options: Options, env: Mapping[str, str]) -> int:
     """The exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
@@ -168,9 +170,13 @@ class Ring:
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
         """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
         left = set(nodes or self.allocation.nodes)
-        left -= self.agents.kill(mine.folder, sorted(left))
-        if not left and self.agents.remote:
-            return True
+        if self.agents.remote:
+            left -= self.agents.kill(mine.folder, sorted(left), _AT_ONCE)
+            silent = self.allocation.silent() if left else frozenset()
+            if left and not left <= silent:  # nobody waits for the agent of a node that is not there
+                left -= self.agents.kill(mine.folder, sorted(left - silent))
+            if left <= silent:
+                return not left
         return self.allocation.kill_ranks(mine.folder, tuple(n for n in self.allocation.nodes if n in left))
 
     def _clear_steps(self, mine: ledger.Claim) -> str:

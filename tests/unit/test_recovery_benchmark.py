@@ -17,9 +17,11 @@ OURS = LAUNCHERS[0]
 
 
 def test_the_parts_add_up_to_the_whole_and_the_ratio_is_to_the_same_runs_own_start() -> None:
-    trial = Trial(OURS.name, "SIGKILL", cold=4.0, acts=0.1, down=0.3, process=0.6, first=3.0, new=3.5, redone=10)
+    trial = Trial(
+        OURS.name, "SIGKILL", cold=4.0, acts=0.1, down=0.3, process=0.6, first=3.0, new=3.5, redone=10, stall=3.55
+    )
     row = tables([trial], [OURS], ["SIGKILL"], 60).splitlines()[-1]
-    assert row.split()[2:] == ["1/1", "0.10", "0.20", "2.70", "0.50", "3.50", "(3.50-3.50)", "0.88", "10"]
+    assert row.split()[2:] == ["1/1", "0.10", "0.20", "2.70", "0.50", "3.50", "(3.50-3.50)", "0.88", "10", "3.55"]
 
 
 def test_what_did_not_come_back_is_counted_and_has_no_time() -> None:
