@@ -17,6 +17,12 @@ def stamp(what: str, step: int = 0) -> None:
 
 
 stamp("process")  # before anything is imported
+if os.getsid(0) != os.getpid():
+    # Linux shares a busy processor out by session, and torchrun's ranks have one each while srun's share their node's: twice
+    # the processor for the one and not the other, where other work runs beside them.
+    if os.getpgrp() == os.getpid():  # who leads a group cannot leave it
+        os.setpgid(0, os.getpgid(os.getppid()))
+    os.setsid()
 
 import signal  # noqa: E402
 import sys  # noqa: E402
