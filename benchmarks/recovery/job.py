@@ -22,7 +22,12 @@ if os.getsid(0) != os.getpid():
     # the processor for the one and not the other, where other work runs beside them.
     if os.getpgrp() == os.getpid():  # who leads a group cannot leave it
         os.setpgid(0, os.getpgid(os.getppid()))
-    os.setsid()
+    for _ in range(300):  # until the node's other rank has left the group, too
+        try:
+            os.setsid()
+            break
+        except PermissionError:
+            time.sleep(0.01)
 
 import signal  # noqa: E402
 import sys  # noqa: E402
