@@ -1,6 +1,7 @@
 """Pages: what one rank says of itself, in memory that its node's other processes can read. Some 100 ns a step, no system call.
 
-    DIR/rank-N    one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
+    DIR/rank-N     one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
+    DIR/stack-N    its stacks, when it was asked for them (guard/stacks.py)
 
 The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
 phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 from pathlib import Path
 from time import monotonic
@@ -22,6 +24,10 @@ from ftsupervise import procfs
 from ftsupervise.truth import Reading
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
+
+STACK_SIGNAL = (
+    signal.SIGRTMIN + 7
+)  # asks a rank for its stacks (guard/stacks.py); of no use to anybody else that we know of
 
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"
@@ -99,6 +105,11 @@ class Page:
     def failed(self) -> None:
         """An exception is on its way out of the loop."""
         self._q[_FLAGS] |= _LEAVING | _FAILED
+
+
+def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
+    """Where the rank writes its stacks when it is asked to."""
+    return Path(directory, f"stack-{rank}")
 
 
 def read_page(path: Path) -> Reading | None:

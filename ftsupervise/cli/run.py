@@ -32,6 +32,17 @@ def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Wanted:
         raise click.BadParameter(str(error)) from None
 
 
+def _seconds_or_off(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value in (None, "off"):
+        return value
+    try:
+        if 0 < float(value) <= 86400:
+            return value
+    except ValueError:
+        pass
+    raise click.BadParameter(f'"{value}" is not a number of seconds, nor "off"')
+
+
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
     from ftsupervise.job.cause import Kind
 
@@ -117,6 +128,37 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     help='Keep a standby that has imported what the ranks import, and restart from it: "auto", "off", or modules: a,b.',
 )
 @click.option(
+    "--hang",
+    callback=_seconds_or_off,
+    metavar="S",
+    help='End a command that stands still for S (10) seconds and longer than ever before, or "off"; without it and '
+    "without --in-place such a command is only told.",
+)
+@click.option(
+    "--hang-factor",
+    type=click.FloatRange(min=1),
+    default=3.0,
+    show_default=True,
+    metavar="X",
+    help="So many times the longest pause seen so far in that phase is a hang.",
+)
+@click.option(
+    "--hang-start",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1800.0,
+    show_default=True,
+    metavar="S",
+    help="The first step may take so long.",
+)
+@click.option(
+    "--hang-unknown",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="A phase that was not seen often enough may take so long.",
+)
+@click.option(
     "--guard-poll", type=click.FloatRange(min=0), metavar="S", help="Seconds between two looks at the switches."
 )
 @click.option(
@@ -145,6 +187,10 @@ def run(
     health_timeout: float,
     health_when: tuple[str, ...],
     warm: Wanted,
+    hang: str | None,
+    hang_factor: float,
+    hang_start: float,
+    hang_unknown: float,
     guard_poll: float | None,
     guard_memory: str | None,
     guard_stop_before: float | None,
@@ -162,6 +208,7 @@ def run(
     from ftsupervise.config.locate import find_run
     from ftsupervise.job import supervise
     from ftsupervise.job.decide import Budgets
+    from ftsupervise.job.hang import Patience
     from ftsupervise.job.nodes import Care
     from ftsupervise.rundir import ENV_RUN, RunDir
 
@@ -180,6 +227,8 @@ def run(
         grace=grace,
         stop_within=stop_within,
         warm=warm,
+        hang=None if hang == "off" else Patience(float(hang or 10), hang_factor, hang_start, hang_unknown),
+        end_hung=hang is not None or in_place > 0,
         budgets=Budgets(in_place=in_place, same_failure=same_failure, of_kind=budget, back_off=back_off),
         care=Care(
             directory=Path(nodes_dir).expanduser().absolute() if nodes_dir else None,

@@ -43,6 +43,19 @@ ModuleName = Annotated[
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 
 
+class HangSettings(Strict):
+    """When a command that stands still is ended and started again."""
+
+    at_least: Annotated[Duration, Positive] = timedelta(seconds=10)
+    """Standing still for less is never a hang."""
+    factor: Annotated[float, Field(ge=1, le=1000)] = 3.0
+    """So many times the longest pause seen so far in that phase is a hang."""
+    start: Annotated[Duration, Positive] = timedelta(minutes=30)
+    """How long the first step may take."""
+    unknown: Annotated[Duration, Positive] = timedelta(minutes=10)
+    """How long a phase may take that was not seen often enough."""
+
+
 class Restart(Strict):
     """What is done when the command fails: start it again in the same job, leave to the next member, or stop the chain."""
 
@@ -60,6 +73,8 @@ class Restart(Strict):
     warm: Literal["auto"] | tuple[ModuleName, ...] | None = None
     """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
     the run turned out to import by its first step), a list such as [torch, numpy], or null: restarts are cold."""
+    hang: HangSettings | None = HangSettings()
+    """When a command that stands still is ended; null: never."""
 
 
 class Launch(Strict):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ftsupervise import beats, imports, pages
 from ftsupervise.fence import is_sealed
+from ftsupervise.guard import stacks
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
 from ftsupervise.truth import Beat
@@ -75,6 +76,7 @@ class Heart:
             atexit.register(
                 lambda: page.leaving() if os.getpid() == page.pid else None
             )  # who dies without it was killed
+            stacks.listen(directory, self._place.rank)
             return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly
             self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")

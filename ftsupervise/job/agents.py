@@ -46,8 +46,9 @@ class Agents:
         ears: Ears,
         child: Sequence[str] = (),
         silence: float = _SILENT,
+        often: float = _EVERY,
     ) -> None:
-        self.allocation, self.child, self._silence = allocation, tuple(child), silence
+        self.allocation, self.child, self._silence, self._often = allocation, tuple(child), silence, often
         self.base = places.new_base()
         self._env = env
         self._key = os.urandom(wire.KEY)
@@ -219,7 +220,7 @@ class Agents:
         try:
             wanted = float(self._env.get(ENV_EVERY, ""))
         except ValueError:
-            wanted = _EVERY
+            wanted = self._often
         return max(0.02, wanted, len(self.allocation.nodes) / _RATE)
 
     # ----------------------------------------------------------------------------------------------------- being blind
@@ -269,7 +270,7 @@ class Agents:
             done = bounded.run(words, timeout=timeout, env={**os.environ, "PYTHONSAFEPATH": "1"})
         except OSError:
             return None
-        return done.stdout if done.code == 0 else None
+        return done.stdout if done.code == 0 or done.stdout else None
 
 
 def _gone_within(pid: int, start: int, seconds: float) -> bool:

@@ -19,11 +19,13 @@ from ftsupervise.job.agents import Agents
 from ftsupervise.job.cause import Failure, cause, failure, signal_name
 from ftsupervise.job.decide import Budgets
 from ftsupervise.job.ears import STOP, Ears, Lookout
+from ftsupervise.job.hang import Patience, Verdict
 from ftsupervise.job.nodes import Care
 from ftsupervise.job.oom import Kills
 from ftsupervise.job.pulse import Death
-from ftsupervise.job.voice import tell
+from ftsupervise.job.voice import shown, tell
 from ftsupervise.job.warm import Wanted, Warm
+from ftsupervise.job.witness import Witness, words
 from ftsupervise.ledger import Reached, reached
 from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, RunDir, read_json, write_whole
 
@@ -53,6 +55,8 @@ class Options:
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
     care: Care = field(default_factory=Care)
+    hang: Patience | None = field(default_factory=Patience)  # None: hangs are not looked for
+    end_hung: bool = False  # end a hung command; otherwise it is only told
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Running:
         agents: Agents | None = None,
         *,
         warm: Warm,
+        witness: Witness | None = None,
     ) -> None:
         self.agents = agents
         self.warm = warm
@@ -111,6 +116,8 @@ class Running:
         self.kills = Kills()
         self.lookout: Lookout | None = None
         self.restarts = options.budgets.in_place > 0 and postmortem.may_end_with_a_rank(command)
+        self.witness = witness
+        self.hung: Verdict | None = None  # why it was ended, if it was for that
         self.listens = options.budgets.in_place > 0 and postmortem.ends_with_a_rank(command) and self.output.is_file
 
     # ------------------------------------------------------------------------------------------------- its life
@@ -132,7 +139,7 @@ class Running:
     def _start(self, env: dict[str, str]) -> int | None:
         """None when it runs; else the exit code of a command that cannot be started, as a shell would give it."""
         command = self.command
-        self.say(f"attempt {self.mine.number} of {self.options.name}: {_show(command)}")
+        self.say(f"attempt {self.mine.number} of {self.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
         dressed = self.warm.dress(command)
         try:
@@ -163,6 +170,7 @@ class Running:
     def _patience(self) -> float | None:
         now = time.monotonic()
         bounds = [_LISTEN] if self.listens else []
+        bounds += [self.witness.due - now] if self.witness is not None and self.kill_at is None else []
         bounds += [until - now for until in (self.kill_at, self._stop_at()) if until is not None]
         return max(0.0, min(bounds)) if bounds else None
 
@@ -189,6 +197,27 @@ class Running:
             self.listens = False
             self.kill_at = self.died_at + _VICTIMS
             self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
+            return
+        self._look_for_a_hang()
+
+    def _look_for_a_hang(self) -> None:
+        """Evidence first. Then nobody waits for a SIGTERM: a stopped process cannot take it, one in a collective will not."""
+        at_rest = self.warned or (self.lookout is not None and self.lookout.seen.kill_since is not None)
+        verdict = None if self.witness is None or at_rest else self.witness.alarm()
+        if verdict is None:
+            return
+        self.say(f"{words(verdict)}; evidence in {self.mine.folder / 'evidence'}")
+        if not self.options.end_hung:
+            self.say("it is left alone: neither --hang nor --in-place was given")
+            self.witness = None
+            return
+        self.hung, self.ended, self.kill_at = verdict, words(verdict), time.monotonic()
+        self.died_at, ours = self.kill_at, self._ours()
+        if not processes.sruns(ours):
+            self.kill_at += _VICTIMS
+            odd = [one.pid for one in verdict.odd if one.state in ("T", "t", "D") and one.pid in ours]
+            processes.send(odd, signal.SIGKILL)
+            processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
     def _told_death(self) -> str:
         """The first crash that a node has told of; "" if none, and if nobody here would start again."""
@@ -377,13 +406,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _show(command: tuple[str, ...]) -> str:
-    import shlex
-
-    text = shlex.join(command)
-    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _now() -> datetime:

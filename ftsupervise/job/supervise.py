@@ -23,12 +23,14 @@ from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
 from ftsupervise.job.ears import STOP, Ears
 from ftsupervise.job.environment import command_env
+from ftsupervise.job.hang import Past
 from ftsupervise.job.keeper import Keeper
 from ftsupervise.job.minder import Minder
 from ftsupervise.job.nodes import FAILURE, Nodes
 from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
 from ftsupervise.job.warm import Warm
+from ftsupervise.job.witness import Witness, often
 from ftsupervise.ledger import Reached
 from ftsupervise.ledger import ledger as read_ledger
 from ftsupervise.truth import Attempt
@@ -77,7 +79,7 @@ class Ring:
         self.end = deadline.from_environment(env) or deadline.ask_slurm(env)
         self.allocation = Allocation(env)
         self.others = self.allocation.steps() if is_srun(options.command) else frozenset()  # steps that are not ours
-        self.agents = Agents(options.rundir, self.allocation, env, ears)
+        self.agents = Agents(options.rundir, self.allocation, env, ears, often=often(options.hang))
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
         self.nodes = Nodes(options, env, self.allocation)
@@ -86,6 +88,7 @@ class Ring:
         self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, env, partial(tell, None))
         self.asked = ""  # why nothing more is to be started
         self.hold: fencing.Hold | None = None  # what the attempt at work writes through
+        self.past = Past()  # how long this run's steps and phases take
 
     def go(self) -> int:
         code = 0
@@ -148,8 +151,9 @@ class Ring:
         away = frozenset(node for node, state in self.states.items() if is_away(state))
         self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
+        witness, command = self._witness(mine), placement.command
         one = Running(
-            self.options, mine, placement.command, self.end, self.ears, kill_ranks, self.agents, warm=self.warm
+            self.options, mine, command, self.end, self.ears, kill_ranks, self.agents, warm=self.warm, witness=witness
         )
         self.minder.mind(mine.folder)
         ended = one.see_through(command_env(self, mine, placement))
@@ -178,6 +182,11 @@ class Ring:
             if left <= silent:
                 return not left
         return self.allocation.kill_ranks(mine.folder, tuple(n for n in self.allocation.nodes if n in left))
+
+    def _witness(self, mine: ledger.Claim) -> Witness | None:
+        if self.options.hang is None:
+            return None
+        return Witness(self.options.hang, self.past, self.agents.pulses.newest, self.agents.ask_all, mine.folder)
 
     def _clear_steps(self, mine: ledger.Claim) -> str:
         """srun may be gone and its ranks on other nodes not: what is left of the step ends before anything else begins."""

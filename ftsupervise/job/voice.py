@@ -19,3 +19,11 @@ def tell(log: Path | None, text: str) -> None:
             file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
     except OSError:
         return
+
+
+def shown(command: tuple[str, ...]) -> str:
+    """A command in one line that is not too long."""
+    import shlex
+
+    text = shlex.join(command)
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -22,7 +22,7 @@ from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.blame import Node
-    from ftsupervise.config.schema import Launch, Run
+    from ftsupervise.config.schema import HangSettings, Launch, Run
 
 COMMENT = "ftsupervise"
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
@@ -169,6 +169,7 @@ def _supervisor(run: Run, python: str) -> list[str]:
     words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
     if restart.warm:
         words += ["--warm", restart.warm if isinstance(restart.warm, str) else ",".join(restart.warm)]
+    words += hang_words(restart.hang)
     for kind, number in restart.budgets.items():
         words += ["--budget", f"{kind}={number}"]
     words += _care(run)
@@ -195,6 +196,20 @@ def _care(run: Run) -> list[str]:
     if nodes.health is not None:
         words += ["--health", nodes.health.command, "--health-timeout", f"{nodes.health.timeout.total_seconds():g}"]
         words += [word for when in nodes.health.when for word in ("--health-when", when)]
+    return words
+
+
+def hang_words(hang: HangSettings | None) -> list[str]:
+    """What differs from the usual is said; the rest is the usual."""
+    if hang is None:
+        return ["--hang", "off"]
+    usual, words = type(hang)(), ["--hang", f"{hang.at_least.total_seconds():g}"]
+    if hang.factor != usual.factor:
+        words += ["--hang-factor", f"{hang.factor:g}"]
+    if hang.start != usual.start:
+        words += ["--hang-start", f"{hang.start.total_seconds():g}"]
+    if hang.unknown != usual.unknown:
+        words += ["--hang-unknown", f"{hang.unknown.total_seconds():g}"]
     return words
 
 

@@ -47,7 +47,8 @@ def main() -> int:
         from ftsupervise.node.answer import answer
 
         sys.stdout.write(answer(sys.argv[2], os.environ.get("SLURMD_NODENAME", "")))
-        return 0
+        sys.stdout.flush()
+        os._exit(0)  # what hangs in a thread holds nobody up
     key = os.environ.pop(ENV_KEY, "")
     try:
         told, secret = orders(sys.argv[1:]), bytes.fromhex(key)

@@ -43,7 +43,9 @@ launch:
   signal: USR2
   warn: 15m
   exclude: ["node-[1-4,7]", node-9]
-  restart: {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto}
+  restart:
+    {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto,
+     hang: {at_least: 20s, factor: 4, start: 1h, unknown: 20m}}
   requeue: true
   output: logs/%x-%A_%a.out
   sbatch: [--exclusive, --mail-type=END]

@@ -1,0 +1,303 @@
+"""Does the run stand still? Pure: pulses and the clock go in; fine, suspect or hung comes out, with who and why.
+
+    progress   any rank makes a step, changes its phase, or says ``guard.beat()``
+    bound      max(floor, factor x the largest gap between two signs of progress seen in this phase), over all attempts
+               of the job. Twice that while fewer than 100 gaps are known (30 visits), a generous default below 10.
+    confirmed  the same ranks were looked at again and again before the bound. One that is
+                 stopped (T), or gone while the others live: sure, at the bound
+                 asleep (S or D), without CPU for 0.4 of the bound: at the bound
+                 using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
+                 or evaluate without a word; a collective that spins looks the same
+
+What nobody has heard of a rank since says nothing: only time over which all of them were *heard* to stand still counts, and
+only time in which we ourselves ran on time. An alarm at the place of the last one waits three times longer each time: a run
+that is only slow at that place (an evaluation that nobody announced) comes through in the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from ftsupervise.truth import Pulse
+
+START = "start"
+FINISHED = "finished"
+_LEAVING, _UNHEARD = "leaving", "unheard of"  # in place of a phase
+
+_KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or when it has ended so often
+_SURE_GAPS, _SURE_VISITS = 100, 30  # and the factor holds as it stands after so many
+_FIRST_GAPS = 3  # of each attempt in a phase: caches are cold
+_SLOWER = 6.0  # floors: the least for those, and for ranks that use CPU
+_BUSY = 3.0  # times the bound for ranks that use CPU
+_HEARD = 10.0  # seconds without a word after which a rank counts as not heard of
+_IDLE = 0.05  # share of a core below which a process does nothing
+JITTER = 0.05  # seconds by which the times of another node may move without meaning
+_AGAIN = 3.0  # times the bound at the place of the last alarm
+_REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
+_LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
+
+
+class Health(Enum):
+    FINE = "fine"
+    SUSPECT = "suspect"
+    HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds; ``factor`` times the largest gap of a phase."""
+
+    floor: float = 10.0
+    factor: float = 3.0
+    start: float = 1800.0  # up to the first step
+    unknown: float = 600.0  # a phase of which not enough is known
+
+    @property
+    def period(self) -> float:
+        """Seconds between two looks."""
+        return min(0.5, max(0.02, self.floor / 20))
+
+
+class Verdict(NamedTuple):
+    """What a look says. ``waited`` and ``bound`` in seconds; ``since`` is the monotonic time of the last progress."""
+
+    health: Health
+    phase: str = ""
+    step: int | None = None
+    since: float = 0.0
+    waited: float = 0.0
+    bound: float = 0.0
+    odd: tuple[Pulse, ...] = ()  # the ranks that differ from those that wait; () when nobody does
+    how: str = ""  # "stopped", "uses no CPU", "uses CPU", "gone"
+    sure: bool = False
+
+
+@dataclass
+class Gaps:
+    """What is known of one phase."""
+
+    largest: float = 0.0  # seconds
+    count: int = 0
+    visits: int = 0  # how often it has ended
+
+    @property
+    def known(self) -> bool:
+        return self.count >= _KNOWN_GAPS or self.visits >= _KNOWN_VISITS
+
+    @property
+    def sure(self) -> bool:
+        return self.count >= _SURE_GAPS or self.visits >= _SURE_VISITS
+
+
+@dataclass
+class Past:
+    """What the attempts of this job have taught."""
+
+    phases: dict[str, Gaps] = field(default_factory=dict)
+    alarm: tuple[str, int | None] | None = None  # phase and step of the last alarm that was not sure
+    alarms: int = 0  # at that place, in a row
+
+    def remember(self, verdict: Verdict) -> None:
+        """An attempt was ended for this verdict."""
+        place = (verdict.phase, verdict.step)
+        if not verdict.sure:
+            self.alarms = self.alarms + 1 if self._at(*place) else 1
+            self.alarm = place
+
+    def times(self, phase: str, step: int | None) -> float:
+        return float(_AGAIN**self.alarms) if self._at(phase, step) else 1.0
+
+    def _at(self, phase: str, step: int | None) -> bool:
+        if self.alarm is None or self.alarm[0] != phase:
+            return False
+        return self.alarm[1] == step or (None not in (step, self.alarm[1]) and abs(step - self.alarm[1]) <= 1)  # type: ignore[operator]
+
+
+class _Mark(NamedTuple):
+    """A rank at the begin of a window."""
+
+    at: float
+    cpu: float | None
+    looks: int
+    runnable: int  # looks at which it was
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """All pulses, taken together."""
+
+    progress: float  # when anybody made any, last
+    heard_until: float  # up to when all who are heard of are known
+    step: int | None
+    phases: dict[str, int]  # how many ranks are in each
+    active: tuple[Pulse, ...]  # heard of, and meant to make steps
+    unheard: int
+
+
+class Detector:
+    """One attempt's. ``look`` is to be called once a ``patience.period``."""
+
+    def __init__(self, patience: Patience, past: Past) -> None:
+        self.patience, self.past = patience, past
+        self._here: dict[str, int] = {}  # phase -> gaps seen in this attempt
+        self._progress: float | None = None
+        self._step: int | None = None
+        self._phase = ""
+        self._age = 0.0  # at the last look
+        self._late = 0.0  # seconds since the last progress in which we did not run
+        self._looked: float | None = None
+        self._marks: dict[int, _Mark] = {}
+        self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
+
+    def look(self, now: float, pulses: Sequence[Pulse]) -> Verdict:
+        """What to think of the run at monotonic ``now``."""
+        spacing = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        late = spacing - self.patience.period if spacing > 3 * self.patience.period else 0.0
+        sight = _see(now, pulses)
+        if sight is None:
+            return Verdict(Health.FINE)
+        self._late += late
+        self._follow(sight)
+        bound = self._bound(self._phase, sight.step)
+        if sight.unheard:
+            bound = max(bound, self.patience.unknown)
+        verdict = Verdict(Health.FINE, self._phase, sight.step, sight.progress, self._age, bound)
+        if self._age < bound / 2 or not sight.active:
+            self._marks, self._busy = {}, None
+            return verdict
+        self._watch(sight.active, min(5.0, bound / 4))
+        return self._judge(verdict, sight)
+
+    # ---------------------------------------------------------------------------------------------------- learning
+
+    def _follow(self, sight: _Sight) -> None:
+        """Has there been progress since the last look, and how long did it take?"""
+        phase = max(sorted(sight.phases), key=lambda name: (self._bound(name, sight.step), -sight.phases[name]))
+        before = self._progress
+        moved = before is None or sight.progress > before + JITTER or sight.step != self._step
+        if before is not None and moved:
+            self._learn(sight.progress - before - self._late, _steps(self._step, sight.step), phase != self._phase)
+        if moved:
+            self._progress, self._late = sight.progress, 0.0
+        self._phase, self._step = phase, sight.step
+        self._age = max(0.0, sight.heard_until - (self._progress or 0.0) - self._late)
+
+    def _learn(self, seconds: float, steps: int, left: bool) -> None:
+        """A gap has ended. Of several steps between two looks, the age at the last look is one, the mean another."""
+        gap = seconds if steps <= 1 else max(self._age, seconds / steps)
+        gaps = self.past.phases.setdefault(self._phase, Gaps())
+        gaps.largest = max(gaps.largest, gap)
+        gaps.count += max(1, steps)
+        gaps.visits += left
+        self._here[self._phase] = self._here.get(self._phase, 0) + max(1, steps)
+
+    def _bound(self, phase: str, step: int | None) -> float:
+        patience = self.patience
+        if phase == START:
+            return patience.start
+        gaps = self.past.phases.get(phase)
+        if gaps is None or not gaps.known or phase in (_LEAVING, _UNHEARD):
+            return max(patience.unknown, patience.factor * gaps.largest if gaps else 0.0)
+        bound = max(patience.floor, patience.factor * gaps.largest * (1 if gaps.sure else 2))
+        if self._here.get(phase, 0) < _FIRST_GAPS:
+            bound = max(bound, _SLOWER * patience.floor)
+        return bound * self.past.times(phase, step)
+
+    # -------------------------------------------------------------------------------------------------- confirming
+
+    def _watch(self, active: Iterable[Pulse], window: float) -> None:
+        """Who does something? Counted over windows of so many seconds."""
+        whole = bool(self._marks)
+        for one in active:
+            mark = self._marks.get(one.rank)
+            if mark is None:
+                mark = _Mark(one.seen, one.cpu, 0, 0)
+            elif one.seen > mark.at:
+                mark = mark._replace(looks=mark.looks + 1, runnable=mark.runnable + (one.state == "R"))
+            self._marks[one.rank] = mark
+            whole = whole and mark.looks >= 2 and one.seen - mark.at >= window
+        if whole:
+            busy = {one.rank: one.seen for one in active if _does_something(one, self._marks[one.rank])}
+            self._busy = {**(self._busy or {}), **busy}
+            self._marks = {}
+            self._watch(active, window)
+
+    def _judge(self, so_far: Verdict, sight: _Sight) -> Verdict:
+        verdict = so_far._replace(health=Health.SUSPECT)
+        active = sight.active
+        behind = _behind(active)
+        stopped = tuple(one for one in active if one.state in ("T", "t"))
+        gone = tuple(one for one in active if one.state in ("X", "Z"))
+        if stopped or gone:
+            how = "stopped" if stopped else "gone"
+            verdict = verdict._replace(odd=stopped or gone, how=how, sure=True)
+            return self._hung_after(verdict, so_far.bound)
+        if self._busy is None:
+            return verdict
+        suspects = behind or active
+        rested = {rank for rank, at in self._busy.items() if sight.heard_until - at >= _REST * so_far.bound}
+        at_work = tuple(one for one in suspects if one.rank in self._busy and one.rank not in rested)
+        if at_work:
+            few = at_work if 2 * len(at_work) <= len(active) else ()
+            verdict = verdict._replace(odd=behind or few, how="uses CPU")
+            least = _SLOWER * self.patience.floor
+            return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
+        return self._hung_after(verdict._replace(odd=behind or _different(active), how="uses no CPU"), so_far.bound)
+
+    def _hung_after(self, verdict: Verdict, bound: float) -> Verdict:
+        hung = self._age >= _LEAD * bound
+        return verdict._replace(health=Health.HUNG if hung else Health.SUSPECT, bound=bound)
+
+
+def _see(now: float, pulses: Sequence[Pulse]) -> _Sight | None:
+    """None when nobody is heard of."""
+    progress, until, top = float("-inf"), now, None
+    phases: dict[str, int] = {}
+    active, unheard = [], 0
+    for one in pulses:
+        progress = max(progress, one.stepped, one.beaten)
+        if one.step is not None and (top is None or one.step > top):
+            top = one.step
+        phase = one.phase
+        if now - one.seen > _HEARD:
+            unheard += 1
+            continue
+        until = min(until, one.seen)
+        if one.leaving or phase == FINISHED:
+            phase = _LEAVING
+        else:
+            active.append(one)
+        phases[phase] = phases.get(phase, 0) + 1
+    return _Sight(progress, until, top, phases, tuple(active), unheard) if phases else None
+
+
+def _steps(before: int | None, after: int | None) -> int:
+    return max(0, after - before) if before is not None and after is not None else 0
+
+
+def _does_something(one: Pulse, mark: _Mark) -> bool:
+    """What could not be seen counts as work: it is no reason to kill."""
+    if one.cpu is None or mark.cpu is None or not one.state:
+        return True
+    return one.cpu - mark.cpu >= _IDLE * (one.seen - mark.at) or 2 * mark.runnable > mark.looks
+
+
+def _behind(active: Sequence[Pulse]) -> tuple[Pulse, ...]:
+    """Those that have made fewer steps than the others; () when nobody has."""
+    least = min(-1 if one.step is None else one.step for one in active)
+    found = tuple(one for one in active if (-1 if one.step is None else one.step) == least)
+    return found if len(found) < len(active) else ()
+
+
+def _different(active: Sequence[Pulse]) -> tuple[Pulse, ...]:
+    """Those few that are in another state (D), or in another phase, than most; () when nobody is."""
+    for traits in ([one.state == "D" for one in active], [one.phase for one in active]):
+        common, count = Counter(traits).most_common(1)[0]
+        if len(active) > count > len(active) / 2:
+            return tuple(one for one, trait in zip(active, traits, strict=True) if trait != common)
+    return ()

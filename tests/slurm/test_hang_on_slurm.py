@@ -1,0 +1,42 @@
+"""A hang on real Slurm: the rank that stands still on another node is named, and the run goes on in the same job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+
+def test_a_stopped_rank_on_another_node_is_named_and_the_run_goes_on_in_the_same_job(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    here.train("--steps 150 --step-time 0.02 --save-every 20", restart={"hang": {"at_least": "2s"}})
+    until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
+    os.kill(here.trains(1)[1], signal.SIGSTOP)
+    struck = time.time()
+    until(lambda: here.attempts()[0].ended, "the end of the first attempt")
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    first, second = here.attempts()
+    assert first.ended is not None
+    print(f"from SIGSTOP to the end of the attempt: {first.ended.timestamp() - struck:.2f} s")
+    assert re.match(r"hang: rank 1 on node-1 is stopped; ", first.cause), first.cause
+    assert (first.kind, first.then.partition(":")[0]) == ("hang", "restarted in place")
+    assert second.cause == "finished"
+    folder = Path(here.rundir.attempt(1)) / "evidence"
+    assert "-> 1  node-1" in (folder / "hang.txt").read_text()
+    assert "State:\tT (stopped)" in (folder / "rank-1.txt").read_text()
+    assert "train.py" in (folder / "rank-0.txt").read_text(), "where the other one waits"
+    assert not here.processes()

@@ -1,0 +1,139 @@
+"""A run that stands still, with real processes on this machine: found, confirmed, written down, ended and started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.beats import read_beats
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+
+Until = Callable[..., Any]
+Run = Callable[..., "subprocess.Popen[str]"]
+
+TWO_RANKS = str(Path(__file__).with_name("two_ranks.py"))
+FAST = ("--in-place", "5", "--hang", "1", "--back-off", "0")
+
+
+def train(*words: str) -> tuple[str, ...]:
+    return (sys.executable, TWO_RANKS, *words)
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def run(tmp_path: Path, rundir: RunDir) -> Iterator[Run]:
+    started: list[subprocess.Popen[str]] = []
+
+    def one(*words: str) -> subprocess.Popen[str]:
+        clean = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_", "RANK", "WORLD_SIZE"))
+        }
+        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir.root), *words]
+        with (tmp_path / "out").open("a") as log:
+            started.append(subprocess.Popen(argv, env=clean, stdout=log, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield one
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(40)
+
+
+def evidence(rundir: RunDir, name: str) -> str:
+    return (rundir.attempt(1) / "evidence" / name).read_text()
+
+
+def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_its_checkpoint(
+    run: Run, rundir: RunDir
+) -> None:
+    one = run(*FAST, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
+    assert one.wait(60) == 0
+    first, second = ledger(rundir)
+    assert first.kind == "hang"
+    assert re.match(r"hang: rank 1 on .* is stopped; no progress for \d\.\d s at step 74 \(train\)", first.cause)
+    assert first.then.startswith("restarted in place")
+    assert (second.cause, second.first_step) == ("finished", 71)
+    assert "-> 1 " in evidence(rundir, "hang.txt")
+    assert "it is stopped, and answers when it goes on" in evidence(rundir, "rank-1.txt")
+    assert re.search(r"in all_reduce$", evidence(rundir, "rank-0.txt"), re.M), "where the other one waits"
+    assert "State:\tT (stopped)" in evidence(rundir, "rank-1.txt")
+
+
+def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: Run, rundir: RunDir) -> None:
+    one = run(*FAST, "--", *train("time.sleep(1000)"))
+    assert one.wait(60) == 0
+    first, second = ledger(rundir)
+    assert first.cause.startswith("hang: rank 1 on ")
+    assert second.cause == "finished"
+    assert "waits no" in evidence(rundir, "rank-1.txt").splitlines()[0]
+    assert "waits yes" in evidence(rundir, "rank-0.txt").splitlines()[0]
+
+
+def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Run, rundir: RunDir) -> None:
+    one = run("--in-place", "5", "--hang", "0.5", "--", *train("while True: pass"))
+    assert one.wait(90) == 0
+    first, second = ledger(rundir)
+    found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.cause)
+    assert found is not None, first.cause
+    assert float(found[1]) >= 0.9 * 6 * 0.5
+    assert second.cause == "finished"
+
+
+def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: Run, rundir: RunDir, until: Until) -> None:
+    run("--hang-unknown", "3", "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
+    log = rundir.attempt(1) / "run.log"
+    until(lambda: log.exists() and "it is left alone" in log.read_text(), "the line in the log")
+    assert (rundir.attempt(1) / "evidence" / "hang.txt").exists()
+    ranks = {beat.rank: beat.pid for beat in read_beats(rundir)}
+    assert Path(f"/proc/{ranks[1]}").exists()
+    os.kill(ranks[1], signal.SIGCONT)
+    until(lambda: ledger(rundir)[0].cause == "finished", "the end of the run that went on")
+
+
+@pytest.fixture
+def overloaded() -> Iterator[None]:
+    """A process on each core that wants all of it."""
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for one in burners:
+        one.kill()
+        one.wait()
+
+
+def soak(run: Run, rundir: RunDir, seconds: float, scale: float) -> None:
+    """Saves, evaluations, pauses with a heavy tail (Pareto 1.5, up to 7 s): no alarm, nor a look into one."""
+    one = run(
+        *("--in-place", "5", "--hang", f"{10 * scale:g}"),
+        "--",
+        *train("soak", f"{seconds:g}", f"{scale:g}"),
+    )
+    assert one.wait(2 * seconds + 60) == 0
+    (only,) = ledger(rundir)
+    print(f"{only.last_step} steps in {seconds:g} s: no alarm")
+    assert only.cause == "finished"
+    assert not (rundir.attempt(1) / "evidence").exists()
+
+
+@pytest.mark.usefixtures("overloaded")
+def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: Run, rundir: RunDir) -> None:
+    soak(run, rundir, 20, 0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("overloaded")
+def test_an_hour_of_saves_evaluations_and_pauses_on_overloaded_cores_raises_no_alarm(run: Run, rundir: RunDir) -> None:
+    soak(run, rundir, 3600, 1.0)

@@ -1,0 +1,342 @@
+"""The hang detector fed with told and drawn histories: what stands still is found in time, what is only slow is left alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from ftsupervise.job.hang import Detector, Health, Past, Patience, Verdict
+from ftsupervise.truth import Pulse
+
+RANKS = 4
+
+
+@dataclass
+class World:
+    """Ranks as their pages tell of them, on a clock of its own, and the detector that looks once a period."""
+
+    patience: Patience = field(default_factory=Patience)
+    past: Past = field(default_factory=Past)
+    ranks: int = RANKS
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.detector = Detector(self.patience, self.past)
+        self.due = self.now
+        self.pulses = [
+            Pulse(rank, f"node-{rank // 2}", None, "start", self.now, self.now, self.now, 100 + rank, "S", 1.0)
+            for rank in range(self.ranks)
+        ]
+        self.alarm: Verdict | None = None
+        self.deaf: set[int] = set()  # ranks nobody hears of
+        self.cpu = dict.fromkeys(range(self.ranks), 0.0)  # share of a core each uses
+
+    def change(self, rank: int, **values: object) -> None:
+        self.pulses[rank] = self.pulses[rank]._replace(**values)  # type: ignore[arg-type]
+
+    def step(self, step: int, phase: str = "train", ranks: Iterator[int] | range | None = None) -> None:
+        for rank in range(self.ranks) if ranks is None else ranks:
+            self.change(rank, step=step, phase=phase, stepped=self.now)
+
+    def phase(self, name: str, *ranks: int) -> None:
+        for rank in ranks or range(self.ranks):
+            self.change(rank, phase=name, beaten=self.now)
+
+    def wait(self, seconds: float) -> Verdict | None:
+        """Let time pass; the first alarm, if there was one, is kept."""
+        end = self.now + seconds
+        while self.due <= end:
+            self._advance(self.due)
+            verdict = self.detector.look(self.now, self.pulses)
+            if verdict.health is Health.HUNG and self.alarm is None:
+                self.alarm = verdict
+            self.due += self.patience.period
+        self._advance(end)
+        return self.alarm
+
+    def _advance(self, to: float) -> None:
+        for rank, one in enumerate(self.pulses):
+            used = (one.cpu or 0.0) + self.cpu[rank] * (to - self.now)
+            if rank not in self.deaf:
+                self.pulses[rank] = one._replace(seen=to, cpu=None if one.cpu is None else used)
+        self.now = to
+
+    def train(self, steps: int, seconds: float | Callable[[], float]) -> None:
+        first = 1 + max(one.step or 0 for one in self.pulses)
+        for step in range(first, first + steps):
+            self.wait(seconds if isinstance(seconds, float) else seconds())
+            self.step(step)
+
+
+def trained(steps: int = 200, seconds: float = 0.5, **shape: object) -> World:
+    world = World(**shape)  # type: ignore[arg-type]
+    world.wait(30.0)
+    world.train(steps, seconds)
+    assert world.alarm is None
+    return world
+
+
+def test_a_stopped_rank_among_ranks_that_wait_is_named_within_ten_seconds() -> None:
+    world = trained()
+    world.change(2, state="T")
+    alarm = world.wait(10.0)
+    assert alarm is not None
+    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], "stopped", True)
+    assert alarm.waited <= 10
+
+
+def test_a_rank_that_has_made_a_step_less_is_named_when_all_sleep() -> None:
+    world = trained()
+    world.wait(0.5)
+    world.step(201, ranks=iter((0, 1, 3)))
+    alarm = world.wait(10.0)
+    assert alarm is not None
+    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], "uses no CPU", False)
+
+
+def test_nobody_is_named_when_all_wait_at_the_same_step() -> None:
+    alarm = trained().wait(10.0)
+    assert alarm is not None
+    assert alarm.odd == ()
+    assert alarm.step == 200
+
+
+def test_the_bound_is_three_times_the_largest_gap_of_the_phase() -> None:
+    world = trained(200, 6.0)
+    assert world.wait(14.0) is None
+    assert world.wait(4.0) is not None
+
+
+@pytest.mark.parametrize(("floor", "within"), [(1.0, 1.0), (0.5, 0.5), (30.0, 30.0)])
+def test_a_tuned_floor_is_the_bound(floor: float, within: float) -> None:
+    world = trained(400, 0.05, patience=Patience(floor=floor))
+    world.change(1, state="T")
+    assert world.wait(within) is not None
+
+
+def test_a_rank_that_uses_cpu_gets_three_times_the_bound_and_a_minute_at_least() -> None:
+    world = trained()
+    world.cpu[3] = 1.0
+    assert world.wait(53.0) is None
+    alarm = world.wait(7.0)
+    assert alarm is not None
+    assert ([one.rank for one in alarm.odd], alarm.how) == ([3], "uses CPU")
+
+
+def test_a_rank_that_waits_for_a_cpu_is_not_taken_for_one_that_sleeps() -> None:
+    world = trained()
+    for rank in range(RANKS):
+        world.change(rank, state="R")
+    assert world.wait(50.0) is None
+
+
+def test_a_rank_whose_process_cannot_be_looked_at_is_no_reason_to_end_the_run_at_once() -> None:
+    world = trained()
+    for rank in range(RANKS):
+        world.change(rank, state="", cpu=None)
+    assert world.wait(50.0) is None
+    assert world.wait(11.0) is not None
+
+
+def test_a_spinning_rest_does_not_hide_the_one_that_is_behind_and_asleep() -> None:
+    """NCCL's ranks spin while they wait."""
+    world = trained()
+    world.cpu.update({0: 1.0, 1: 1.0, 3: 1.0})
+    world.wait(0.5)
+    world.step(201, ranks=iter((0, 1, 3)))
+    alarm = world.wait(10.0)
+    assert alarm is not None
+    assert [one.rank for one in alarm.odd] == [2]
+
+
+def test_a_long_start_is_no_hang_and_an_endless_one_is() -> None:
+    world = World(patience=Patience(start=300.0))
+    assert world.wait(260.0) is None
+    assert world.wait(60.0) is not None
+
+
+def test_the_first_long_save_is_no_hang_and_after_three_a_bound_is_known() -> None:
+    world = trained()
+    for seconds in (60.0, 100.0, 70.0):
+        world.phase("save", 0)  # rank 0 writes, the others wait in a barrier of "train"
+        assert world.wait(seconds) is None
+        world.phase("train", 0)
+        world.train(50, 0.5)
+        assert world.alarm is None
+    assert world.past.phases["train"].largest < 3, "what the save took is the save's"
+    world.change(1, state="T")
+    assert world.wait(10.0) is not None
+
+
+def test_a_save_that_hangs_is_found_by_what_saves_have_taken() -> None:
+    world = trained()
+    for _ in range(30):
+        world.phase("save")
+        world.wait(20.0)
+        world.phase("train")
+        world.train(4, 0.5)
+    world.phase("save")
+    assert world.wait(52.0) is None
+    alarm = world.wait(8.0)
+    assert alarm is not None
+    assert alarm.phase == "save"
+
+
+def test_a_beat_inside_a_long_step_is_a_sign_of_progress() -> None:
+    world = trained()
+    for _ in range(20):
+        world.wait(8.0)
+        world.change(0, beaten=world.now)
+    assert world.alarm is None
+
+
+def test_ranks_that_leave_or_have_finished_do_not_hang() -> None:
+    for change in ({"leaving": True}, {"phase": "finished"}):
+        world = trained()
+        for rank in range(RANKS):
+            world.change(rank, **change)
+        assert world.wait(1200.0) is None
+
+
+def test_a_rank_that_leaves_and_never_gets_out_is_found_late() -> None:
+    world = trained()
+    world.change(0, leaving=True)
+    assert world.wait(500.0) is None
+    assert world.wait(100.0) is not None
+
+
+def test_ranks_nobody_hears_of_never_make_a_hang() -> None:
+    world = trained()
+    world.deaf = set(range(RANKS))
+    assert world.wait(1200.0) is None
+
+
+def test_what_one_unheard_rank_does_is_unknown_so_the_others_are_given_the_time_of_an_unknown_phase() -> None:
+    world = trained()
+    world.deaf = {3}
+    assert world.wait(500.0) is None
+    assert world.wait(120.0) is not None
+
+
+def test_a_supervisor_that_was_suspended_forgives_that_time() -> None:
+    world = trained()
+    world.wait(2.0)
+    world.now += 3600.0  # everything stood still, we too
+    world.due = world.now
+    assert world.wait(5.0) is None
+    world.train(5, 0.5)
+    assert world.alarm is None
+    assert world.past.phases["train"].largest < 10, "the pause teaches nothing"
+    assert world.wait(30.0) is not None
+
+
+def test_what_an_earlier_attempt_learned_counts_after_a_first_few_steps() -> None:
+    past = trained().past
+    world = World(past=past)
+    world.wait(20.0)
+    world.train(5, 0.5)
+    world.change(1, state="T")
+    alarm = world.wait(10.0)
+    assert alarm is not None
+
+
+def test_a_place_at_which_the_run_was_ended_before_gets_three_times_as_long() -> None:
+    """An evaluation that nobody announced, of two minutes, at step 200."""
+    past = Past()
+    patience = Patience()
+    for waited in (10.0, 30.0, 90.0):
+        world = trained(past=past, patience=patience)
+        alarm = world.wait(waited)
+        assert alarm is not None
+        assert alarm.waited > 0.8 * waited
+        past.remember(alarm)
+    world = trained(past=past)
+    assert world.wait(120.0) is None
+    world.train(300, 0.5)
+    assert world.alarm is None
+
+
+def test_a_stopped_rank_at_the_same_place_is_found_as_fast_as_before() -> None:
+    past = Past()
+    for _ in range(3):
+        world = trained(past=past)
+        world.change(1, state="T")
+        alarm = world.wait(10.0)
+        assert alarm is not None
+        past.remember(alarm)
+
+
+def hour(draw: random.Random, endless_tail: bool = False) -> tuple[World, float]:
+    """An hour of steps with saves, evaluations and heavy-tailed jitter; the world, and the mean step.
+
+    The tails (Pareto, 2.5) end at 6 s or one and a half steps, for saves at 7 s: who pauses out of the blue for longer than
+    the bound, asleep and unannounced, cannot be told from one that hangs. ``endless_tail`` leaves them as they are.
+    """
+    base = draw.choice([0.2, 0.5, 1.0, 3.0, 8.0])
+    world = World(ranks=2)
+    world.wait(draw.uniform(5, 900))
+    world.phase("train")
+    save_every, eval_every = draw.randint(10, 200), draw.randint(50, 500)
+    end, step = world.now + 3600, 0
+    while world.now < end:
+        step += 1
+        jitter = 0.1 * base * (draw.paretovariate(2.5) - 1)
+        world.wait(base + (jitter if endless_tail else min(jitter, max(6.0, 1.5 * base))))
+        world.step(step)
+        if step % save_every == 0:
+            announced_save(world, draw, endless_tail)
+        if step % eval_every == 0:
+            evaluation(world, draw)
+    return world, base
+
+
+def announced_save(world: World, draw: random.Random, endless_tail: bool) -> None:
+    took = draw.paretovariate(2.5)
+    world.phase("save", 0)
+    world.wait(2 + (took if endless_tail else min(took, 7.0)))
+    world.phase("train", 0)
+
+
+def evaluation(world: World, draw: random.Random) -> None:
+    if draw.random() < 0.5:
+        world.phase("eval")
+        world.wait(draw.uniform(20, 50))
+        world.phase("train")
+    else:  # unannounced: it uses CPU
+        world.cpu = dict.fromkeys(world.cpu, 0.8)
+        world.wait(draw.uniform(5, 50))
+        world.cpu = dict.fromkeys(world.cpu, 0.0)
+
+
+def test_hours_of_drawn_histories_raise_no_false_alarm_and_every_hang_in_them_is_found() -> None:
+    play(range(3))
+
+
+@pytest.mark.slow
+def test_hundreds_of_drawn_hours_raise_no_false_alarm_and_every_hang_in_them_is_found() -> None:
+    play(range(1000, 1200))
+    worlds = [hour(random.Random(seed), endless_tail=True)[0] for seed in range(2000, 2100)]
+    print(f"without an end to the tail: {sum(w.alarm is not None for w in worlds)} false alarms in {len(worlds)} hours")
+
+
+def play(seeds: range) -> None:
+    delays = []
+    for seed in seeds:
+        draw = random.Random(seed)
+        world, base = hour(draw)
+        assert world.alarm is None, (seed, base, world.alarm, world.past)
+        struck = world.now
+        world.change(draw.randrange(2), state=draw.choice(["T", "S", "D"]))
+        known = world.past.phases["train"]
+        bound = max(10.0, (3 if known.sure else 6) * known.largest)
+        alarm = world.wait(2 * bound)
+        assert alarm is not None, (seed, base, world.past)
+        delay = alarm.since + alarm.waited - struck
+        assert delay <= bound, (seed, delay, bound)
+        delays.append(delay / bound)
+    print(
+        f"{len(seeds)} hours: 0 false alarms, {len(delays)} of {len(seeds)} hangs found, {max(delays):.2f} of the bound at most"
+    )
