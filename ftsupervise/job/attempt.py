@@ -9,25 +9,24 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.job import ledger, postmortem, processes
 from ftsupervise.job.agents import Agents
 from ftsupervise.job.cause import Failure, cause, failure, signal_name
-from ftsupervise.job.decide import Budgets
 from ftsupervise.job.ears import STOP, Ears, Lookout
-from ftsupervise.job.hang import Patience, Verdict
-from ftsupervise.job.nodes import Care
+from ftsupervise.job.hang import Verdict
 from ftsupervise.job.oom import Kills
+from ftsupervise.job.options import Options
 from ftsupervise.job.pulse import Death
 from ftsupervise.job.voice import shown, tell
-from ftsupervise.job.warm import Wanted, Warm
+from ftsupervise.job.warm import Warm
 from ftsupervise.job.witness import Witness, words
 from ftsupervise.ledger import Reached, reached
-from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, RunDir, read_json, write_whole
+from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, read_json, write_whole
 
 _STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
@@ -37,26 +36,6 @@ _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.04  # seconds between two looks at what srun says
 _VICTIMS = 0.1  # seconds that the other ranks get after the first has died: to say what they saw, not to save
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
-
-
-@dataclass(frozen=True)
-class Options:
-    """What ``ftsupervise run`` was asked for. Seconds."""
-
-    rundir: RunDir
-    command: tuple[str, ...]
-    name: str
-    forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
-    warning: int = signal.SIGUSR1
-    grace: float = 25.0  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
-    stop_within: float = 600.0  # what a command gets to leave after the kill switch was raised
-    look_every: float = 1.0  # between two looks at the kill switch and the fence
-    warm: Wanted = field(default_factory=Wanted)
-    guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
-    budgets: Budgets = field(default_factory=Budgets)
-    care: Care = field(default_factory=Care)
-    hang: Patience | None = field(default_factory=Patience)  # None: hangs are not looked for
-    end_hung: bool = False  # end a hung command; otherwise it is only told
 
 
 @dataclass(frozen=True)

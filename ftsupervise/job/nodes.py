@@ -24,8 +24,9 @@ from ftsupervise.job.voice import tell
 
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
-    from ftsupervise.job.attempt import End, Options
+    from ftsupervise.job.attempt import End
     from ftsupervise.job.exclude import Applied
+    from ftsupervise.job.options import Options
 
 START, FAILURE = "start", "failure"
 _PATIENCE = 5.0  # seconds for a directory that is shared with others

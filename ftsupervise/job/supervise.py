@@ -18,7 +18,7 @@ from ftsupervise.fence import is_sealed, superseded
 from ftsupervise.job import fencing, gate, hold, ledger
 from ftsupervise.job.agents import Agents
 from ftsupervise.job.allocation import Allocation
-from ftsupervise.job.attempt import End, Options, Running, not_started
+from ftsupervise.job.attempt import End, Running, not_started
 from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
 from ftsupervise.job.ears import STOP, Ears
@@ -27,6 +27,7 @@ from ftsupervise.job.hang import Past
 from ftsupervise.job.keeper import Keeper
 from ftsupervise.job.minder import Minder
 from ftsupervise.job.nodes import FAILURE, Nodes
+from ftsupervise.job.options import Options
 from ftsupervise.job.placement import Placement, is_away, is_srun
 from ftsupervise.job.voice import tell
 from ftsupervise.job.warm import Warm
