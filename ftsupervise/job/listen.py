@@ -22,7 +22,7 @@ _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
 _AT_ONCE = 5000
 _SWITCH = 0.0002  # seconds after which a thread that computes lets another one in
-_NEW = 0.1  # seconds between two looks at our own node until the first page is there
+_NEW = 0.1  # seconds between two looks at our own node as long as pages appear
 
 
 class Listener:
@@ -95,4 +95,4 @@ class Listener:
         found = eyes.look()
         if eyes.attempt == self.pulses.attempt:
             self.pulses.put(found, eyes.news(), eyes.node)
-        self._due = monotonic() + (self.pulses.every if found else _NEW)
+        self._due = monotonic() + (min(_NEW, self.pulses.every) if eyes.is_early() else self.pulses.every)

@@ -39,7 +39,7 @@ _TRY_AGAIN = (
 _REFUSED = 4  # times that the ring's host says that nobody listens there any more
 _LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
-_NEW = 0.25  # seconds between two looks until the first page is there
+_NEW = 0.25  # seconds between two looks as long as pages appear
 
 
 class Orders(NamedTuple):
@@ -94,7 +94,7 @@ class Agent:
         self.attempt = 0
         self.over = False
         self.leave_at: float | None = None
-        self.had_pages = False
+        self.pages = 0
         self.child: subprocess.Popen[bytes] | None = None
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.poll.register(self._read, select.POLLIN)
@@ -120,7 +120,7 @@ class Agent:
                 if now >= due or (now >= look and self._new_pages()):
                     self._beat(now)
                     due = now + self.orders.every
-                look = now + (self.orders.every if self.had_pages else _NEW)
+                look = now + (_NEW if self.eyes.is_early() else self.orders.every)
                 self._tell_deaths(monotonic())
                 self._listen(max(0.0, min([due, look, *(one.due for one in self.untaken)]) - monotonic()))
                 self._think_of_the_end(monotonic())
@@ -142,14 +142,14 @@ class Agent:
         self.over = self.over or now - self.talk.heard > self.orders.lost
 
     def _new_pages(self) -> bool:
-        """Did the first page appear?"""
-        self.had_pages, before = bool(self.eyes.look()), self.had_pages
-        return self.had_pages and not before
+        """Did a page appear, or another one?"""
+        before, self.pages = self.pages, len(self.eyes.look())
+        return self.pages > before
 
     def _beat(self, now: float) -> None:
         """Look, and tell."""
         pulses = self.eyes.look()
-        self.had_pages = bool(pulses)
+        self.pages = len(pulses)
         if self.eyes.attempt is not None and self.eyes.attempt > self.attempt:
             self.attempt = self.eyes.attempt
             clear(self.orders.base, before=self.attempt)

@@ -27,6 +27,7 @@ _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, 
 _INFO_EXIT = 1 << 3
 _GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
 _ANCESTORS = 16
+_EARLY = 60.0  # seconds
 
 
 class _Stat(NamedTuple):
@@ -85,6 +86,7 @@ class Eyes:
         self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
         self._news: list[Gone] = []
         self._all_found = False
+        self._since = monotonic()  # when this attempt's pages were first looked for
 
     # ------------------------------------------------------------------------------------------------------- looking
 
@@ -120,6 +122,10 @@ class Eyes:
         news, self._news = self._news, []
         return news
 
+    def is_early(self) -> bool:
+        """Pages may still appear any moment, and a rank is watched only once its page is found."""
+        return not self._ranks or monotonic() < self._since + _EARLY
+
     def all_gone(self) -> bool:
         """No rank that we have seen alive is alive."""
         return all(one.state in ("", "X") for one in self._ranks.values())
@@ -136,7 +142,7 @@ class Eyes:
         newest = newest_attempt(self.base)
         if newest != self.attempt:
             self.close()
-            self.attempt = newest
+            self.attempt, self._since = newest, monotonic()
         if newest is None or not ours_alone(f"{self.base}/{newest}"):
             return False
         self._find(f"{self.base}/{newest}")

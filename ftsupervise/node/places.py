@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -44,10 +45,10 @@ def own(base: str) -> int | None:
 
 def sweep(top: str = SHARED_MEMORY) -> None:
     """Remove what runs of ours that were killed have left on this node."""
-    mine = f"ftsupervise-{os.getuid()}-"
+    mine = re.compile(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}")
     for name in _names(top):
         base = f"{top}/{name}"
-        if not name.startswith(mine) or not ours_alone(base):
+        if not mine.fullmatch(name) or not ours_alone(base):
             continue
         try:
             fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -68,7 +68,12 @@ def main(folder: Path) -> None:
         shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
         shown += subprocess.run(["scontrol", "show", "step"], capture_output=True, text=True).stdout
         shown += subprocess.run(["scontrol", "show", "job", "-d"], capture_output=True, text=True).stdout
-        say("secret", shown=key in shown, ranks_have_it=ENV_KEY in Path(f"/proc/{first[1].pid}/environ").read_text())
+        say(
+            "secret",
+            key=key,
+            shown=key in shown,
+            ranks_have_it=ENV_KEY in Path(f"/proc/{first[1].pid}/environ").read_text(),
+        )
         struck = time.monotonic()
         os.kill(first[1].pid, 9)
         deaths = until(lambda: agents.pulses.deaths())

@@ -46,6 +46,10 @@ def test_two_nodes_are_heard_asked_and_left_clean(
     assert all(one["state"] and one["cpu"] is not None for one in ranks.values())
     assert said["ping"]["answers"] == {"node-0": "here", "node-1": "here"}
     assert (said["secret"]["shown"], said["secret"]["ranks_have_it"]) == (False, False)
+    key = said["secret"]["key"].encode()
+    files = [path for path in sandbox.directory.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 5
+    assert not [path for path in files if key in path.read_bytes()], "in no log and no state of Slurm's"
     (death,) = said["death"]["deaths"]
     assert (death["rank"], death["node"], death["crash"]) == (1, "node-1", True)
     print(f"a rank on the second node: death to ring {said['death']['seconds'] * 1e3:.0f} ms; all killed and confirmed "
@@ -68,7 +72,7 @@ def test_a_rank_killed_on_the_second_node_is_acted_on_at_once_and_its_ring_kille
     until(lambda: _agents(here), "the agents")
     base = _base(ranks[1])
     until(lambda: len(list(Path(base, "1").glob("rank-*"))) == 2, "the pages")
-    time.sleep(1.5)  # an agent looks for new pages several times a second
+    until(lambda: any(_watches(agent, ranks[1]) for agent in _agents(here)), "the agent to have found the rank")
     struck = time.time()
     os.kill(ranks[1], signal.SIGKILL)
     log = here.rundir.attempt(1) / "run.log"
@@ -95,6 +99,15 @@ def _agents(here: Scene) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def _watches(pid: int, rank: int) -> bool:
+    """Does it hold a descriptor of that process?"""
+    try:
+        found = [one.read_text() for one in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    except OSError:
+        return False
+    return any(re.search(rf"^Pid:\s+{rank}$", text, re.M) for text in found)
 
 
 def _base(pid: int) -> str:

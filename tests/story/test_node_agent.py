@@ -179,6 +179,7 @@ def test_pages_that_others_could_have_made_are_not_read(stage: Stage, until: Unt
     Path(stage.base).chmod(0o777)
     until(lambda: stage.pulses.newest()[0].seen < time.monotonic() - 1, "nothing new to be heard of it")
     assert stage.pulses.deaths() == []
+    Path(stage.base).chmod(0o700)
 
 
 def test_its_child_lives_and_ends_with_it(stage: Stage, until: Until, tmp_path: Path) -> None:

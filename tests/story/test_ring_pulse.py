@@ -71,6 +71,7 @@ def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(
     ring = run("RANK 0 & RANK 1 & wait", TORCHELASTIC_MAX_RESTARTS="0")
     ranks = until(lambda: pids(rundir), "both ranks")
     pages = _base(ranks[1])
+    until(lambda: _watches(ring.pid, ranks[1]), "the ring to have found the rank")
     struck = time.time()
     os.kill(ranks[1], signal.SIGKILL)
     assert ring.wait(60) == 0
@@ -126,6 +127,15 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
         said.count("no word from the agents on node-0, node-1: their ranks are followed through the run directory") == 1
     )
     assert agents.pulses.deaths() == []
+
+
+def _watches(pid: int, rank: int) -> bool:
+    """Does it hold a descriptor of that process?"""
+    found = Path(f"/proc/{pid}/fdinfo").iterdir()
+    try:
+        return any(re.search(rf"^Pid:\s+{rank}$", one.read_text(), re.M) for one in found)
+    except OSError:
+        return False
 
 
 def _base(pid: int) -> str:
