@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.recovery.launchers import Launcher
-from benchmarks.recovery.scene import AT, stage
+from benchmarks.recovery.launchers import AT, Launcher
+from benchmarks.recovery.scene import stage
 
 _SLURM = ("srun", "slurmstepd", "slurmd", "slurmctld", "munged")
 _TICKS = os.sysconf("SC_CLK_TCK")

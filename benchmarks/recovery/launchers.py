@@ -16,6 +16,9 @@ JOB = Path(__file__).with_name("job.py")
 BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
+AT = 30
+LATE = 830  # for those who prepare something in the background after the first step, on a busy machine for long
+
 _SRUN = f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=1 {PYTHON} {JOB}"
 _AGENT = (
     "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 {program} --nnodes=2 --nproc-per-node=2"
@@ -47,6 +50,7 @@ class Launcher:
     extra: str = ""
     ours: bool = False
     tuned: bool = False  # not at its defaults
+    at: int = AT  # the step after which the fault comes
 
     def missing(self) -> str:
         """Why it cannot be measured here, or ""."""
@@ -83,6 +87,9 @@ launch:
 
 LAUNCHERS = (
     Launcher("ftsupervise", "ftsupervise, defaults", ours=True),
+    Launcher(
+        "ftsupervise-warm", "ftsupervise, warm", ours=True, extra="  restart: {warm: auto}\n", tuned=True, at=LATE
+    ),
     Launcher("bash-srun", "bash: until srun", _LOOP.format(command=_SRUN)),
     Launcher("bash-torchrun", "bash: until torchrun", _LOOP.format(command=_agent("torchrun", "")), needs="torch"),
     Launcher("array", "job array %1", f"{_SRUN}\n", options=("--nodes=2", "--ntasks-per-node=2", "--array=1-6%1")),

@@ -26,7 +26,6 @@ WORDS = {
     "slurmd": "slurmd killed on a node, its ranks live on",
     "crash": "a node crashes: slurmd and its ranks end",
 }
-AT = 30  # the step after which it happens
 RANKS = 4
 _COLD = 180.0  # seconds for the first steps
 # Slurm's own default for KillWait; SlurmdTimeout is 300 s by default, which nobody wants to wait for here
@@ -167,13 +166,13 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
 def play(launcher: Launcher, fault: str, bound: float) -> Trial:
     """One fault under one launcher, followed to the first new step or for ``bound`` seconds."""
     trial = Trial(launcher.name, fault)
-    own = {"RECOVERY_FAULT": fault, "RECOVERY_AT": str(AT)}
+    own = {"RECOVERY_FAULT": fault, "RECOVERY_AT": str(launcher.at)}
     with stage(launcher, **own) as on:
         events = on.events
         began = time.monotonic()
         launcher.submit(on.folder, on.env)
         trial.load = os.getloadavg()[0]
-        if not events.until(lambda: any(e.what == "fault" for e in events.seen), _COLD + AT):
+        if not events.until(lambda: any(e.what == "fault" for e in events.seen), _COLD + launcher.at / 10):
             trial.note = "never came to the fault"
             return trial
         at = next(e.at for e in events.seen if e.what == "fault")

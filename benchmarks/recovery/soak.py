@@ -6,8 +6,8 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.recovery.launchers import Launcher
-from benchmarks.recovery.scene import AT, Events, stage
+from benchmarks.recovery.launchers import AT, Launcher
+from benchmarks.recovery.scene import Events, stage
 
 APART = 32  # steps between two faults: a checkpoint lies between them
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from benchmarks.recovery.launchers import Launcher
-from benchmarks.recovery.scene import AT, WORDS, Trial
+from benchmarks.recovery.scene import WORDS, Trial
 
 HEAD = (
     f"{'':30} {'n':>5} {'detect':>7} {'stop':>6} {'start':>6} {'redo':>6} {'first new step':>22} {'/ cold':>7} {'redone':>6} "
@@ -15,7 +15,7 @@ HEAD = (
 
 
 def tables(trials: Sequence[Trial], launchers: Sequence[Launcher], faults: Sequence[str], bound: float) -> str:
-    parts = [_LEGEND.format(at=AT, bound=bound)]
+    parts = [_LEGEND.format(bound=bound)]
     for fault in faults:
         parts.append(f"\n{WORDS[fault]}\n{HEAD}\n")
         for launcher in launchers:
@@ -27,7 +27,7 @@ def tables(trials: Sequence[Trial], launchers: Sequence[Launcher], faults: Seque
 
 _LEGEND = """\
 Seconds, medians. detect: from the fault to the end of the first surviving rank. stop: until no old rank lives. start: until the
-first step of the next attempt. redo: until its first step beyond step {at}. "first new step": all of it, with its range.
+first step of the next attempt. redo: until its first step that is new. "first new step": all of it, with its range.
 / cold: the same divided by the same run's time from the launch to its first step. n: how many of how many came back
 within {bound:.0f} s. stood: from the last step of the old ranks to the first new one (ranks may live on after their slurmd).
 """
