@@ -91,8 +91,8 @@ def print_idle(launchers: list[Launcher], seconds: float) -> None:
         if cost is None:
             print(f"{launcher.words:30} did not come to its steps", flush=True)
             continue
-        names = ", ".join(sorted(set(cost.names)))
-        print(f"{launcher.words:30} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {names}", flush=True)
+        each = ", ".join(cost.each)
+        print(f"{launcher.words:30} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {each}", flush=True)
 
 
 def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:

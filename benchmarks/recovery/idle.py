@@ -20,7 +20,7 @@ class Cost:
     processes: int
     pss: float  # MB
     share: float  # of one core, in percent
-    names: list[str]
+    each: list[str]  # what each process is and its PSS
 
 
 def idle(launcher: Launcher, seconds: float) -> Cost | None:
@@ -39,7 +39,7 @@ def idle(launcher: Launcher, seconds: float) -> Cost | None:
         after = _others(mark, ranks)
         spent = sum(_cpu(pid) - before.get(pid, 0) for pid in after)
         took = time.monotonic() - began
-        return Cost(launcher.name, len(after), sum(map(_pss, after)), 100 * spent / took, sorted(map(_name, after)))
+        return Cost(launcher.name, len(after), sum(map(_pss, after)), 100 * spent / took, sorted(map(_words, after)))
 
 
 def _others(mark: bytes, ranks: set[int]) -> list[int]:
@@ -63,6 +63,16 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return "?"
+
+
+def _words(pid: int) -> str:
+    """Its name, or the module that its Python runs, and its PSS."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        words = []
+    name = words[words.index("-m") + 1] if "-m" in words[:-1] else _name(pid)
+    return f"{name} {_pss(pid):.1f}"
 
 
 def _cpu(pid: int) -> float:

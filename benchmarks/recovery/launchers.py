@@ -90,6 +90,9 @@ LAUNCHERS = (
     Launcher(
         "ftsupervise-warm", "ftsupervise, warm", ours=True, extra="  restart: {warm: auto}\n", tuned=True, at=LATE
     ),
+    Launcher(
+        "ftsupervise-tuned", "ftsupervise, hang 1 s", ours=True, extra="  restart: {hang: {at_least: 1s}}\n", tuned=True
+    ),
     Launcher("bash-srun", "bash: until srun", _LOOP.format(command=_SRUN)),
     Launcher("bash-torchrun", "bash: until torchrun", _LOOP.format(command=_agent("torchrun", "")), needs="torch"),
     Launcher("array", "job array %1", f"{_SRUN}\n", options=("--nodes=2", "--ntasks-per-node=2", "--array=1-6%1")),
