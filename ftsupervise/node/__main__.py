@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from ftsupervise.node.agent import Agent, Orders
-from ftsupervise.node.wire import ENV_KEY, KEY
+if TYPE_CHECKING:
+    from ftsupervise.node.agent import Orders
 
 _USAGE = """usage: python -m ftsupervise.node --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--child WORD…]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
@@ -20,6 +21,8 @@ The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself.
 
 def orders(words: list[str]) -> Orders:
     """Raises ValueError for words that make no sense."""
+    from ftsupervise.node.agent import Orders
+
     given: dict[str, str] = {}
     child: tuple[str, ...] = ()
     while words:
@@ -49,6 +52,9 @@ def main() -> int:
         sys.stdout.write(answer(sys.argv[2], os.environ.get("SLURMD_NODENAME", "")))
         sys.stdout.flush()
         os._exit(0)  # what hangs in a thread holds nobody up
+    from ftsupervise.node.agent import Agent  # here: who asks about a hang does not wait for what only an agent needs
+    from ftsupervise.node.wire import ENV_KEY, KEY
+
     key = os.environ.pop(ENV_KEY, "")
     try:
         told, secret = orders(sys.argv[1:]), bytes.fromhex(key)
