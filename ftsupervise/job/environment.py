@@ -43,7 +43,6 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
     given[ENV_ATTEMPT_DIR] = str(mine.folder)
     given[ENV_RESTART] = str(ring.restarts)
     given[ENV_PAGES] = ring.pages
-    given.update(ring.warm.env(mine.number))
     given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
     for key in (ENV_DESK, ENV_STAGING):
         given.pop(key, None)
@@ -60,6 +59,7 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
             "SLURM_KILL_BAD_EXIT", "1"
         )  # without it srun waits for ever for ranks that wait for a dead one
     _for_launchers(given, ring.env, mine)
+    ring.warm.begin(mine.number, given)
     return given
 
 

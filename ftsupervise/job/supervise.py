@@ -86,7 +86,7 @@ class Ring:
         self.nodes = Nodes(options, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
-        self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, env, partial(tell, None))
+        self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, partial(tell, None))
         self.asked = ""  # why nothing more is to be started
         self.hold: fencing.Hold | None = None  # what the attempt at work writes through
         self.past = Past()  # how long this run's steps and phases take

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,10 @@ class Warm:
         command: tuple[str, ...],
         allocation: Allocation,
         rundir: RunDir,
-        env: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        self._asked, self._allocation, self._env, self._say = asked, allocation, env, say
+        self._asked, self._allocation, self._say = asked, allocation, say
+        self._env: dict[str, str] = {}
         self._file = rundir.marks / "imports"
         self._attempt = 0
         self._found: Command | None = None
@@ -82,10 +82,12 @@ class Warm:
 
     # ------------------------------------------------------------------------------------------- for one attempt
 
-    def env(self, attempt: int) -> dict[str, str]:
-        """What an attempt's environment needs for its rank 0 to write its imports down."""
+    def begin(self, attempt: int, env: dict[str, str]) -> None:
+        """An attempt begins in ``env``, which is told where its rank 0 is to write its imports down."""
         self._attempt, self._due = attempt, False
-        return {imports.ENV_IMPORTS: str(self._file)} if self._found and self._pid is None else {}
+        self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
+        if self._found and self._pid is None:
+            env[imports.ENV_IMPORTS] = str(self._file)
 
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """``command`` as it is to be started now: through ``become.py`` where a standby is ready."""
@@ -142,9 +144,10 @@ class Warm:
             words = self._allocation.side_step(
                 nodes, *words, output=output, options=(f"--job-name={STANDBYS}",), whole=True
             )
-            env = self._allocation.side_env()
+            theirs = {key: value for key, value in self._env.items() if not key.startswith("SLURM_")}
+            env = {**theirs, **self._allocation.side_env()}
         else:
-            env = {key: value for key, value in self._env.items() if not key.startswith("FTSUPERVISE_")}
+            env = self._env
         with said:
             try:
                 child = subprocess.Popen(

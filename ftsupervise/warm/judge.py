@@ -11,10 +11,10 @@ from ftsupervise.warm import become as proxy
 # The environment of one rank and one attempt. Everything else must be as it was when the modules were imported.
 _OF_A_RANK = (
     b"SLURM", b"SRUN_", b"FTSUPERVISE_", b"PMI", b"OMPI_MCA_orte", b"CUDA_VISIBLE_DEVICES", b"GPU_DEVICE_ORDINAL",
-    b"ROCR_VISIBLE_DEVICES", b"HIP_VISIBLE_DEVICES", b"ZE_AFFINITY_MASK", b"KRB5CCNAME", b"XDG_SESSION_ID",
+    b"ROCR_VISIBLE_DEVICES", b"HIP_VISIBLE_DEVICES", b"ZE_AFFINITY_MASK", b"KRB5CCNAME", b"TORCHELASTIC_", b"XDG_SESSION_ID",
 )  # fmt: skip
 _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE",
-                    b"NODE_RANK", b"GROUP_RANK", b"HOSTNAME"}  # fmt: skip
+                    b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
 # With these a thread pool has looked at the CPUs themselves, not only at their number.
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
 
