@@ -8,10 +8,9 @@ Nothing waits for a standby, and nothing depends on one. Off where the command i
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import time
@@ -23,6 +22,7 @@ from ftsupervise import imports, procfs
 from ftsupervise.job import processes
 from ftsupervise.job.allocation import STANDBYS, Allocation
 from ftsupervise.job.pythons import Command, parse
+from ftsupervise.node import places
 from ftsupervise.rundir import RunDir, read_json
 
 AUTO = "auto"
@@ -71,8 +71,10 @@ class Warm:
         self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
         self._due = False  # the lookout has seen the first step
         self._place: Path | None = None
+        self._held = -1
         self._read = 0
         self._ready: dict[str, int] = {}  # node -> pid
+        self._nodes = 1  # on which there should be one
         if asked.on:
             found = parse(command)
             if isinstance(found, Command):
@@ -127,7 +129,8 @@ class Warm:
         self._tries += 1
         self._due = False
         try:
-            self._place = self._place or _make_place()
+            if self._place is None:
+                self._place, self._held = _make_place()
             said = (self._place / "said").open("ab")
         except OSError as error:
             self._found = None
@@ -140,9 +143,10 @@ class Warm:
         if found.srun:
             silent = self._allocation.silent()
             nodes = tuple(node for node in self._allocation.nodes if node not in silent)
+            self._nodes = len(nodes)
             output = str(self._place / "said")
             words = self._allocation.side_step(
-                nodes, *words, output=output, options=(f"--job-name={STANDBYS}",), whole=True
+                nodes, *words, output=output, options=(f"--job-name={STANDBYS}", "--open-mode=append"), whole=True
             )
             theirs = {key: value for key, value in self._env.items() if not key.startswith("SLURM_")}
             env = {**theirs, **self._allocation.side_env()}
@@ -181,10 +185,10 @@ class Warm:
         other = []
         for line in whole.decode("utf-8", "replace").splitlines():
             facts = _facts(line)
-            if facts is None:
-                other.append(line)
-            else:
+            if facts is not None:
                 self._on_word(facts)
+            elif not line.startswith("srun: ") or "error" in line:
+                other.append(line)
         if other:
             self._say(f"a standby: {other[-1][:300]}")
         if not _lives(self._pid):
@@ -197,9 +201,9 @@ class Warm:
             self._ready.pop(node, None)
             self._say(f"no warm start on {node}: {facts['no']}")
         elif facts.get("ready"):
-            if not self._ready:
-                self._say("a standby is ready: the next restart is warm")
             self._ready[node] = int(str(facts["pid"]))
+            if len(self._ready) == self._nodes:
+                self._say("a standby is ready on all nodes: the next restart is warm")
         elif facts.get("skipped"):
             self._say(f"the standby leaves out {facts['skipped']}")
 
@@ -228,16 +232,21 @@ class Warm:
                 time.sleep(0.01)
             processes.send([pid, *processes.below(pid)], signal.SIGKILL)
         if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
+            places.clear(str(self._place))
+            os.close(self._held)
+            self._place = None
 
 
-def _make_place() -> Path:
-    """A folder for nobody else, by a name nobody can guess, that can stand on every node. Raises OSError."""
-    shared = Path("/dev/shm")
-    top = shared if os.access(shared, os.W_OK) else Path(os.environ.get("TMPDIR") or "/tmp")
-    place = top / f"ftsupervise-{os.geteuid()}-{secrets.token_hex(6)}"
-    place.mkdir(mode=0o700)
-    return place
+def _make_place() -> tuple[Path, int]:
+    """A folder for nobody else, by a name nobody can guess, that can stand on every node; held, so that nobody sweeps it.
+    Raises OSError."""
+    shared = places.SHARED_MEMORY
+    top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"
+    base = places.new_base(top)
+    held = places.own(base)
+    if held is None:
+        raise OSError(errno.ENOSPC, f"cannot make {base}")
+    return Path(base), held
 
 
 def _facts(line: str) -> dict[str, object] | None:

@@ -88,6 +88,8 @@ def clear(base: str, before: int | None = None) -> None:
     if not ours_alone(base):
         return
     for name in _names(base):
+        if before is None and (name.endswith(".sock") or name == "said"):  # of a standby (job/warm.py)
+            _quietly(os.unlink, f"{base}/{name}")
         if not name.isdigit() or (before is not None and int(name) >= before):
             continue
         folder = f"{base}/{name}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = b"ftsupervise warm start 1\n"
 FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
-_CONNECT = 1.0  # seconds
+_CONNECT = 2.0  # seconds for a standby to show that it lives
 _ANSWER = 5.0  # seconds from the request to the child's readiness; then the start is cold
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts")
@@ -55,21 +55,26 @@ def hand_over(place: str, command: list[str]) -> tuple[_socket.socket, int]:
         raise Refused(f"no standby here ({error.strerror or 'no answer'})") from None
     if peer(link)[1] != os.geteuid():
         raise Refused("the standby is somebody else's")
-    link.settimeout(_ANSWER)
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     payload = marshal.dumps(myself(command, fds))
     link.sendall(PROTOCOL + len(payload).to_bytes(8, "little") + payload)
+    _expect(link.recv(4096), b"send")  # what lies unread in the queue of a standby that hangs would stay open there
+    link.settimeout(_ANSWER)
     every = [here, *fds]
     for begin in range(0, len(every), FDS_AT_ONCE):
         some = b"".join(fd.to_bytes(4, sys.byteorder) for fd in every[begin : begin + FDS_AT_ONCE])
         link.sendmsg([b"F"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, some)])
     os.close(here)
     answer, ancillary, _, _ = link.recvmsg(4096, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
-    if not answer.startswith(b"ready"):
+    _expect(answer, b"ready")
+    return link, int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+
+
+def _expect(answer: bytes, word: bytes) -> None:
+    if not answer.startswith(word):
         said, line, _ = answer.partition(b"\n")
         raise Refused(said.decode("utf-8", "replace") if line else "the standby could not become this rank")
-    return link, int.from_bytes(ancillary[0][2][:4], sys.byteorder)
 
 
 def peer(link: _socket.socket) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise import procfs
+from ftsupervise.node import places
 from ftsupervise.warm import become as proxy
 from ftsupervise.warm import becoming
 from ftsupervise.warm.judge import Judge, Misfit
@@ -39,6 +40,7 @@ class Caller:
     link: socket.socket
     until: float
     data: bytearray = field(default_factory=bytearray)
+    request: dict[str, Any] | None = None
     fds: list[int] = field(default_factory=list)
     pid: int = 0
     attempt: bytes = b""
@@ -82,7 +84,9 @@ class Serving:
         becoming.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         becoming.libc.prctl(_PR_SET_NAME, procfs.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        self.place.mkdir(mode=0o700, exist_ok=True)
+        if places.own(str(self.place)) is None or not places.ours_alone(str(self.place)):
+            self.tell({"no": f"cannot make {self.place}, or it is somebody else's"})
+            os._exit(1)
         self.name = self.place / f"{node}.sock"
         self.name.unlink(missing_ok=True)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -119,6 +123,7 @@ class Serving:
     def _leave(self) -> None:
         self.name.unlink(missing_ok=True)
         self._send_below(signal.SIGKILL)
+        places.leave(str(self.place))
         os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:
@@ -180,12 +185,32 @@ class Serving:
         except OSError:
             data, received, flags = b"", [], 0
         caller.fds += received
-        caller.data += data
         if not data or flags & socket.MSG_CTRUNC or len(caller.data) > _LARGEST or len(caller.fds) > _MOST_FDS:
             self._drop(caller)
             return False
-        request = _whole(caller)
-        return False if request is None else self._fork(caller, request)
+        if caller.request is not None:
+            wanted = len(caller.request["fds"]) + 1
+            return self._fork(caller, caller.request) if len(caller.fds) >= wanted else False
+        caller.data += data
+        request = _whole(caller.data)
+        if request is not None:
+            caller.data.clear()
+            self._judge(caller, request)
+        return False
+
+    def _judge(self, caller: Caller, request: dict[str, Any]) -> None:
+        """Ask for the descriptors of a rank that fits."""
+        try:
+            changed = self.fresh()
+            if changed:
+                self.leaving = True  # a new one reads it anew
+                self.tell({"no": f"{changed} has changed"})
+                raise Misfit(f"{changed} has changed since it was imported")
+            self.judge.fits(request)
+            caller.request = request
+            caller.link.send(b"send")
+        except (Misfit, OSError, KeyError, TypeError) as problem:
+            self._refuse(caller, str(problem) or type(problem).__name__)
 
     def _end(self, caller: Caller) -> None:
         """SIGKILL to the rank and its group; its end is reaped as any other."""
@@ -198,12 +223,6 @@ class Serving:
 
     def _fork(self, caller: Caller, request: dict[str, Any]) -> bool:
         try:
-            changed = self.fresh()
-            if changed:
-                self.leaving = True  # a new one reads it anew
-                self.tell({"no": f"{changed} has changed"})
-                raise Misfit(f"{changed} has changed since it was imported")
-            self.judge.fits(request)
             self.judge.folder(caller.fds[0])
             self._make_way(request)
             parent = os.getpid()
@@ -219,7 +238,6 @@ class Serving:
         for fd in caller.fds:
             os.close(fd)
         caller.fds.clear()
-        caller.data.clear()
         caller.pid = pid
         caller.attempt = request["env"].get(b"FTSUPERVISE_ATTEMPT", b"")
         self.poll.modify(caller.link, select.POLLRDHUP)
@@ -315,19 +333,16 @@ class Serving:
         return len(pids)
 
 
-def _whole(caller: Caller) -> dict[str, Any] | None:
+def _whole(data: bytearray) -> dict[str, Any] | None:
     """The request when all of it is there. Raises nothing: what is no request is dropped at its bound."""
     head = len(proxy.PROTOCOL)
-    if len(caller.data) < head + 8 or not caller.data.startswith(proxy.PROTOCOL):
+    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
         return None
-    size = int.from_bytes(caller.data[head : head + 8], "little")
-    if len(caller.data) < head + 8 + size or size > _LARGEST:
+    size = int.from_bytes(data[head : head + 8], "little")
+    if len(data) < head + 8 + size:
         return None
     try:
-        request = marshal.loads(bytes(caller.data[head + 8 : head + 8 + size]))
-        batches = -(-(len(request["fds"]) + 1) // proxy.FDS_AT_ONCE)
+        request = marshal.loads(bytes(data[head + 8 : head + 8 + size]))
+        return dict(request) if isinstance(request["fds"], list) else None
     except (EOFError, ValueError, TypeError, KeyError):
         return None
-    if len(caller.data) < head + 8 + size + batches or len(caller.fds) != len(request["fds"]) + 1:
-        return None
-    return dict(request)

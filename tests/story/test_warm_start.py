@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,86 +14,10 @@ from typing import Any
 
 import pytest
 
-WARM = Path(__file__).parents[2] / "ftsupervise" / "warm"
+from tests.story.warm_scene import Standby, script
+
 WITNESS = Path(__file__).parent / "warm_witness.py"
 Until = Callable[..., Any]
-OFF = ("SLURM", "FTSUPERVISE", "PYTEST")
-
-
-def clean(**more: str) -> dict[str, str]:
-    return {**{key: value for key, value in os.environ.items() if not key.startswith(OFF)}, **more}
-
-
-class Standby:
-    """A standby for one command line, as the ring starts it."""
-
-    def __init__(
-        self, folder: Path, words: list[str], flags: int, modules: tuple[str, ...], env: dict[str, str]
-    ) -> None:
-        self.place = Path(
-            tempfile.mkdtemp(prefix="warm-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
-        )
-        self.words, self.folder, self.env = words, folder, env
-        self.said = folder / "said"
-        orders = json.dumps({"place": str(self.place), "modules": modules})
-        with self.said.open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-IS", str(WARM / "start.py"), orders, str(flags), "--", *words],
-                cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
-            )  # fmt: skip
-
-    def facts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.said.read_text().splitlines() if line.startswith("{")]
-
-    def ready(self) -> bool:
-        assert self.process.poll() is None, self.said.read_text()
-        return any(fact.get("ready") for fact in self.facts())
-
-    def proxy(self, *words: str) -> list[str]:
-        return [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), "--", *(words or self.words)]
-
-    def run(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-        given: dict[str, Any] = {"cwd": self.folder, "env": self.env, "stdin": subprocess.DEVNULL, **how}
-        return subprocess.run(self.proxy(*words), capture_output=True, text=True, timeout=60, **given)
-
-    def ranks(self) -> list[int]:
-        return [
-            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        ]
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-        for path in self.place.iterdir():
-            path.unlink()
-        self.place.rmdir()
-
-
-@pytest.fixture
-def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
-    made: list[Standby] = []
-
-    def make(
-        *words: str, flags: int = 0, modules: tuple[str, ...] = ("json",), wait: bool = True, **env: str
-    ) -> Standby:
-        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env))
-        made.append(one)
-        if wait:
-            until(one.ready, "the standby")
-        return one
-
-    yield make
-    for one in made:
-        one.end()
-
-
-def script(folder: Path, text: str, name: str = "train.py") -> str:
-    (folder / name).write_text(text)
-    return name
-
-
-def was_warm(done: subprocess.CompletedProcess[str]) -> bool:
-    return "started cold" not in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------- it cannot be told

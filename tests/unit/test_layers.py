@@ -37,6 +37,7 @@ DOORS = {"cli", "guard", "integrations", "__main__"}
 
 # Arrows between rooms of one layer that are wanted, each with its reason.
 WANTED = {
+    ("warm", "node"): "a standby holds its place in shared memory as the agents do theirs",
     ("__main__", "cli"): "python -m ftsupervise",
     ("watch", "alerts"): "the tick tells what it found",
     ("watch", "probe"): "watchdogs look through the bounded eyes",

@@ -1,0 +1,68 @@
+"""Warm restarts on real Slurm: a standby per node in a step beside the ranks, over two failures; nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+TRAIN = """
+import sys
+warm = "warm" if "numpy" in sys.modules else "cold"
+import os, time, numpy
+from ftsupervise import Guard, imports
+attempt, rank = os.environ["FTSUPERVISE_ATTEMPT"], os.environ["SLURM_PROCID"]
+os.write(1, f"attempt {attempt} rank {rank} {warm} {os.environ['SLURMD_NODENAME']} age {imports.age():.2f}\\n".encode())
+guard = Guard(agree=None)
+for step in range(1, 100_000):
+    time.sleep(0.02)
+    if guard.step(step).stop:
+        sys.exit(0)
+    if os.path.exists("done"):
+        break
+guard.finished(step)
+"""
+
+
+def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[..., Scene], until: Until) -> None:
+    pytest.importorskip("numpy")
+    here = scene(nodes=2)
+    (here.folder / "warm.py").write_text(TRAIN)
+    shape = {"tasks_per_node": 2, "jobs": 1, "restart": {"warm": ["numpy"], "back_off": "0s"}}
+    here.launch(f"{sys.executable} warm.py", **shape)
+    until(lambda: "a standby is ready on all nodes" in here.log(), "the standbys", 120)
+    for attempt in (1, 2):
+        ranks = until(lambda number=attempt: here.trains(number, 4), f"attempt {attempt}", 120)
+        os.kill(ranks[2], signal.SIGKILL)
+        until(lambda number=attempt + 1: here.trains(number, 4), "the next attempt", 120)
+    (here.folder / "done").touch()
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page", 60)
+    told = re.findall(r"^attempt (\d) rank (\d) (\w+)", here.log(), re.M)
+    assert {(number, how) for number, _, how in told} == {("1", "cold"), ("2", "warm"), ("3", "warm")}
+    assert [one.failure for one in here.attempts()] == ["killed by SIGKILL", "killed by SIGKILL", ""]
+    until(lambda: not here.processes(), "everybody's end", 60)
+    until(lambda: not standbys(here.folder), "the standbys' end", 60)
+    print(re.findall(r"^attempt .* age .*", here.log(), re.M))
+
+
+def standbys(folder: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink() == folder:
+                found.append((entry / "comm").read_text().strip())
+        except OSError:
+            continue
+    return [name for name in found if name == "ftsup-standby"]

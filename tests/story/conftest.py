@@ -1,0 +1,32 @@
+"""Fixtures of several files of stories."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.story.warm_scene import Standby, clean
+
+Until = Callable[..., Any]
+
+
+@pytest.fixture
+def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
+    made: list[Standby] = []
+
+    def make(
+        *words: str, flags: int = 0, modules: tuple[str, ...] = ("json",), wait: bool = True, **env: str
+    ) -> Standby:
+        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env))
+        made.append(one)
+        if wait:
+            until(one.ready, "the standby")
+        return one
+
+    yield make
+    for one in made:
+        one.end()

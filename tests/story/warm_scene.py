@@ -1,0 +1,68 @@
+"""A standby for one command line, as the ring starts it, and ranks handed to it. For the tests; no test by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.node import places
+
+WARM = Path(__file__).parents[2] / "ftsupervise" / "warm"
+OFF = ("SLURM", "FTSUPERVISE", "PYTEST")
+
+
+def clean(**more: str) -> dict[str, str]:
+    return {**{key: value for key, value in os.environ.items() if not key.startswith(OFF)}, **more}
+
+
+class Standby:
+    """A standby for one command line, as the ring starts it."""
+
+    def __init__(
+        self, folder: Path, words: list[str], flags: int, modules: tuple[str, ...], env: dict[str, str]
+    ) -> None:
+        self.place = Path(
+            tempfile.mkdtemp(prefix="warm-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+        )
+        self.words, self.folder, self.env = words, folder, env
+        self.said = folder / f"said-{self.place.name}"
+        orders = json.dumps({"place": str(self.place), "modules": modules})
+        with self.said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-IS", str(WARM / "start.py"), orders, str(flags), "--", *words],
+                cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.said.read_text().splitlines() if line.startswith("{")]
+
+    def ready(self) -> bool:
+        assert self.process.poll() is None, self.said.read_text()
+        return any(fact.get("ready") for fact in self.facts())
+
+    def proxy(self, *words: str) -> list[str]:
+        return [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), "--", *(words or self.words)]
+
+    def run(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        given: dict[str, Any] = {"cwd": self.folder, "env": self.env, "stdin": subprocess.DEVNULL, **how}
+        return subprocess.run(self.proxy(*words), capture_output=True, text=True, timeout=60, **given)
+
+    def ranks(self) -> list[int]:
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        places.clear(str(self.place))
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    (folder / name).write_text(text)
+    return name
