@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
+from ftsupervise.node import places
 from ftsupervise.sandbox import Sandbox
 
 FAULTS = ("SIGKILL", "exit 1", "SIGSTOP", "slurmd", "crash")
@@ -144,6 +147,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     folder = top / "run"
     folder.mkdir()
     events = Events(folder / "events")
+    before = set(Path(places.SHARED_MEMORY).iterdir())
     try:
         with Sandbox.up(top / "slurm", **SHAPE) as sandbox:
             own = {
@@ -161,6 +165,25 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     finally:
         events.close()
         shutil.rmtree(top, ignore_errors=True)
+        _clear_pages(set(Path(places.SHARED_MEMORY).iterdir()) - before)
+
+
+def _clear_pages(found: set[Path]) -> None:
+    """The pages of agents that went down with their sandbox. Those that somebody holds are another run's."""
+    for base in found:
+        if not re.fullmatch(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}", base.name):
+            continue
+        try:
+            fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            places.clear(str(base))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
 
 
 def play(launcher: Launcher, fault: str, bound: float) -> Trial:
