@@ -5,6 +5,7 @@ The step in which nothing is due costs one comparison with the clock. Signal han
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -86,6 +87,7 @@ class Guard:
         for problem in problems:
             self._voice.once(problem)
         deaf = self._signals.listen()
+        atexit.register(self._signals.last_words)
         if deaf:
             self._voice.once(f"the guard does not hear signals here ({deaf}); the warning file and the switches work")
         if place.rundir is None and place.rank == 0:

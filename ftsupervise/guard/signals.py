@@ -45,6 +45,13 @@ class Signals:
                 continue
         self._previous.clear()
 
+    def last_words(self) -> None:
+        """At the interpreter's end, which takes our handlers away: a warning that was heard already by the file, and comes once
+        more as a signal, must not kill a process that leaves in order. SIGTERM may."""
+        for number in self._previous:
+            if number != signal.SIGTERM and signal.getsignal(number) == self._on_signal:
+                signal.signal(number, signal.SIG_IGN)
+
     def taken(self) -> list[str]:
         """Names of the signals that somebody else handles now."""
         return [signal.Signals(n).name for n in self._previous if signal.getsignal(n) != self._on_signal]

@@ -27,6 +27,9 @@ STANDBYS = "ftsupervise-standbys"
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 
+GONE = "no longer in the job*"
+
+
 class Allocation:
     """The job of this process, from its environment."""
 
@@ -42,12 +45,22 @@ class Allocation:
             self.nodes = ()
 
     def states(self) -> dict[str, str]:
-        """node -> state as sinfo says it ("mixed", "down*"); {} when it cannot be asked."""
+        """node -> state as sinfo says it ("mixed", "down*"), GONE for one the job has lost; {} when it cannot be asked."""
         if len(self.nodes) < 2:
             return {}
         code, out = self._ask("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
         pairs = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
-        return {node: state for node, bar, state in pairs if bar}
+        held = self._held()
+        return {node: state if held is None or node in held else GONE for node, bar, state in pairs if bar}
+
+    def _held(self) -> frozenset[str] | None:
+        """The nodes that are the job's still: with --no-kill it loses those that fail, and does not get them back when they
+        are well again. None when it cannot be told."""
+        code, out = self._ask("squeue", "-h", "-j", self.job, "-o", "%N")
+        try:
+            return frozenset(expand_hostlist(out.strip())) if code == 0 and out.strip() else None
+        except ValueError:
+            return None
 
     def steps(self) -> frozenset[str]:
         """The job's steps that live, without the batch script's own and our agents'."""

@@ -23,6 +23,9 @@ class Kind(str, Enum):
     LOST = "lost"  # nobody lived to write down how it ended
 
 
+NO_STEP = "srun could not create a step"
+
+
 class Failure(NamedTuple):
     """A failure as the brake counts it: two with the same ``sign`` are the same failure."""
 
@@ -112,6 +115,8 @@ def failure(
         return Failure(Kind.MEMORY, "out of memory", detail)
     if "node failure" in death or "launch failed" in death:
         return Failure(Kind.NODE, "node failure", death)
+    if death.startswith(NO_STEP):
+        return Failure(Kind.START, NO_STEP, death)
     if words.startswith("could not start"):
         return Failure(Kind.START, "could not start", words)
     for kind, sign, pattern in _SIGNS:

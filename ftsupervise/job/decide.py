@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ftsupervise.job.cause import Kind
+from ftsupervise.job.cause import NO_STEP, Kind
 from ftsupervise.truth import Attempt
 
 SAME_FAILURE = 3  # how often the same failure without progress is accepted
@@ -87,6 +87,8 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
         return _stop(f"the same failure {_times(same)} without progress", same, alike)
     if budgets.same_failure and len(streak) >= _TOTAL * budget:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
+    if last.failure == NO_STEP:
+        return Verdict(Move.LEAVE, "this job's nodes take no step: the next member takes over", times=same)
     if situation.restarts >= budgets.in_place:
         spent = f"all {budgets.in_place} restarts in place are used up" if budgets.in_place else "no restart in place"
         return Verdict(Move.LEAVE, f"{spent}: the next member takes over", times=same)

@@ -11,7 +11,7 @@ import re
 import stat
 from pathlib import Path
 
-from ftsupervise.job.cause import signal_name
+from ftsupervise.job.cause import NO_STEP, signal_name
 from ftsupervise.rundir import read_json
 
 _TASK = re.compile(
@@ -21,6 +21,7 @@ _TASK = re.compile(
 )
 _NODE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.M)
 _LAUNCH = re.compile(r"^srun: error: Task launch for StepId=\S+ failed on node (?P<node>[^\s:]+)", re.M)
+_REFUSED = re.compile(r"^srun: error: Unable to create step for job \S+: (?P<why>.+)$", re.M)
 _OOM = re.compile(r"^slurmstepd: error: Detected \d+ oom[-_]kill event", re.M)
 _DUE_TO = re.compile(
     r"^slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)", re.M
@@ -53,6 +54,8 @@ def first_death(output: str) -> str:
         return f"node failure on {node['node']}"
     if node := _LAUNCH.search(output):
         return f"launch failed on {node['node']}"
+    if refused := _REFUSED.search(output):
+        return f"{NO_STEP} ({refused['why'].strip()})"
     if _OOM.search(output):
         return "out of memory (the kernel or Slurm killed a process)"
     if worker := _TORCHRUN.search(output):

@@ -104,11 +104,14 @@ def test_a_daisy_chain_is_chained_and_a_second_launch_is_refused(desk: Desk) -> 
 
 
 def test_a_chain_attaches_to_a_job_that_somebody_else_s_script_started(desk: Desk, until: Until) -> None:
-    by_hand = desk.sandbox.run(["sbatch", "--parsable", "-J", "by-hand", "--wrap", "sleep 3"]).strip()
+    over = desk.folder / "over"
+    waits = f"until [ -e {over} ]; do sleep 0.2; done"
+    by_hand = desk.sandbox.run(["sbatch", "--parsable", "-J", "by-hand", "--wrap", waits]).strip()
     desk.settings("launch: {command: sleep 60, jobs: 3}\n")
     assert desk.type("launch", "--after", by_hand).returncode == 0
     (line,) = desk.queue()
     assert f"afterany:{by_hand}" in line
+    over.touch()
     until(lambda: any("RUNNING" in line for line in desk.queue()), "the first member after the end of the other job")
 
 

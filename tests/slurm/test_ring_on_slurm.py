@@ -77,6 +77,28 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     assert second.job_id == first.job_id
 
 
+def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """With --no-kill Slurm takes a failed node out of the job for good; sinfo calls it idle as soon as it is back."""
+    here = scene(nodes=3, slurmd_timeout=6)
+    here.train("--steps 100000 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=1)
+    until(lambda: here.trains(1), "the first attempt")
+    here.sandbox.node("node-1", "crash")
+    until(lambda: here.trains(2), "the second attempt", 120)
+    held = ["squeue", "-h", "-n", here.name, "-t", "RUNNING", "-o", "%N"]
+    until(lambda: here.sandbox.run(held).split() == ["node-[0,2]"], "Slurm to take the node away", 120)
+    here.sandbox.node("node-1", "start")
+    until(
+        lambda: here.sandbox.run(["sinfo", "-h", "-n", "node-1", "-o", "%T"]).strip() == "idle", "the node to be well"
+    )
+    os.kill(here.trains(2)[1], signal.SIGKILL)
+    until(lambda: here.trains(3), "the third attempt", 90)
+    assert here.attempts()[2].nodes == here.attempts()[1].nodes == ("node-0", "node-2")
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the queue")
+
+
 def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_have_begun(
     scene: Callable[..., Scene], until: Until
 ) -> None:

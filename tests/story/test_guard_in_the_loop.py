@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -372,3 +374,16 @@ def test_what_is_no_switch_is_told_never_obeyed_and_never_waited_for(
     guard.close()
     assert "it is not obeyed" in capsys.readouterr().err
     assert "not obeyed" in read_beats(rundir)[0].facts["problem"]
+
+
+def test_a_warning_that_comes_while_the_interpreter_ends_does_not_kill_it(rundir: RunDir) -> None:
+    """Python gives the signals back before it takes the last objects apart: srun's copy of the warning may come that late."""
+    code = (
+        "import os, signal\nfrom ftsupervise import Guard\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, mine=os.getpid(), number=signal.SIGUSR1, write=os.write):\n"
+        "        kill(mine, number)\n        write(1, b'through')\n"
+        "last, guard = Last(), Guard()\nguard.step(1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"through")

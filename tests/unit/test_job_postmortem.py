@@ -35,6 +35,10 @@ from ftsupervise.job.postmortem import first_death
         ),
         (["slurmstepd: error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 ***"], ""),
         (["step 120 loss 0.3", "Killed"], ""),
+        (
+            ["srun: error: Unable to create step for job 3: Requested node configuration is not available"],
+            "srun could not create a step (Requested node configuration is not available)",
+        ),
     ],
 )
 def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], cause: str) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ftsupervise.job.cause import Failure, Kind, failure
+from ftsupervise.job.cause import NO_STEP, Failure, Kind, failure
 from ftsupervise.job.decide import Budgets, Move, Situation, decide, since_progress, time_needed
 from ftsupervise.truth import Attempt
 
@@ -48,6 +48,11 @@ def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure
     other = [attempt(1, sign="exit 1 (ValueError)"), attempt(2, sign=named), attempt(3, sign=named)]
     assert move(*other)[0] is Move.RESTART
     assert move(*night[:2], attempt(3, sign="exit 11"))[0] is Move.RESTART
+
+
+def test_a_job_whose_nodes_take_no_step_is_left_at_once_and_the_chain_is_braked_in_the_end() -> None:
+    night = [attempt(n, sign=NO_STEP, kind="start") for n in (1, 2, 3)]
+    assert [move(*night[:n])[0] for n in (1, 2, 3)] == [Move.LEAVE, Move.LEAVE, Move.STOP]
 
 
 def test_a_failure_every_hundred_steps_with_a_newer_checkpoint_goes_on_for_ever() -> None:
