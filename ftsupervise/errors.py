@@ -5,7 +5,8 @@
     ├── NotFound              66   a file, run or job that was named does not exist
     ├── SchedulerUnavailable  69   Slurm could not be asked: nothing is known, nothing was changed
     ├── SubmitRejected        65   sbatch said no; its own words are in the message
-    ├── CannotWrite           73   the disk is full, or the directory cannot be written
+    ├── CannotWrite           73   the directory cannot be written
+    │   └── DiskFull          73   ... because no space, inode or quota is left
     ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
     ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
     ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col
@@ -56,6 +57,10 @@ class CannotWrite(Error):
     exit_code = 73
 
 
+class DiskFull(CannotWrite):
+    """May pass: who can wait waits."""
+
+
 class Refused(Error):
     exit_code = 75
 
@@ -78,7 +83,7 @@ def from_os_error(error: OSError, doing: str) -> Error:
 
     text = f"cannot {doing}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CannotWrite(text, hint="free some space or inodes (df -h, df -i, your quota command), then try again")
+        return DiskFull(text, hint="free some space or inodes (df -h, df -i, your quota command), then try again")
     if error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
         return CannotWrite(text, hint="the file system refuses writes; check the mount, then try again")
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -90,6 +90,14 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     help="Wait before the third start without progress; doubles.",
 )
 @click.option(
+    "--space-wait",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="S",
+    help="Wait so long for space when the disk is full, before it leaves with 73.",
+)
+@click.option(
     "--stop-within",
     type=click.FloatRange(min=0),
     default=600.0,
@@ -178,6 +186,7 @@ def run(
     same_failure: int,
     budget: dict[str, int],
     back_off: float,
+    space_wait: float,
     stop_within: float,
     nodes_dir: str | None,
     nodes_half_life: float | None,
@@ -225,6 +234,7 @@ def run(
         name=name or os.environ.get(ENV_RUN) or rundir.root.name,
         forward=forward,
         grace=grace,
+        space_wait=space_wait,
         stop_within=stop_within,
         warm=warm,
         hang=None if hang == "off" else Patience(float(hang or 10), hang_factor, hang_start, hang_unknown),

@@ -5,6 +5,7 @@ Without Slurm, and when the controller does not answer, every question has an em
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import threading
@@ -24,6 +25,7 @@ _KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
 p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
 AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and none of the run's
 STANDBYS = "ftsupervise-standbys"
+_STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
 
@@ -70,6 +72,34 @@ class Allocation:
         lines = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
         found = (step for step, _, name in lines if name not in (AGENTS, STANDBYS))
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
+
+    def lives(self, job: str) -> bool | None:
+        """Does Slurm have this job, waiting, running or completing? None: cannot tell."""
+        try:
+            done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
+        except OSError:
+            return None
+        if done.code == 0 and not done.stderr.strip():
+            return bool(done.stdout.strip())
+        return False if done.code == 1 and "Invalid job id" in done.stderr else None
+
+    def of_others(self, attempts: Path) -> frozenset[str]:
+        """Steps that somebody else has begun beside the run, with a living srun: one that is on this host and has nothing of
+        an attempt in its environment, or one on a host outside the job. What cannot be told is not among them.
+        """
+        code, out = self._ask("scontrol", "-o", "show", "step", self.job)
+        found = _STEP.findall(out) if code == 0 else ()
+        here, ours = _short(os.uname().nodename), {_short(node) for node in self.nodes}
+        theirs = set()
+        for step, host, pid in found:
+            if not int(pid) or host == "(null)":
+                continue
+            if _short(host) == here:
+                if _is_stranger(int(pid), attempts):
+                    theirs.add(step)
+            elif _short(host) not in ours:
+                theirs.add(step)
+        return frozenset(theirs)
 
     def how_they_are(self) -> dict[str, str]:
         """``states()``, with "silent*" for the ``silent()`` ones, both asked at the same time: here others wait for the answer.
@@ -132,14 +162,17 @@ class Allocation:
     def side_env(self) -> dict[str, str]:
         return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
 
-    def end_steps(self, without: frozenset[str]) -> tuple[str, ...]:
-        """SIGKILL, on all nodes, for every step but those in ``without``; those that are there still after the bound.
+    def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
+        """SIGKILL, on all nodes, for every step but those in ``without`` and those of others; those that are left.
 
         A step with a node that does not answer ends only when Slurm has given that node up: that is not waited for.
         """
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
         while left := self.steps() - without:
+            if not left <= told and (theirs := self.of_others(attempts) & left):
+                without |= theirs
+                continue
             if left - told and not self._silent:
                 self._ask("scancel", "--signal=KILL", *sorted(left))
                 told = told | left
@@ -172,3 +205,19 @@ class Allocation:
         except OSError:  # no Slurm commands here
             return None, ""
         return done.code, done.stdout
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
+
+
+def _is_stranger(pid: int, attempts: Path) -> bool:
+    """Does it live, without an attempt of this run in its environment? One of another user cannot be read: a stranger."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    mark = os.fsencode(f"{ENV_ATTEMPT_DIR}={attempts}/")
+    return bool(environ) and not any(one.startswith(mark) for one in environ.split(b"\0"))

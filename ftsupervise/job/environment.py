@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.job import ledger
-from ftsupervise.job.placement import Placement, is_srun
+from ftsupervise.job.placement import Placement, calls_srun
 from ftsupervise.pages import ENV_PAGES
 from ftsupervise.rundir import (
     ENV_ATTEMPT,
@@ -54,7 +54,7 @@ def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[st
         given[ENV_DEADLINE] = f"{ring.end:.0f}"
     if ring.crowded:
         given.setdefault("SLURM_OVERLAP", "1")
-    if options.budgets.in_place and is_srun(options.command):
+    if options.budgets.in_place and calls_srun(options.command, ring.nodes.text):
         given.setdefault(
             "SLURM_KILL_BAD_EXIT", "1"
         )  # without it srun waits for ever for ranks that wait for a dead one

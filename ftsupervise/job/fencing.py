@@ -10,13 +10,15 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from ftsupervise import fence, switches
-from ftsupervise.ledger import numbers
+from ftsupervise import beats, fence, switches
+from ftsupervise.ledger import LOST, ledger, numbers
 from ftsupervise.rundir import ENV_CHECKPOINT_DIR, ENV_DESK, ENV_STAGING, RunDir
 
 _PATIENCE = 60.0  # seconds for one file system
+_LATELY = 120.0  # seconds after its last beat in which a rank may still be at work
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,34 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     if swept:
         threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
     return Hold(number, desk, staging)
+
+
+def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
+    """The newest attempt, if it may still be at work; None when it is over.
+
+    Its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives``: does Slurm have that job?
+    None: cannot tell. ``job`` is our own: Slurm starts a job again only after its end. What cannot be seen may be at work.
+    """
+    try:
+        attempts = ledger(rundir)
+    except OSError:
+        return max(1, fence.last_desk(rundir.desks))
+    last = attempts[-1] if attempts else None
+    if last is None or last.ended:
+        return None
+    if not last.cause or _beats_lately(rundir, last.number, now):
+        return last.number
+    if last.cause == LOST or not last.job_id or last.job_id == job:
+        return None
+    return None if lives(last.job_id) is False else last.number
+
+
+def _beats_lately(rundir: RunDir, number: int, now: datetime) -> bool:
+    try:
+        found = [one for one in beats.read_beats(rundir) if one.facts.get("attempt") == str(number)]
+    except OSError:
+        return True
+    return any(abs((now - one.at).total_seconds()) < _LATELY for one in found)
 
 
 def _one(

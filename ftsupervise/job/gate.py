@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from ftsupervise import blame
 from ftsupervise.brake import read_brake
@@ -10,9 +11,14 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.rundir import RunDir, read_json
 from ftsupervise.switches import KILL, SAVE, read_switch
 
+_ROOM = 16_384  # bytes
+
 
 def prepare(rundir: RunDir) -> None:
-    """Make what is missing of the run directory. Raises CannotWrite, NotPermitted."""
+    """Make what is missing of the run directory, and see that there is room for an attempt's pages.
+
+    Before one is claimed: a claim tells an older attempt that it is over. Raises CannotWrite, DiskFull, NotPermitted.
+    """
     try:
         for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -20,8 +26,20 @@ def prepare(rundir: RunDir) -> None:
             rundir.switches.mkdir()
             rundir.switches.chmod(0o2775)  # who may use the switches is the directory's group
         blame.prepare(rundir.nodes)
+        _probe(rundir.attempts)
     except OSError as error:
         raise from_os_error(error, f"use the run directory {rundir.root}") from None
+
+
+def _probe(folder: Path) -> None:
+    path = folder / f".tmp-room-{os.uname().nodename}-{os.getpid()}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    try:
+        os.write(fd, bytes(_ROOM))
+        os.fsync(fd)  # quotas of network file systems speak up only now
+    finally:
+        os.close(fd)
+        os.unlink(path)
 
 
 def reason_not_to_start(rundir: RunDir) -> str:

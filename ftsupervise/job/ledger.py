@@ -15,6 +15,7 @@ from ftsupervise.fence import last_desk
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.ledger import numbers
 from ftsupervise.rundir import ENV_JOB_ID, RunDir, write_json
+from ftsupervise.truth import Attempt
 
 if TYPE_CHECKING:
     from ftsupervise.job.attempt import End
@@ -52,6 +53,14 @@ def claim_after(rundir: RunDir, mine: int) -> Claim | None:
         return None
     except OSError as error:
         raise from_os_error(error, f"write {rundir.attempts}") from None
+
+
+def give_back(mine: Claim) -> None:
+    """Nothing was written in it: it is no attempt. What cannot be removed stays, as one that nothing was started for."""
+    try:
+        mine.folder.rmdir()
+    except OSError:
+        return
 
 
 def _make(rundir: RunDir, number: int) -> Claim:
@@ -98,8 +107,8 @@ def write_start(
         raise from_os_error(error, f"write {mine.folder}") from None
 
 
-def write_end(mine: Claim, ended: End, then: str, now: datetime) -> str:
-    """The last page: how it ended and what was done about it. "" or why it could not be written."""
+def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
+    """The last page: how it ended and what was done about it. Raises OSError."""
     record: dict[str, object] = {
         "attempt": mine.number,
         "at": now.isoformat(),
@@ -116,8 +125,23 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> str:
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
     }
-    try:
-        write_json(mine.folder / "end.json", record)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+    write_json(mine.folder / "end.json", record)
+
+
+def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
+    """What has just ended as the ledger will have it."""
+    return Attempt(
+        number=mine.number,
+        job_id="",
+        started=datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc),
+        ended=now,
+        exit_code=ended.code,
+        cause=ended.words,
+        first_step=ended.reached.first,
+        last_step=ended.reached.last,
+        kind=ended.failure.kind.value if ended.failure else "",
+        failure=ended.failure.sign if ended.failure else "",
+        saved=ended.reached.saved,
+        ready=ended.ready,
+        detail=ended.failure.detail if ended.failure else "",
+    )

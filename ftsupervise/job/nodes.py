@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ftsupervise import blame, procfs
 from ftsupervise.job import health, ledger
 from ftsupervise.job.cause import Kind
-from ftsupervise.job.placement import Placement, is_srun, place, wanted
+from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.shared import together, visit
 from ftsupervise.job.voice import tell
@@ -69,7 +69,8 @@ class Nodes:
         self._owed = any_applied(
             options.rundir.nodes
         )  # or somebody before us kept them away from some, and that may be over
-        need = wanted(options.command, len(self.names))
+        self.text = text_of(options.command) if allocation.job else ""
+        need = wanted(options.command, len(self.names), self.text)
         margin = blame.margin(need, len(self.names) - need)
         self.settings = blame.Settings(
             self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
@@ -102,7 +103,7 @@ class Nodes:
         self.examine(START, None)
         self.tell_the_chain(None)
         command, nodes = self.options.command, self.allocation.nodes
-        states = self.allocation.how_they_are() if is_srun(command) and len(nodes) > 1 else {}
+        states = self.allocation.how_they_are() if len(nodes) > 1 else {}
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))
@@ -118,13 +119,13 @@ class Nodes:
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
-        if gone and is_srun(self.options.command) and ended.failure is not None and ended.failure.kind is Kind.NODE:
+        if gone and ended.failure is not None and ended.failure.kind is Kind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
         return found
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
         if self.allocation.nodes or barred:
-            return place(self.options.command, self.names, states, self.scores(), barred)
+            return place(self.options.command, self.names, states, self.scores(), barred, self.text)
         return Placement(self.options.command, ())
 
     # ---------------------------------------------------------------------------------------------------------- doing

@@ -21,15 +21,16 @@ from ftsupervise.job.allocation import Allocation
 from ftsupervise.job.attempt import End, Running, not_started
 from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.decide import Move, Situation, Verdict, decide, delay, since_progress
-from ftsupervise.job.ears import STOP, Ears
+from ftsupervise.job.ears import Ears
 from ftsupervise.job.environment import command_env
 from ftsupervise.job.hang import Past
 from ftsupervise.job.keeper import Keeper
 from ftsupervise.job.minder import Minder
 from ftsupervise.job.nodes import FAILURE, Nodes
 from ftsupervise.job.options import Options
-from ftsupervise.job.placement import Placement, is_away, is_srun
+from ftsupervise.job.placement import Placement, is_away
 from ftsupervise.job.voice import tell
+from ftsupervise.job.waiting import Owed, shut, sit_out, wait_for_space
 from ftsupervise.job.warm import Warm
 from ftsupervise.job.witness import Witness, often
 from ftsupervise.ledger import Reached
@@ -38,6 +39,9 @@ from ftsupervise.truth import Attempt
 
 __all__ = ["Options", "run"]
 
+_NOT_NOW = 75
+_OLDER = 600.0  # seconds for an older attempt to end
+_OLDER_LOOK = 5.0
 _AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
 
 
@@ -46,29 +50,38 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts, nothing that a person can cause after.
     """
-    gate.prepare(options.rundir)
-    shut = gate.reason_not_to_start(options.rundir)
-    if shut:
-        tell(None, shut)
-        _keep_the_brake_on(options, env)
-        return 0
-    for odd in gate.odd_switches(options.rundir):
-        tell(None, odd)
+    ears = Ears()
+    try:
+        pause = partial(sit_out, ears=ears, options=options)
+        if not wait_for_space(partial(gate.prepare, options.rundir), options.space_wait, pause):
+            return 0
+        closed = gate.reason_not_to_start(options.rundir)
+        if closed:
+            tell(None, closed)
+            _keep_the_brake_on(options, env)
+            return 0
+        for odd in gate.odd_switches(options.rundir):
+            tell(None, odd)
+        code = _go(options, env, ears)
+    finally:
+        ears.close()
+    return code if code >= 0 else 128 - code
+
+
+def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
     keeper = Keeper(options.rundir.root, env)
     minder = Minder(options.grace)
-    ears = Ears()
     ring = None
     try:
         ring = Ring(options, env, ears, minder)
-        code = ring.go()
+        return ring.go()
     finally:
         if ring is not None:
             ring.agents.close()
             ring.warm.stop()
-        ears.close()
+            ring.owed.settle_at_last(options, ears, told=ring.told)
         keeper.stop()
         minder.stop()
-    return code if code >= 0 else 128 - code
 
 
 class Ring:
@@ -79,7 +92,7 @@ class Ring:
         self.minder = minder
         self.end = deadline.from_environment(env) or deadline.ask_slurm(env)
         self.allocation = Allocation(env)
-        self.others = self.allocation.steps() if is_srun(options.command) else frozenset()  # steps that are not ours
+        self.others = self.allocation.steps()  # steps that are not ours
         self.agents = Agents(options.rundir, self.allocation, env, ears, often=often(options.hang))
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
@@ -88,12 +101,20 @@ class Ring:
         self.restarts = 0
         self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, partial(tell, None))
         self.asked = ""  # why nothing more is to be started
+        self.owed = Owed()  # what a full disk did not take
+        self.told = False  # to leave: there may be seconds left
         self.hold: fencing.Hold | None = None  # what the attempt at work writes through
         self.past = Past()  # how long this run's steps and phases take
 
     def go(self) -> int:
         code = 0
         placement = self.nodes.first_place()
+        if isinstance(placement, str) and fencing.at_work(
+            self.options.rundir, self.nodes.job, self.allocation.lives, _now()
+        ):
+            if not self._wait_for_the_older(placement):
+                return _NOT_NOW
+            placement = self.nodes.first_place()
         if isinstance(placement, str):
             return self._leave_unstarted(placement)
         if not self._wait_out_failures_before():
@@ -132,21 +153,40 @@ class Ring:
         The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
         """
         rundir = self.options.rundir
-        mine = ledger.claim(rundir) if self.hold is None else ledger.claim_after(rundir, self.hold.number)
+        mine = self._claim(placement)
         if mine is None:
-            tell(None, "another job has begun an attempt of this run meanwhile: this one is over")
             return None
-        ledger.write_start(
-            mine, self.env, placement.command, _now(), self.end, in_place=self.restarts, nodes=placement.nodes
-        )
         self.hold = fencing.begin(rundir, mine.number, self.env, partial(tell, mine.folder / "run.log"))
         newer = superseded(rundir, mine.number)
-        shut = f"attempt {newer} has begun meanwhile" if newer is not None else _shut(self.options)
-        if not shut:
+        why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(self.options)
+        if not why:
             return mine
-        tell(mine.folder / "run.log", shut)
-        ledger.write_end(mine, not_started(shut), "left", _now())
+        tell(mine.folder / "run.log", why)
+        self.owed.end(mine, not_started(why), "left")
         return None
+
+    def _claim(self, placement: Placement) -> ledger.Claim | None:
+        """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
+        rundir, found = self.options.rundir, list[ledger.Claim | None]()
+
+        def claim() -> None:
+            self.owed.settle()
+            if not found:
+                after = self.hold.number if self.hold is not None else None
+                found.append(ledger.claim(rundir) if after is None else ledger.claim_after(rundir, after))
+            if found[0] is not None:
+                command, nodes = placement.command, placement.nodes
+                ledger.write_start(found[0], self.env, command, _now(), self.end, in_place=self.restarts, nodes=nodes)
+
+        begun = False
+        try:
+            begun = wait_for_space(claim, self.options.space_wait, partial(self._wait, mine=None))
+        finally:
+            if not begun and found and found[0] is not None:
+                ledger.give_back(found[0])
+        if begun and found[0] is None:
+            tell(None, "another job has begun an attempt of this run meanwhile: this one is over")
+        return found[0] if begun else None
 
     def _attempt(self, mine: ledger.Claim, placement: Placement) -> tuple[ledger.Claim, End]:
         away = frozenset(node for node, state in self.states.items() if is_away(state))
@@ -191,9 +231,7 @@ class Ring:
 
     def _clear_steps(self, mine: ledger.Claim) -> str:
         """srun may be gone and its ranks on other nodes not: what is left of the step ends before anything else begins."""
-        if not self.allocation.job or not is_srun(self.options.command):
-            return ""
-        left = self.allocation.end_steps(self.others)
+        left = self.allocation.end_steps(self.others, self.options.rundir.attempts)
         self.others |= frozenset(left)
         self.crowded = self.crowded or bool(left)
         words = f"steps that do not end: {', '.join(left)}" if left else ""
@@ -203,7 +241,7 @@ class Ring:
 
     def _look_for_lost_nodes(self, placement: Placement) -> dict[str, str]:
         """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
-        if not is_srun(self.options.command) or len(self.allocation.nodes) < 2:
+        if len(self.allocation.nodes) < 2:
             return {}
         self.states = self.allocation.how_they_are()
         used = placement.nodes or self.allocation.nodes
@@ -212,7 +250,7 @@ class Ring:
     # ------------------------------------------------------------------------------------------------------- deciding
 
     def _judge(self, mine: ledger.Claim, ended: End) -> Verdict:
-        attempts = [*self._counted(mine.number), _as_attempt(mine, ended)]
+        attempts = [*self._counted(mine.number), ledger.as_attempt(mine, ended, _now())]
         left = None if self.end is None else self.end - time.time()
         asked = self._why_not(mine, ended)
         return decide(Situation(attempts, self.restarts, asked, left), self.options.budgets)
@@ -224,9 +262,8 @@ class Ring:
             found = [one for one in read_ledger(self.options.rundir) if first <= one.number < before]
         except OSError:
             return []
-        return [
-            one if one.ended else one._replace(kind=Kind.LOST.value, failure="died without a word") for one in found
-        ]
+        lost = partial(Attempt._replace, kind=Kind.LOST.value, failure="died without a word")
+        return [one if one.ended else self.owed.ends.get(one.number) or lost(one) for one in found]
 
     def _why_not(self, mine: ledger.Claim, ended: End) -> str:
         """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
@@ -262,12 +299,12 @@ class Ring:
         self.nodes.tell_the_chain(log)
 
     def _leave_unstarted(self, why: str) -> int:
-        """No fit nodes: an attempt that was none, so that the brake counts it. 75: not now."""
-        mine = ledger.claim(self.options.rundir)
-        nodes = self.nodes.names
-        ledger.write_start(mine, self.env, self.options.command, _now(), self.end, in_place=self.restarts, nodes=nodes)
+        """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
+        mine = self._begin(Placement(self.options.command, self.nodes.names))
+        if mine is None:
+            return _NOT_NOW
         failure = Failure(Kind.NODE, "nodes not healthy", why)
-        ended = End(75, f"not started: {why}", failure, 0.0, Reached(), None, "", False, None, "")
+        ended = End(_NOT_NOW, f"not started: {why}", failure, 0.0, Reached(), None, "", False, None, "")
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:
             verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
@@ -294,15 +331,19 @@ class Ring:
 
     def _wait(self, seconds: float, mine: ledger.Claim | None) -> bool:
         """Sit out a back-off; False when something came that ends it."""
-        until = time.monotonic() + seconds
-        log = mine.folder / "run.log" if mine else None
-        while (rest := until - time.monotonic()) > 0:
-            for number in self.ears.heard(min(rest, 1.0)):
-                if number in STOP or number == self.options.warning:
-                    tell(log, "told to leave while waiting for the next start")
-                    return False
-            if shut := _shut(self.options):
-                tell(log, shut)
+        going_on = sit_out(seconds, self.ears, self.options, mine.folder / "run.log" if mine else None)
+        self.told = self.told or not going_on
+        return going_on
+
+    def _wait_for_the_older(self, why: str) -> bool:
+        """An attempt that may be at work is not told that it is over by one that cannot start. False: it still is."""
+        until, told = time.monotonic() + _OLDER, False
+        while older := fencing.at_work(self.options.rundir, self.nodes.job, self.allocation.lives, _now()):
+            if not told:
+                told = True
+                tell(None, f"not started: {why}; attempt {older} may still be at work: waiting for its end")
+            if time.monotonic() >= until or not self._wait(_OLDER_LOOK, None):
+                tell(None, f"not started: {why}; nothing is claimed while attempt {older} may still be at work")
                 return False
         return True
 
@@ -310,9 +351,8 @@ class Ring:
 
     def _write_down(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
         then = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}[verdict.move]
-        problem = ledger.write_end(mine, ended, f"{then}: {verdict.why}" if verdict.why else then, _now())
-        if problem:
-            tell(mine.folder / "run.log", f"cannot write the end of attempt {mine.number}: {problem}")
+        self.owed.end(mine, ended, f"{then}: {verdict.why}" if verdict.why else then)
+        self.told = self.told or bool(ended.told or ended.warned)
 
     def _brake(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
         """The mark first: it keeps members from starting even when they cannot be held."""
@@ -327,49 +367,16 @@ class Ring:
         )
         log = mine.folder / "run.log"
         desk = self.hold.desk if self.hold is not None else None
-        try:
-            brake.write_brake(self.options.rundir, on, desk)
-        except OSError as error:
-            tell(log, f"cannot write the brake: {error.strerror}")
-            if desk is not None and is_sealed(desk):  # a newer attempt has begun: the members that wait are its own
-                return
+        write = partial(brake.write_brake, self.options.rundir, desk=desk)
+        if self.owed.write("the brake", partial(write, on), log) and desk is not None and is_sealed(desk):
+            return  # a newer attempt has begun: the members that wait are its own
         held, problem = hold.hold_pending(self.options.rundir, self.env, f"ftsupervise:{self.options.name}:")
         if problem:
             tell(log, f"cannot hold the members that wait: {problem}")
         if held:
             tell(log, f"on hold: {', '.join(held)}")
-            try:
-                brake.write_brake(self.options.rundir, on._replace(held=held), desk)
-            except OSError as error:
-                tell(log, f"cannot write the brake: {error.strerror}")
+            self.owed.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, f"mend it, then: ftsupervise clear --brake {self.options.rundir.root}")
-
-
-def _as_attempt(mine: ledger.Claim, ended: End) -> Attempt:
-    """What has just ended as the ledger will have it."""
-    now = _now()
-    return Attempt(
-        number=mine.number,
-        job_id="",
-        started=datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc),
-        ended=now,
-        exit_code=ended.code,
-        cause=ended.words,
-        first_step=ended.reached.first,
-        last_step=ended.reached.last,
-        kind=ended.failure.kind.value if ended.failure else "",
-        failure=ended.failure.sign if ended.failure else "",
-        saved=ended.reached.saved,
-        ready=ended.ready,
-        detail=ended.failure.detail if ended.failure else "",
-    )
-
-
-def _shut(options: Options) -> str:
-    try:
-        return gate.reason_not_to_start(options.rundir)
-    except Error:  # cannot look: who waits goes on waiting, and the start will tell
-        return ""
 
 
 def _keep_the_brake_on(options: Options, env: Mapping[str, str]) -> None:

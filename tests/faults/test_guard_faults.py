@@ -49,7 +49,7 @@ def fill(disk: Path, *, inodes: bool = False) -> None:
 def run(rundir: Path, *command: str, **options: Any) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
     return subprocess.Popen(
-        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir), "--", *command],
+        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir), "--space-wait", "1", "--", *command],
         env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
     )  # fmt: skip
 

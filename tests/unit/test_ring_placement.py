@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from ftsupervise.job.placement import is_away, place, wanted
+from ftsupervise.job.placement import is_away, place, text_of, wanted
 from ftsupervise.job.reach import addresses, silent
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--nodes=2", "python", "-N", "9")
@@ -31,6 +32,28 @@ def test_a_node_with_a_past_and_one_that_drains_are_taken_last() -> None:
     assert place(SRUN, NODES, {}, {"node-0": 1}).nodes == ("node-1", "node-2")
     assert place(SRUN, NODES, {"node-1": "draining"}, {}).nodes == ("node-0", "node-2")
     assert place(SRUN, NODES[:2], {"node-1": "draining"}, {}).nodes == ("node-0", "node-1")
+
+
+def test_a_script_that_takes_its_nodes_from_the_environment_is_given_those_that_are_well(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("cd here\nsrun -n 8 --nodes=2 --nodelist=$FTSUPERVISE_NODES python train.py")
+    command = ("bash", str(script))
+    found = place(command, NODES, {"node-1": "down*"}, {}, text=text_of(command))
+    assert found.nodes == ("node-0", "node-2")
+    assert found.command == command
+    assert place(command, NODES, {}, {"node-0": 1}, text=text_of(command)).nodes == ("node-1", "node-2")
+    command = ("bash", "-c", "srun --nodelist=$FTSUPERVISE_NODES train")
+    assert place(command, NODES, {}, {}, text=text_of(command)).nodes == NODES
+    assert place(command, NODES, {"node-1": "down"}, {}, text=text_of(command)).short
+
+
+def test_a_script_that_does_not_is_not_started_beside_a_node_that_is_gone() -> None:
+    command = ("bash", "-c", "srun -N2 train")
+    assert place(command, NODES, {"node-1": "mixed"}, {}, text=text_of(command)).nodes == NODES
+    short = place(command, NODES, {"node-1": "down*"}, {}, text=text_of(command)).short
+    assert short == (
+        "2 of 3 nodes are left (node-1 is down*); the command does not take its nodes from $FTSUPERVISE_NODES"
+    )
 
 
 def test_too_few_nodes_are_said_by_name() -> None:

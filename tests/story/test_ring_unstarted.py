@@ -1,0 +1,127 @@
+"""No fit nodes: nothing is started. An older attempt that may be at work is not told that it is over by that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import procfs
+from ftsupervise.brake import read_brake
+from ftsupervise.job import fencing
+from ftsupervise.ledger import ledger
+from ftsupervise.rundir import RunDir
+
+Until = Callable[..., Any]
+NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    for folder in (found.attempt(1), found.beats, found.marks):
+        folder.mkdir(parents=True)
+    fencing.begin(found, 1, {}, print)
+    return found
+
+
+@pytest.fixture
+def member(rundir: RunDir) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A member whose only node is not healthy."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+        argv = ["run", "--run-dir", str(rundir.root), "--health", "echo GPU 3 is gone; exit 2", *words, "--", "true"]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "ftsupervise", *argv],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )  # fmt: skip
+        )
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+        one.communicate()
+
+
+def page(rundir: RunDir, **more: object) -> None:
+    """The first page of attempt 1: its supervisor is this process."""
+    pid = os.getpid()
+    here = {"host": os.uname().nodename, "pid": pid, "pid_start": procfs.identity(pid), "boot_id": procfs.boot_id()}
+    record = {"attempt": 1, "job_id": "7", "at": NOW.isoformat(), **here, **more}
+    (rundir.attempt(1) / "start.json").write_text(json.dumps(record))
+
+
+def beat(rundir: RunDir, at: datetime) -> None:
+    facts = {"attempt": "1"}
+    text = json.dumps({"rank": 0, "step": 7, "phase": "train", "at": at.isoformat(), "facts": facts})
+    (rundir.beats / "rank-0").write_text(text)
+
+
+def at_work(rundir: RunDir, lives: bool | None = None) -> int | None:
+    return fencing.at_work(rundir, "8", lambda _: lives, NOW)
+
+
+def test_an_attempt_is_over_when_its_end_is_on_record_or_nothing_of_it_is_left(rundir: RunDir) -> None:
+    page(rundir)
+    assert at_work(rundir) == 1
+    page(rundir, pid=1, pid_start=0)
+    assert at_work(rundir) is None
+    beat(rundir, NOW - timedelta(seconds=5))
+    assert at_work(rundir) == 1, "its supervisor is gone, a rank on a lost node trains on"
+    (rundir.attempt(1) / "end.json").write_text(json.dumps({"at": NOW.isoformat(), "cause": "exit 1"}))
+    assert at_work(rundir) is None
+
+
+def test_an_attempt_on_another_host_is_over_when_slurm_says_that_its_job_is_gone(rundir: RunDir) -> None:
+    page(rundir, host="elsewhere")
+    assert at_work(rundir, lives=True) == 1
+    assert at_work(rundir, lives=None) == 1, "could not ask"
+    assert at_work(rundir, lives=False) is None
+    page(rundir, host="elsewhere", job_id="8")
+    assert at_work(rundir, lives=True) is None, "our own job: Slurm has started it again"
+
+
+def test_a_member_that_cannot_start_claims_nothing_while_an_older_attempt_is_at_work(
+    rundir: RunDir, member: Callable[..., subprocess.Popen[str]], until: Until
+) -> None:
+    page(rundir)
+    one = member()
+    assert one.stdout is not None
+    for line in one.stdout:
+        if "attempt 1 may still be at work: waiting for its end" in line:
+            break
+    assert [a.number for a in ledger(rundir)] == [1]
+    assert (rundir.desks / "0001").is_dir()
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(30) == 75
+    assert [a.number for a in ledger(rundir)] == [1]
+    assert (rundir.desks / "0001").is_dir(), "not sealed"
+
+
+def test_a_member_that_cannot_start_shuts_a_dead_attempt_out_and_its_brake_goes_through_the_fence(
+    rundir: RunDir, member: Callable[..., subprocess.Popen[str]]
+) -> None:
+    page(rundir, pid=1, pid_start=0)
+    one = member("--budget", "node=1")
+    said, _ = one.communicate(timeout=60)
+    assert one.returncode == 75, said
+    assert [(a.number, a.failure) for a in ledger(rundir)][1:] == [(2, "nodes not healthy")]
+    assert (rundir.desks / "0001").is_file(), "sealed"
+    brake = read_brake(rundir)
+    assert brake is not None and brake.attempt == 2
