@@ -48,7 +48,7 @@ def member(rundir: RunDir) -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-            )  # fmt: skip
+            )
         )
         return started[-1]
 
