@@ -39,6 +39,8 @@ _GIVEN_UP = 93  # NVIDIA's ft_launcher: no progress over its own restarts, do no
 _AGAIN = 16  # Megatron: computed twice with different results, start again to find out which was wrong
 _WRONG = 17  # Megatron: the same wrong result again
 
+_TERM = "told to stop (SIGTERM)"  # the guard's word for it
+
 # Causes the guard or a person asked for: the loop left in order, and nothing is wrong with it.
 _ASKED = (
     "finished",
@@ -89,7 +91,9 @@ def cause(
     how = f"{death} (exit {code if code > 0 else 128 - code})" if death and code else _how(code)
     if finished:
         return "finished" if code == 0 else f"finished, then {how}"
-    if told in ("SIGTERM", "SIGHUP") and stopped in ("", "warning signal", "told to stop (SIGTERM)"):
+    if not told and code == 0 and stopped == _TERM:  # Slurm tells the ranks first: with a GraceTime, long before us
+        told = "SIGTERM"
+    if told in ("SIGTERM", "SIGHUP") and stopped in ("", "warning signal", _TERM):
         stopped = "time limit" if past_end else f"cancelled or preempted ({told})"
     elif told and not stopped:
         stopped = f"interrupted ({told})"

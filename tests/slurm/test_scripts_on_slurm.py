@@ -27,7 +27,7 @@ exit 3
 
 FOLLOWS = """
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 $1 bash -c '
-  echo $SLURMD_NODENAME > on-$FTSUPERVISE_ATTEMPT-$SLURM_PROCID; while ! [ -e go ]; do sleep 0.1; done'
+  echo $SLURMD_NODENAME > on-$FTSUPERVISE_ATTEMPT-$SLURM_PROCID; while ! [ -e go ]; do sleep 0.1; done' $2
 """
 
 
@@ -80,7 +80,7 @@ def test_a_script_that_lost_a_node_starts_again_on_the_nodes_it_is_told(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=3)
-    lose_a_node(here, "--nodelist=$FTSUPERVISE_NODES", until)
+    lose_a_node(here, "--nodelist=$FTSUPERVISE_NODES", "", until)
     until(lambda: (here.folder / "on-2-1").exists() and (here.folder / "on-2-0").exists(), "the second attempt")
     until(
         lambda: [(here.folder / f"on-2-{n}").read_text().strip() for n in (0, 1)] == ["node-0", "node-2"], "its nodes"
@@ -96,7 +96,8 @@ def test_a_script_that_does_not_listen_leaves_to_the_next_member_when_a_node_is_
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=3)
-    lose_a_node(here, "", until)
+    lose_a_node(here, "", "& until [ -e failed ]; do sleep 0.1; done; kill -9 $!; exit 3", until)
+    (here.folder / "failed").touch()
     (only,) = until(lambda: here.attempts() if here.attempts()[-1].ended else (), "the end")
     assert only.kind == "node"
     log = (here.rundir.attempt(1) / "run.log").read_text()
@@ -104,8 +105,8 @@ def test_a_script_that_does_not_listen_leaves_to_the_next_member_when_a_node_is_
     assert "does not take its nodes from $FTSUPERVISE_NODES: the next member takes over" in log
 
 
-def lose_a_node(here: Scene, option: str, until: Until) -> None:
-    (here.folder / "work.sh").write_text(FOLLOWS.replace("$1", option))
+def lose_a_node(here: Scene, option: str, then: str, until: Until) -> None:
+    (here.folder / "work.sh").write_text(FOLLOWS.replace("$1", option).replace("$2", then))
     submit(here, 3, "bash", "work.sh")
     until(lambda: (here.folder / "on-1-1").exists() and (here.folder / "on-1-0").exists(), "the first attempt")
     until(lambda: (here.folder / "on-1-1").read_text().strip() == "node-1", "its nodes")

@@ -26,6 +26,8 @@ def _cause(code: int, *, finished: bool = False, stopped: str = "", told: str = 
         ({"code": 137}, "exit 137 (a process killed by SIGKILL)"),
         ({"code": -15, "told": "SIGTERM"}, "cancelled or preempted (SIGTERM)"),
         ({"code": 0, "told": "SIGTERM", "stopped": "told to stop (SIGTERM)"}, "cancelled or preempted (SIGTERM)"),
+        ({"code": 0, "stopped": "told to stop (SIGTERM)"}, "cancelled or preempted (SIGTERM)"),
+        ({"code": 0, "stopped": "told to stop (SIGTERM)", "past_end": True}, "time limit"),
         ({"code": -9, "told": "SIGTERM", "past_end": True}, "time limit"),
         ({"code": 0, "told": "SIGTERM", "stopped": "kill switch"}, "kill switch"),
         ({"code": -2, "told": "SIGINT"}, "interrupted (SIGINT)"),

@@ -1,0 +1,78 @@
+"""Clean ends on real Slurm: the time limit, preemption, the death of the batch host. Nothing is left on any node, and the
+ledger says which it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.ring_scene import Scene
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+
+def left_of(here: Scene, attempt: int) -> list[int]:
+    mark = f"FTSUPERVISE_ATTEMPT={attempt}".encode()
+    found = []
+    for pid in here.processes():
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_preempted_job_leaves_nothing_and_the_next_member_goes_on_when_the_other_job_has_gone(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    tiers = "PartitionName=urgent Nodes=node-[0-1] PriorityTier=10 MaxTime=INFINITE State=UP"
+    here = scene(nodes=2, kill_wait=30, overrides=["PreemptType=preempt/partition_prio", "PreemptMode=CANCEL", tiers])
+    job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=2)
+    until(lambda: here.trains(1), "the first member")
+    go = here.folder / "go"
+    words = f"while ! [ -e {go} ]; do sleep 0.1; done"
+    here.sandbox.run(["sbatch", "-p", "urgent", "-N2", "--exclusive", "-o", os.devnull, f"--wrap={words}"])
+    until(lambda: here.attempts()[0].ended and not here.processes(), "its end", 45)
+    assert here.attempts()[0].cause == "cancelled or preempted (SIGTERM)"
+    assert len(here.attempts()) == 1
+    go.touch()
+    until(lambda: here.trains(2), "the second member", 45)
+    here.sandbox.run(["scancel", job])
+    until(lambda: not here.queue() and not here.processes(), "nothing left")
+
+
+def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_next_member_goes_on(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=3)
+    job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=2)
+    until(lambda: here.trains(1), "the first member")
+    here.sandbox.node("node-0", "crash")
+    until(lambda: here.trains(2), "the second member", 60)
+    until(lambda: not left_of(here, 1), "nothing left of the first", 30)
+    first, second = here.attempts()
+    assert (first.cause, first.exit_code) == ("died without a word", None)
+    assert (first.job_id, second.job_id) == (f"{job}_1", f"{job}_2")
+    assert (first.nodes, second.nodes) == (("node-0", "node-1"), ("node-1", "node-2"))
+    here.sandbox.run(["scancel", job])
+    until(lambda: not here.queue() and not here.processes(), "nothing left")
+
+
+@pytest.mark.slow
+def test_a_command_deaf_to_every_signal_is_ended_at_the_time_limit_and_the_ledger_says_so(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2, kill_wait=30)
+    here.launch("trap '' TERM USR1; while :; do sleep 0.2; done", jobs=1, time="1m", restart={"in_place": 5})
+    until(lambda: here.attempts(), "the first member")
+    until(lambda: here.attempts()[0].ended, "its end", 150)
+    until(lambda: not here.processes(), "nothing left")
+    assert here.attempts()[0].cause.startswith("time limit"), here.attempts()
+    assert len(here.attempts()) == 1
+    assert "DUE TO TIME LIMIT" in here.log()
