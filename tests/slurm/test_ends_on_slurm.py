@@ -1,4 +1,4 @@
-"""Clean ends on real Slurm: the time limit, preemption, the death of the batch host. Nothing is left on any node, and the
+"""Clean ends on real Slurm: preemption, the death of the batch host. Nothing is left on any node, and the
 ledger says which it was."""
 
 from __future__ import annotations
@@ -62,17 +62,3 @@ def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_ne
     assert (first.nodes, second.nodes) == (("node-0", "node-1"), ("node-1", "node-2"))
     here.sandbox.run(["scancel", job])
     until(lambda: not here.queue() and not here.processes(), "nothing left")
-
-
-@pytest.mark.slow
-def test_a_command_deaf_to_every_signal_is_ended_at_the_time_limit_and_the_ledger_says_so(
-    scene: Callable[..., Scene], until: Until
-) -> None:
-    here = scene(nodes=2, kill_wait=30)
-    here.launch("trap '' TERM USR1; while :; do sleep 0.2; done", jobs=1, time="1m", restart={"in_place": 5})
-    until(lambda: here.attempts(), "the first member")
-    until(lambda: here.attempts()[0].ended, "its end", 150)
-    until(lambda: not here.processes(), "nothing left")
-    assert here.attempts()[0].cause.startswith("time limit"), here.attempts()
-    assert len(here.attempts()) == 1
-    assert "DUE TO TIME LIMIT" in here.log()
