@@ -89,9 +89,7 @@ def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     held = ["squeue", "-h", "-n", here.name, "-t", "RUNNING", "-o", "%N"]
     until(lambda: here.sandbox.run(held).split() == ["node-[0,2]"], "Slurm to take the node away", 120)
     here.sandbox.node("node-1", "start")
-    until(
-        lambda: here.sandbox.run(["sinfo", "-h", "-n", "node-1", "-o", "%T"]).strip() == "idle", "the node to be well"
-    )
+    until(lambda: "node-1 idle" in here.sandbox.run(["sinfo", "-h", "-N", "-o", "%N %T"]), "the node to be well")
     os.kill(here.trains(2)[1], signal.SIGKILL)
     until(lambda: here.trains(3), "the third attempt", 90)
     assert here.attempts()[2].nodes == here.attempts()[1].nodes == ("node-0", "node-2")
