@@ -16,6 +16,9 @@ from ftsupervise.rundir import WARNING, RunDir, read_json
 from ftsupervise.truth import Attempt, Beat
 
 UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
+TOLD = "told: "  # how the note of an attempt without an end begins when it was told to leave; then what it was told
+_NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
+LATE = ", and it did not leave in time"  # end of the cause of one whose process is gone, and that was told to leave
 LOST = "died without a word"  # it has no end on record and its process is gone
 
 
@@ -103,10 +106,12 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             detail=str(end.get("detail", "")),
         )
     seen = reached(rundir, number)
-    note = "; ".join(filter(None, (bad_end, _warned(folder))))
-    return began._replace(
-        cause=_without_end(start), first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note
-    )
+    told = _warned(folder)
+    note = "; ".join(filter(None, (bad_end, told)))
+    cause = _without_end(start)
+    if cause == LOST and told.startswith(f"{TOLD}SIGTERM at "):
+        cause = _told_to_end(start, told)
+    return began._replace(cause=cause, first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note)
 
 
 def _without_end(start: Mapping[str, object]) -> str:
@@ -117,11 +122,19 @@ def _without_end(start: Mapping[str, object]) -> str:
     return "" if lives and start.get("boot_id") == procfs.boot_id() else LOST
 
 
+def _told_to_end(start: Mapping[str, object], told: str) -> str:
+    """It was told, and Slurm's last 5 s were too few for the last page of a command that did not obey."""
+    ends = _time(start.get("job_ends"))
+    at = _time(told.removeprefix(f"{TOLD}SIGTERM at ").removesuffix(" UTC") + "+00:00")
+    limit = ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END
+    return f"{'time limit' if limit else 'cancelled or preempted (SIGTERM)'}{LATE}"
+
+
 def _warned(folder: Path) -> str:
     """What the attempt was told before it ended without an end on record."""
     try:
         with (folder / WARNING).open(encoding="utf-8", errors="replace") as file:
-            return f"told: {file.readline(200).strip() or 'to leave'}"
+            return f"{TOLD}{file.readline(200).strip() or 'to leave'}"
     except OSError:
         return ""
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ftsupervise import beats, fence, switches
-from ftsupervise.ledger import LOST, ledger, numbers
+from ftsupervise.ledger import LATE, LOST, ledger, numbers
 from ftsupervise.rundir import ENV_CHECKPOINT_DIR, ENV_DESK, ENV_STAGING, RunDir
 
 _PATIENCE = 60.0  # seconds for one file system
@@ -70,7 +70,7 @@ def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: 
         return None
     if not last.cause or _beats_lately(rundir, last.number, now):
         return last.number
-    if last.cause == LOST or not last.job_id or last.job_id == job:
+    if last.cause == LOST or last.cause.endswith(LATE) or not last.job_id or last.job_id == job:
         return None
     return None if lives(last.job_id) is False else last.number
 

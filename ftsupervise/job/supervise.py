@@ -33,7 +33,7 @@ from ftsupervise.job.voice import tell
 from ftsupervise.job.waiting import Owed, shut, sit_out, wait_for_space
 from ftsupervise.job.warm import Warm
 from ftsupervise.job.witness import Witness, often
-from ftsupervise.ledger import Reached
+from ftsupervise.ledger import TOLD, Reached
 from ftsupervise.ledger import ledger as read_ledger
 from ftsupervise.truth import Attempt
 
@@ -256,14 +256,18 @@ class Ring:
         return decide(Situation(attempts, self.restarts, asked, left), self.options.budgets)
 
     def _counted(self, before: int) -> list[Attempt]:
-        """The ledger since the brake was last released. One without an end on record was lost."""
+        """The ledger since the brake was last released. Without an end on record one was lost, unless it was told to go."""
         try:
             first = brake.counts_from(self.options.rundir)
             found = [one for one in read_ledger(self.options.rundir) if first <= one.number < before]
         except OSError:
             return []
         lost = partial(Attempt._replace, kind=Kind.LOST.value, failure="died without a word")
-        return [one if one.ended else self.owed.ends.get(one.number) or lost(one) for one in found]
+        asked = (one.note.startswith(f"{TOLD}SIG") for one in found)
+        return [
+            one if one.ended or told else self.owed.ends.get(one.number) or lost(one)
+            for one, told in zip(found, asked, strict=True)
+        ]
 
     def _why_not(self, mine: ledger.Claim, ended: End) -> str:
         """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""

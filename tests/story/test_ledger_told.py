@@ -1,0 +1,55 @@
+"""An attempt that nobody lived to write down the end of, but that had been told to leave."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise import procfs
+from ftsupervise.ledger import LOST, ledger
+from ftsupervise.rundir import WARNING, RunDir, write_json
+
+TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("warning", "ends", "cause"),
+    [
+        (
+            "SIGTERM at 2026-11-21 03:00:00 UTC",
+            TOLD + timedelta(seconds=20),
+            "time limit, and it did not leave in time",
+        ),
+        (
+            "SIGTERM at 2026-11-21 03:00:00 UTC",
+            TOLD - timedelta(seconds=20),
+            "time limit, and it did not leave in time",
+        ),
+        (
+            "SIGTERM at 2026-11-21 03:00:00 UTC",
+            TOLD + timedelta(hours=9),
+            "cancelled or preempted (SIGTERM), and it did not leave in time",
+        ),
+        ("SIGTERM at 2026-11-21 03:00:00 UTC", None, "cancelled or preempted (SIGTERM), and it did not leave in time"),
+        ("SIGTERM at some time", TOLD, "cancelled or preempted (SIGTERM), and it did not leave in time"),
+        ("hang: rank 1 on node-1 stopped", TOLD, LOST),
+        ("", TOLD, LOST),
+        (None, TOLD, LOST),
+    ],
+)
+def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(
+    tmp_path: Path, warning: str | None, ends: datetime | None, cause: str
+) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.attempt(1).mkdir(parents=True)
+    gone = {"pid": 1 << 22, "pid_start": 1, "boot_id": procfs.boot_id(), "host": os.uname().nodename}
+    write_json(
+        rundir.attempt(1) / "start.json",
+        {"attempt": 1, "at": "2026-11-21T02:00:00+00:00", "job_ends": ends.isoformat() if ends else None, **gone},
+    )
+    if warning is not None:
+        (rundir.attempt(1) / WARNING).write_text(warning + "\n")
+    assert ledger(rundir)[0].cause == cause
