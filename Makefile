@@ -11,7 +11,7 @@ demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
 
 test: .venv/.test debian lint
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: .venv/.test           ## what never leaves memory and files; seconds
 	@$(BIN)/python -m pytest tests/unit tests/story -m "not slow" $(ARGS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("FTSUPERVISE_SITE_CONFIG", str(home / "no-site-config.yaml"))
     return home
+
+
+@pytest.fixture(autouse=True)
+def no_subreaper() -> Iterator[None]:
+    """What a test runs in this process may make it the parent of all orphans below; it would gather corpses for the rest."""
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 @pytest.fixture(scope="session")

@@ -96,9 +96,11 @@ class Night:
         self.mend(node)
 
     def batch_host_dies(self) -> None:
+        """With it away and a bad node avoided there may be too few for the next member: it is back after a while."""
         node = self.batch_host()
         self.here.sandbox.node(node, "crash")
-        self.mend(node)
+        time.sleep(20)
+        self.here.sandbox.node(node, "start")
 
     def mend(self, node: str) -> None:
         """The node is back once somebody else trains."""
