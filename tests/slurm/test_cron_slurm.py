@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,7 +38,18 @@ def one(sandbox: Sandbox) -> Iterator[OneCron]:
         newcomer.type("remove")
         for job in [*newcomer.pending(), *newcomer.running()]:
             sandbox.run(["scancel", job])
+    end_entries(home)
     shutil.rmtree(home, ignore_errors=True)
+
+
+def end_entries(home: Path) -> None:
+    """A cancelled tick cannot end what hears no SIGTERM and has a session of its own, where Slurm follows process groups."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{home}/".encode() in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:
+            continue
 
 
 def entries(one: OneCron) -> dict[str, Any]:
