@@ -22,6 +22,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.ledger import read_time
 from ftsupervise.rundir import read_json, sync_directory, write_json
 
 EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
@@ -248,7 +249,7 @@ def _troubles(path: Path, problems: list[str]) -> Iterator[Trouble]:
         problems.append(f"{path} cannot be read: {error}")
         return
     for item in raw if isinstance(raw, list) else ():
-        at = _time(item.get("at")) if isinstance(item, dict) else None
+        at = read_time(item.get("at")) if isinstance(item, dict) else None
         if at is None or not is_name(str(item.get("node", ""))):
             continue
         number = item.get("attempt")
@@ -271,9 +272,9 @@ def _mark(path: Path, word: str, place: Path, problems: list[str]) -> Mark | Non
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}; it is not obeyed")
         return None
-    end = _time(raw.get("until"))
+    end = read_time(raw.get("until"))
     return Mark(
-        path.name, word, _time(raw.get("at")) or at, _plain(raw.get("who")), _plain(raw.get("why")), end, f"{place}"
+        path.name, word, read_time(raw.get("at")) or at, _plain(raw.get("who")), _plain(raw.get("why")), end, f"{place}"
     )
 
 
@@ -361,14 +362,6 @@ def prepare(place: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- inside
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        at = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
 
 
 def _plain(value: object) -> str:

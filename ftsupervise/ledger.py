@@ -85,14 +85,14 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     began = Attempt(
         number=number,
         job_id=str(start.get("job_id", "")),
-        started=_time(start.get("at")) or _claimed_at(folder),
+        started=read_time(start.get("at")) or _claimed_at(folder),
         host=str(start.get("host", "")),
         nodes=_nodes(str(start.get("nodes") or "")),
     )
     if end is not None:
         code = end.get("exit_code")
         return began._replace(
-            ended=_time(end.get("at")),
+            ended=read_time(end.get("at")),
             exit_code=code if isinstance(code, int) else None,
             cause=str(end.get("cause", UNKNOWN)),
             first_step=_step(end.get("first_step")),
@@ -124,8 +124,8 @@ def _without_end(start: Mapping[str, object]) -> str:
 
 def _told_to_end(start: Mapping[str, object], told: str) -> str:
     """It was told, and Slurm's last 5 s were too few for the last page of a command that did not obey."""
-    ends = _time(start.get("job_ends"))
-    at = _time(told.removeprefix(f"{TOLD}SIGTERM at ").removesuffix(" UTC") + "+00:00")
+    ends = read_time(start.get("job_ends"))
+    at = read_time(told.removeprefix(f"{TOLD}SIGTERM at ").removesuffix(" UTC") + "+00:00")
     limit = ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END
     return f"{'time limit' if limit else 'cancelled or preempted (SIGTERM)'}{LATE}"
 
@@ -167,7 +167,8 @@ def _young(folder: Path) -> bool:
     return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
 
 
-def _time(value: object) -> datetime | None:
+def read_time(value: object) -> datetime | None:
+    """A time as our files have it (ISO 8601, UTC unless it says otherwise); None for what is none."""
     try:
         at = datetime.fromisoformat(str(value))
     except ValueError:

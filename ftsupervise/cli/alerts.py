@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftsupervise.cli.listing import Listing
 from ftsupervise.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +23,7 @@ if TYPE_CHECKING:
     from ftsupervise.model import Alert
 
 
-class _Listing(click.Group):
-    """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Listing)
+@click.group(cls=Listing)
 def alerts() -> None:
     """What fires, since when, and who was told.
 

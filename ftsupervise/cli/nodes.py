@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftsupervise.cli.listing import Listing
 from ftsupervise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,16 +21,7 @@ if TYPE_CHECKING:
     from ftsupervise.rundir import RunDir
 
 
-class _Listing(click.Group):
-    """``nodes [RUN]`` lists; ``nodes exclude …`` does something. A run called "trust" is named by its path."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Listing)
+@click.group(cls=Listing)
 def nodes() -> None:
     """Nodes that have failed the run: who is avoided, why, until when.
 
