@@ -21,7 +21,8 @@ from ftsupervise.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
-BAD = "echo up on $SLURMD_NODENAME; [ $SLURMD_NODENAME = node-1 ] && kill -9 $$; sleep 2; touch finished-$SLURM_PROCID"
+BAD = "echo up on $SLURMD_NODENAME; [ $SLURMD_NODENAME = node-1 ] && kill -9 $$; until [ -e go ]; do sleep 0.2; done"
+MARK = "; if [ $SLURM_PROCID = 0 ]; then touch runs/bad/marks/finished; fi"  # (every rank ends with 0)
 
 
 @dataclass
@@ -82,9 +83,10 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     here: Callable[..., Here], until: Until
 ) -> None:
     one = here(nodes=4)
-    one.settings(f"{BAD}; [ $SLURM_PROCID = 0 ] && touch {one.folder}/runs/bad/marks/finished", exclude=["node-3"])
+    one.settings(BAD + MARK, exclude=["node-3"])
     job = one.launch()
-    until(lambda: one.waiting() == {f"{job}_[2-3%1]": "node-[1,3]"}, "those who wait to be kept away from it")
+    until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "those who wait to be kept away from it")
+    (one.folder / "go").touch()
     until(one.rundir.finished.exists, "the second member to finish")
     until(one.over, "the end of the queue")
     attempts = ledger(one.rundir)
@@ -108,8 +110,10 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
 
 def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., Here], until: Until) -> None:
     one = here(nodes=3)
-    one.settings(f"{BAD}; [ $SLURM_PROCID = 0 ] && touch {one.folder}/runs/bad/marks/finished", spare_nodes=1, jobs=2)
+    one.settings(BAD + MARK, spare_nodes=1, jobs=2)
     one.launch()
+    until(lambda: "up on node-2" in one.log(), "the spare")
+    (one.folder / "go").touch()
     until(one.rundir.finished.exists, "the end")
     until(one.over, "the end of the queue")
     assert [a.nodes for a in ledger(one.rundir)] == [("node-0", "node-1"), ("node-0", "node-2")]
