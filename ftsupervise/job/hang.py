@@ -4,7 +4,8 @@
     bound      max(floor, factor x the largest gap between two signs of progress seen in this phase), over all attempts
                of the job. Twice that while fewer than 100 gaps are known (30 visits), a generous default below 10.
     confirmed  the same ranks were looked at again and again before the bound. One that is
-                 stopped (T), or gone while the others live: sure, at the bound
+                 stopped (T) all that time: sure, at max(floor, factor x the largest gap), known or not
+                 gone while the others live, or traced (t): sure, at the bound
                  asleep (S or D), without CPU for 0.4 of the bound: at the bound
                  using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
                  or evaluate without a word; a collective that spins looks the same
@@ -150,6 +151,7 @@ class Detector:
         self._age = 0.0  # at the last look
         self._late = 0.0  # seconds since the last progress in which we did not run
         self._looked: float | None = None
+        self._stopped: dict[int, float] = {}  # rank -> when it was first seen in state T, without a break since
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
 
@@ -163,6 +165,9 @@ class Detector:
             return Verdict(Health.FINE)
         self._late += late
         self._follow(sight)
+        self._stopped = {one.rank: self._stopped.get(one.rank, one.seen) for one in sight.active if one.state == "T"}
+        if self._stopped and not sight.unheard:
+            return self._judge_stopped(sight)
         bound = self._bound(self._phase, sight.step)
         if sight.unheard:
             bound = max(bound, self.patience.unknown)
@@ -227,11 +232,22 @@ class Detector:
             self._marks = {}
             self._watch(active, window)
 
+    def _judge_stopped(self, sight: _Sight) -> Verdict:
+        """A stopped rank gets nowhere, whatever the phase; who stopped it may let it go on in a moment."""
+        gaps = self.past.phases.get(self._phase, Gaps())
+        bound = max(self.patience.floor, self.patience.factor * gaps.largest)
+        stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
+        odd = tuple(one for one in sight.active if one.rank in self._stopped)
+        verdict = Verdict(
+            Health.SUSPECT, self._phase, sight.step, sight.progress, self._age, bound, odd, "stopped", sure=True
+        )
+        return verdict._replace(health=Health.HUNG) if stood >= _LEAD * bound else verdict
+
     def _judge(self, so_far: Verdict, sight: _Sight) -> Verdict:
         verdict = so_far._replace(health=Health.SUSPECT)
         active = sight.active
         behind = _behind(active)
-        stopped = tuple(one for one in active if one.state in ("T", "t"))
+        stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some are not heard of)
         gone = tuple(one for one in active if one.state in ("X", "Z"))
         if stopped or gone:
             how = "stopped" if stopped else "gone"

@@ -243,6 +243,30 @@ def test_what_an_earlier_attempt_learned_counts_after_a_first_few_steps() -> Non
     assert alarm is not None
 
 
+@pytest.mark.parametrize("phase", ["start", "a phase never seen before", "train"])
+def test_a_stopped_rank_is_found_within_ten_seconds_in_any_phase(phase: str) -> None:
+    world = World() if phase == "start" else trained(5)
+    world.phase(phase)
+    world.change(2, state="T")
+    world.cpu[0] = 1.0
+    alarm = world.wait(10.0)
+    assert alarm is not None
+    assert alarm.sure
+    assert [one.rank for one in alarm.odd] == [2]
+
+
+def test_a_rank_that_is_stopped_for_a_moment_or_held_by_a_debugger_is_no_hang() -> None:
+    world = trained()
+    world.phase("save")
+    for _ in range(20):
+        world.wait(5.0)
+        world.change(1, state="T")
+        world.wait(3.0)
+        world.change(1, state="S")
+    world.change(1, state="t")
+    assert world.wait(100.0) is None
+
+
 def test_a_place_at_which_the_run_was_ended_before_gets_three_times_as_long() -> None:
     """An evaluation that nobody announced, of two minutes, at step 200."""
     past = Past()
