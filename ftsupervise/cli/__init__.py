@@ -80,7 +80,7 @@ def ftsupervise() -> None:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback."""
     try:
-        code = ftsupervise.main(args=argv, prog_name="ftsupervise", standalone_mode=False)
+        code = ftsupervise.main(args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width())
         sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("ftsupervise: stopped", err=True)
@@ -109,3 +109,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
         click.echo(f"ftsupervise: {known}", err=True)
         code = known.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _width() -> int:
+    """As click would find it, but click takes ``shutil`` for that, and with it four compression libraries."""
+    try:
+        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(1).columns
+    except (ValueError, OSError):
+        columns = 0
+    return max(50, min(columns or 80, 80) - 2)

@@ -49,6 +49,8 @@ def _lines(seen: Status) -> list[str]:
 def _queue(seen: Status) -> list[str]:
     if seen.jobs is None:
         return [f"  queue     unknown: {seen.blind}"]
+    if not seen.jobs:
+        return ["  queue     no job of this run"]
     from ftsupervise.hostlist import compress_hostlist
     from ftsupervise.scheduler.parse import array_size
 
@@ -62,7 +64,7 @@ def _queue(seen: Status) -> list[str]:
     if waiting:
         reason = next(job.reason for job in seen.jobs if job.state.waiting)
         lines.append(f"  queue     {waiting} waiting to take over{f' ({reason})' if reason else ''}")
-    return lines or ["  queue     no job of this run"]
+    return lines
 
 
 def _until(job: Job, now: datetime) -> str:

@@ -19,7 +19,7 @@ from typing import cast
 
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
-from ftsupervise.model import Job, JobState, Submitted
+from ftsupervise.jobs import Job, JobState, Submitted
 from ftsupervise.procfs import identity
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json, write_whole
 from ftsupervise.scheduler.parse import array_size, directives

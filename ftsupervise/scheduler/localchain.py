@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from ftsupervise.model import JobState
+from ftsupervise.jobs import JobState
 from ftsupervise.procfs import identity
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked

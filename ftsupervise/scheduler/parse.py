@@ -10,7 +10,7 @@ import re
 from datetime import datetime, timedelta, timezone
 
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.model import Job, JobState
+from ftsupervise.jobs import Job, JobState
 from ftsupervise.units import parse_slurm_time
 
 RECORD = "\x1e"

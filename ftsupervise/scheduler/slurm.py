@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ftsupervise import bounded
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
-from ftsupervise.model import Job, Submitted
+from ftsupervise.jobs import Job, Submitted
 from ftsupervise.rundir import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,

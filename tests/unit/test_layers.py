@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftsupervise"
 
 # What a module may import besides its own room: the rooms of lower layers, by name.
-WORDS = {"model", "truth", "errors", "units", "hostlist"}
+WORDS = {"model", "jobs", "truth", "errors", "units", "hostlist"}
 FILES = {
     "rundir",
     "switches",
@@ -141,6 +141,11 @@ def test_only_the_command_line_prints_or_exits() -> None:
         ("from ftsupervise import Guard; Guard", {"click", "yaml", "psutil", "pydantic", "requests", "jinja2", "rich"}),
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
+        (
+            "from ftsupervise.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+            {"shutil", "lzma", "dataclasses"},
+        ),
+        ("import ftsupervise.scheduler", {"dataclasses", "subprocess"}),
         ("import ftsupervise.cli.status", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.nodes", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.run", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),

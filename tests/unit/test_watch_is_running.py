@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -132,7 +131,7 @@ def test_a_watchdog_named_like_its_run_does_not_watch_itself_nor_its_own_success
 
 
 def test_another_run_of_ours_with_the_same_job_name_is_not_this_one() -> None:
-    assert jobs_of_run("tr11", [], [replace(job("88_1"), comment="ftsupervise:other:t")], frozenset()) == ()
+    assert jobs_of_run("tr11", [], [job("88_1")._replace(comment="ftsupervise:other:t")], frozenset()) == ()
 
 
 def test_the_short_cut_through_a_long_queue_finds_the_same_jobs() -> None:
