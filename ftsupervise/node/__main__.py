@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,14 @@ def main() -> int:
         return 2
     here = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")  # where srun runs, as this node sees it
     hosts = [host for host in dict.fromkeys((here, *told.hosts)) if host]
-    Agent(told._replace(hosts=tuple(hosts)), secret).run()
+    agent = Agent(told._replace(hosts=tuple(hosts)), secret)
+    agent.run()
+    if agent.orphan:
+        from ftsupervise.node import orphan
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if orphan.stays(os.environ):
+            orphan.see_to_the_end(os.environ)
     return 0
 
 

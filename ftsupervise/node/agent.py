@@ -93,6 +93,7 @@ class Agent:
         self.last_answer: tuple[int, list[bytes]] = (0, [])
         self.attempt = 0
         self.over = False
+        self.orphan = False  # we leave because the ring is gone, without a word
         self.leave_at: float | None = None
         self.pages = 0
         self.child: subprocess.Popen[bytes] | None = None
@@ -139,7 +140,8 @@ class Agent:
         """Told to leave by Slurm it stays as long as there are ranks: they get time to save, and what they do is news."""
         if self.leave_at is not None:
             self.over = self.over or now >= self.leave_at or self.eyes.all_gone()
-        self.over = self.over or now - self.talk.heard > self.orders.lost
+        if not self.over and now - self.talk.heard > self.orders.lost:
+            self.over = self.orphan = True
 
     def _new_pages(self) -> bool:
         """Did a page appear, or another one?"""
@@ -168,6 +170,7 @@ class Agent:
         for fd, _ in self.poll.poll(seconds * 1000):
             if fd == self._read:
                 os.read(self._read, 4096)
+                self.orphan = False
                 self._told_to_leave()
             elif fd == self.sock.fileno():
                 self._take_datagrams(self.sock)
@@ -221,7 +224,8 @@ class Agent:
 
     def _on_refused(self) -> None:
         self.refused += 1
-        if self.refused >= _REFUSED:
+        if self.refused >= _REFUSED and self.leave_at is None:
+            self.orphan = True
             self._told_to_leave()
 
     def _collect_deaths(self) -> None:
@@ -265,7 +269,7 @@ class Agent:
         elif message.number > talk.asked:
             talk.asked, talk.heard = message.number, monotonic()
             if message.kind == wire.BYE:
-                self.over = True
+                self.over, self.orphan = True, False
             else:
                 self._begin_answer(message)
         elif message.kind == wire.ASK and message.number == self.last_answer[0]:

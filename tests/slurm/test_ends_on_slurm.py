@@ -62,3 +62,20 @@ def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_ne
     assert (first.nodes, second.nodes) == (("node-0", "node-1"), ("node-1", "node-2"))
     here.sandbox.run(["scancel", job])
     until(lambda: not here.queue() and not here.processes(), "nothing left")
+
+
+def test_a_job_with_spare_nodes_does_not_live_on_without_its_batch_host(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """``--no-kill``: Slurm takes the lost node out of the job and leaves it "running", with nobody in it, until its limit."""
+    here = scene(nodes=4, slurmd_timeout=10)
+    job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=2, spare_nodes=1, time="4h")
+    until(lambda: here.trains(1), "the first member")
+    here.sandbox.node("node-0", "crash")
+    until(lambda: here.trains(2), "the second member", 120)
+    until(lambda: not left_of(here, 1), "nothing left of the first", 30)
+    first, second = here.attempts()
+    assert (first.cause, first.job_id) == ("died without a word", job)
+    assert second.job_id != job
+    here.sandbox.run(["scancel", "--name", here.name])
+    until(lambda: not here.queue() and not here.processes(), "nothing left")

@@ -123,7 +123,7 @@ def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Call
     until(lambda: one.ready() == 2, "the next standby")
     one.fail(2)
     until(lambda: one.begun(3), "the third attempt")
-    assert one.begun(3)[1] == "warm"  # type: ignore[index]
+    assert one.begun(3)[1] == "warm", one.said()  # type: ignore[index]
 
 
 def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callable[..., Ring], until: Until) -> None:
