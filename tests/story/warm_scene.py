@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,22 @@ class Standby:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(30)
+        for pid in at_home(self.folder):  # what the ranks started and left
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         places.clear(str(self.place))
+
+
+def at_home(folder: Path) -> list[int]:
+    """The processes whose working directory is ``folder``, but this one."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and int(name) != os.getpid() and Path(f"/proc/{name}/cwd").readlink() == folder:
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
