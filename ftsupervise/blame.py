@@ -334,6 +334,14 @@ def applied(place: Path, job: str) -> frozenset[str]:
     return frozenset(str(node) for node in raw) if isinstance(raw, list) else frozenset()
 
 
+def any_applied(place: Path) -> bool:
+    """Is any waiting job kept away from a node because of us?"""
+    try:
+        return bool(os.listdir(place / APPLIED))
+    except OSError:
+        return False
+
+
 def write_applied(place: Path, job: str, nodes: Iterable[str]) -> None:
     """None at all: its file goes. Raises OSError."""
     path = folder(place, APPLIED) / job

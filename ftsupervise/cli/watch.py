@@ -59,9 +59,12 @@ def watch(runs: tuple[str, ...], every: timedelta | None, only: tuple[str, ...],
         if every is None or stopping is None:
             done = _tick(roster, only, every, send=not no_send)
             _print(done, quiet=quiet)
+            _relieve(done)
             raise SystemExit(_exit_code(done))
         try:
-            _print(_tick(roster, only, every, send=not no_send), quiet=quiet)
+            done = _tick(roster, only, every, send=not no_send)
+            _print(done, quiet=quiet)
+            _relieve(done)
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
             click.echo(f"watch: this tick failed, the next one is tried: {error}", err=True)
         while not stopping and time.monotonic() - started < every.total_seconds():
@@ -170,6 +173,16 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         roster=roster.trouble,
         every=every,
     )
+
+
+def _relieve(done: Ticked) -> None:
+    if not done.waiting:
+        return
+    from ftsupervise.cli.relief import relieve
+
+    for run in done.waiting:
+        for sentence in relieve(run, done.at):
+            click.echo(f"{done.at.astimezone():%H:%M:%S} {run.name}: it waits; {sentence}")
 
 
 def _print(done: Ticked, *, quiet: bool) -> None:

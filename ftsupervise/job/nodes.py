@@ -66,9 +66,8 @@ class Nodes:
         self.unfit: dict[str, str] = {}  # node -> what its health command said
         self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
         self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
-        self._owed = any_applied(
-            options.rundir.nodes
-        )  # or somebody before us kept them away from some, and that may be over
+        # or somebody before us kept them away from some, and that may be over
+        self._owed = blame.any_applied(options.rundir.nodes)
         self.text = text_of(options.command) if allocation.job else ""
         need = wanted(options.command, len(self.names), self.text)
         margin = blame.margin(need, len(self.names) - need)
@@ -212,13 +211,6 @@ class Nodes:
 
     def _by(self) -> str:
         return os.uname().nodename
-
-
-def any_applied(place: Path) -> bool:
-    try:
-        return bool(os.listdir(place / blame.APPLIED))
-    except OSError:
-        return False
 
 
 def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str, str, str, str]]:

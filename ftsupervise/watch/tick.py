@@ -54,6 +54,7 @@ class Ticked:
     blind: str
     delivered: Delivered = field(default_factory=Delivered)
     trouble: tuple[str, ...] = field(default=())  # what the watch itself could not do
+    waiting: tuple[Run, ...] = ()  # runs with jobs in the queue of which none runs
 
 
 def tick(
@@ -102,6 +103,7 @@ def _tick(
     general = _tell_in_general(queues.get("slurm"), roster, everything, now, state)
     told: list[Told] = [general[0]] if general else []
     journals: list[tuple[Journal, Alerts]] = [general[1]] if general else []
+    waiting = []
     for run in runs:
         assert run.run_dir is not None
         rundir = RunDir(run.run_dir)
@@ -112,6 +114,8 @@ def _tick(
             seen = look_at(run, rundir, queue, now, own=own, only=only, due_only=not only, probe=probe)
             told.append(_tell(seen, journal, now, beside=general[0].findings if general else ()))
             trouble += _remember(seen, now, every)
+            if seen.jobs and all(job.state.waiting for job in seen.jobs):
+                waiting.append(run)
         except (
             Exception
         ) as error:  # one run's broken directory must neither end the watch of the others nor go unnoticed
@@ -125,7 +129,7 @@ def _tick(
     blind = next((queue.blind for queue in queues.values() if queue.jobs is None), dark[0].summary if dark else "")
     if send:
         trouble += _ping(everything, blind or next(iter(trouble), ""), delivered)
-    return Ticked(now, tuple(told), blind, delivered, tuple(trouble))
+    return Ticked(now, tuple(told), blind, delivered, tuple(trouble), tuple(waiting))
 
 
 def _kind(run: Run, schedulers: Mapping[str, Scheduler]) -> str:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise.blame import Book, Trouble
 from ftsupervise.brake import read_brake
 from ftsupervise.ledger import ledger
 from ftsupervise.rundir import RunDir
@@ -194,3 +196,25 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     one.type("nodes", "apply")
     assert set(one.waiting().values()) == {"node-0"}, "only what was ours is taken back"
     one.sandbox.run(["scancel", "-u", str(os.getuid())])
+
+
+def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
+    here: Callable[..., Here], until: Until
+) -> None:
+    """One node is avoided, another one is drained: nobody of the run is there to think of it again."""
+    one = here(nodes=3)
+    filler = one.sandbox.run(["sbatch", "--parsable", "-N3", "-o", os.devnull, "--wrap=sleep 600"]).strip()
+    one.settings("sleep 60", jobs=2)
+    job = one.launch()
+    book = Book("test")
+    now = datetime.now(timezone.utc)
+    book.add(Trouble("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
+    book.write([one.rundir.nodes])
+    assert "is kept away from node-1" in one.type("nodes", "apply")
+    one.sandbox.run(["scontrol", "update", "NodeName=node-2", "State=DRAIN", "Reason=test"])
+    one.sandbox.run(["scancel", filler])
+    until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
+    assert set(one.waiting().values()) == {"node-1"}
+    assert f"it waits; job {job}_[1-2] is kept away from no node any more" in one.type("watch", code=0)
+    until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]), "the first member")
+    one.sandbox.run(["scancel", job])

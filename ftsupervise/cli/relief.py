@@ -1,0 +1,41 @@
+"""What ``watch`` does for a run of which all jobs wait: take the nodes back that they need and are kept away from by us.
+
+A member that starts or fails does it by itself (``job/nodes.py``). But with one node avoided and another one dead there may
+be too few left for any to start, and then nobody else would.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise import blame
+from ftsupervise.rundir import RunDir
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+_PATIENCE = 5.0  # seconds for a directory that is shared with others
+
+
+def relieve(run: Run, now: datetime) -> tuple[str, ...]:
+    """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
+    assert run.run_dir is not None
+    rundir = RunDir(Path(run.run_dir))
+    if not blame.any_applied(rundir.nodes):
+        return ()
+    from ftsupervise.job.exclude import apply
+    from ftsupervise.job.shared import together, visit
+    from ftsupervise.launch.avoid import settings
+    from ftsupervise.scheduler.slurm import clean_environment
+
+    known = blame.read([rundir.nodes])
+    if run.nodes.directory is not None:
+        shared = visit(run.nodes.directory, None, _PATIENCE)
+        if shared is None:  # what is known there may keep the jobs away: as it is
+            return ()
+        known = together(known, shared[1])
+    judged = blame.judge(known, settings(run), now)
+    return apply(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed
