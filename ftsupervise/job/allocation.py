@@ -10,8 +10,9 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ftsupervise import bounded
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
@@ -28,6 +29,7 @@ STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
 
+T = TypeVar("T")
 
 GONE = "no longer in the job*"
 
@@ -39,6 +41,7 @@ class Allocation:
         self.job = env.get("SLURM_JOB_ID", "")
         self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         self._silent: frozenset[str] = frozenset()
+        self._steps: frozenset[str] | None = None  # as they are, for the end_steps that follows
         self._addresses: dict[str, tuple[str, int]] = {}
         text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
         try:
@@ -50,9 +53,11 @@ class Allocation:
         """node -> state as sinfo says it ("mixed", "down*"), GONE for one the job has lost; {} when it cannot be asked."""
         if len(self.nodes) < 2:
             return {}
-        code, out = self._ask("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
+        words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
+        asked = _beside(self._held)
+        code, out = self._ask(*words)
+        held = asked()
         pairs = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
-        held = self._held()
         return {node: state if held is None or node in held else GONE for node, bar, state in pairs if bar}
 
     def _held(self) -> frozenset[str] | None:
@@ -101,16 +106,17 @@ class Allocation:
                 theirs.add(step)
         return frozenset(theirs)
 
-    def how_they_are(self) -> dict[str, str]:
-        """``states()``, with "silent*" for the ``silent()`` ones, both asked at the same time: here others wait for the answer.
+    def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
+        """``states()``, with "silent*" for the ``silent()`` ones. All is asked at the same time: here others wait for the
+        answers. ``ended``: the steps too, for the ``end_steps`` that follows.
 
         Not while a command runs: its supervisor reaps all that ends below it, these questions too.
         """
-        asking = threading.Thread(target=self.silent, name="nodes", daemon=True)
-        asking.start()
+        silent = _beside(self.silent)
+        steps = _beside(self.steps) if ended else None
         states = self.states()
-        asking.join()
-        return {**states, **dict.fromkeys(self._silent, "silent*")}
+        self._steps = steps() if steps is not None else None
+        return {**states, **dict.fromkeys(silent(), "silent*")}
 
     def silent(self) -> frozenset[str]:
         """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
@@ -169,7 +175,9 @@ class Allocation:
         """
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
-        while left := self.steps() - without:
+        seen, self._steps = self._steps, None
+        while left := (self.steps() if seen is None else seen) - without:
+            seen = None
             if not left <= told and (theirs := self.of_others(attempts) & left):
                 without |= theirs
                 continue
@@ -205,6 +213,19 @@ class Allocation:
         except OSError:  # no Slurm commands here
             return None, ""
         return done.code, done.stdout
+
+
+def _beside(question: Callable[[], T]) -> Callable[[], T]:
+    """Ask in a thread; to call what comes back is to wait for the answer."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
+    thread.start()
+
+    def answer() -> T:
+        thread.join()
+        return found[0]
+
+    return answer
 
 
 def _short(host: str) -> str:

@@ -34,7 +34,7 @@ _SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.04  # seconds between two looks at what srun says
-_VICTIMS = 0.1  # seconds that the other ranks get after the first has died: to say what they saw, not to save
+_VICTIMS = 0.04  # seconds that the other ranks get after the first has died: to say what they saw, not to save
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
 
 
@@ -174,7 +174,8 @@ class Running:
         if death:
             self.died_at = time.monotonic()
             self.listens = False
-            self.kill_at = self.died_at + _VICTIMS
+            since = self.death.at if self.death is not None else self.died_at
+            self.kill_at = max(self.died_at, since + _VICTIMS)
             self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
             return
         self._look_for_a_hang()

@@ -243,7 +243,7 @@ class Ring:
         """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
         if len(self.allocation.nodes) < 2:
             return {}
-        self.states = self.allocation.how_they_are()
+        self.states = self.allocation.how_they_are(ended=True)
         used = placement.nodes or self.allocation.nodes
         return {node: self.states[node].rstrip("*") for node in used if is_away(self.states.get(node, ""))}
 

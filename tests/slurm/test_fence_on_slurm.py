@@ -56,7 +56,9 @@ def play(
 ) -> None:
     folder.mkdir()
     here = Scene(folder, make(nodes=4), name)
-    job = here.launch(f"{sys.executable} {STUBBORN} {folder}", spare_nodes=1 if trouble is outlive_their_slurmd else 0)
+    spare = 1 if trouble is outlive_their_slurmd else 0
+    # a rank that we stop is meant to outlive its attempt, not to be found
+    job = here.launch(f"{sys.executable} {STUBBORN} {folder}", spare_nodes=spare, restart={"hang": None})
     until(lambda: all(number(folder / f"pid-1-{rank}") for rank in (0, 1)), "the first attempt")
     until(lambda: len(list(here.rundir.checkpoints.glob("step-*"))) > 5, "its checkpoints")
     ranks = [number(folder / f"pid-1-{rank}") for rank in (0, 1)]

@@ -84,12 +84,12 @@ def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: Ru
 
 
 def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Run, rundir: RunDir) -> None:
-    one = run("--in-place", "5", "--hang", "0.5", "--", *train("while True: pass"))
-    assert one.wait(90) == 0
+    one = run("--in-place", "5", "--hang", "1", "--", *train("while True: pass"))
+    assert one.wait(120) == 0
     first, second = ledger(rundir)
     found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.cause)
     assert found is not None, first.cause
-    assert float(found[1]) >= 0.9 * 6 * 0.5
+    assert float(found[1]) >= 0.9 * 6 * 1
     assert second.cause == "finished"
 
 
@@ -134,6 +134,7 @@ def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: Run, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
 @pytest.mark.usefixtures("overloaded")
 def test_an_hour_of_saves_evaluations_and_pauses_on_overloaded_cores_raises_no_alarm(run: Run, rundir: RunDir) -> None:
     soak(run, rundir, 3600, 1.0)
