@@ -32,7 +32,6 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     rank, world, device = join()
-    checkpoints = Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
     images, labels = (part.to(device) for part in digits())
 
     # find_unused_parameters: otherwise DDP adds gradients up in another order after its first step, and a restart shows in the
@@ -40,7 +39,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    first = load(checkpoints, net, optimizer, device)
+    first = load(net, optimizer, device)
     guard = Guard(rank=rank, world=world, agree=lambda vote: largest(vote, device))  # GUARD
     say(
         rank,
@@ -63,7 +62,7 @@ def main() -> None:
         decision = guard.step(step)  # GUARD
         if decision.save or step % args.save_every == 0 or step == args.steps:
             if rank == 0:
-                save(guard, checkpoints, net, optimizer, step)
+                save(guard, net, optimizer, step)
             dist.barrier()  # nobody says that it is saved before it is
             guard.saved(step)  # GUARD
         if decision.stop:
@@ -121,28 +120,24 @@ def largest(vote: int, device: torch.device) -> int:
     return int(box)
 
 
-def save(guard: Guard, folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Whole or not at all: written beside, synced, renamed. The last KEEP stay. A successor's are left alone."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temp = folder / f".step-{step:08d}.tmp"
-    with temp.open("wb") as file:
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if not guard.may_save():  # GUARD
-        temp.unlink()
-        return
-    temp.replace(folder / f"step-{step:08d}.pt")
-    for old in sorted(folder.glob("step-*.pt"))[:-KEEP]:
-        old.unlink()
+def save(guard: Guard, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Whole or not at all, and never over a successor's. The last KEEP stay."""
+    with guard.checkpoint(step) as folder:  # GUARD
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / "state.pt")
+    for old in sorted(checkpoints().glob("step-*"))[:-KEEP]:
+        guard.remove(old)
 
 
-def load(folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+def checkpoints() -> Path:
+    return Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
+
+
+def load(net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     """From the newest checkpoint, if there is one; the step to go on with."""
-    newest = max(folder.glob("step-*.pt"), default=None)
+    newest = max(checkpoints().glob("step-*"), default=None)
     if newest is None:
         return 1
-    saved = torch.load(newest, map_location=device, weights_only=True)
+    saved = torch.load(newest / "state.pt", map_location=device, weights_only=True)
     net.load_state_dict(saved["net"])
     optimizer.load_state_dict(saved["optimizer"])
     return int(saved["step"]) + 1
