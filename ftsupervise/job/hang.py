@@ -40,6 +40,7 @@ JITTER = 0.05  # seconds by which the times of another node may move without mea
 _AGAIN = 3.0  # times the bound at the place of the last alarm
 _REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
 _LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
+_TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
 
 
 class Health(Enum):
@@ -241,7 +242,8 @@ class Detector:
         verdict = Verdict(
             Health.SUSPECT, self._phase, sight.step, sight.progress, self._age, bound, odd, "stopped", sure=True
         )
-        return verdict._replace(health=Health.HUNG) if stood >= _LEAD * bound else verdict
+        enough = bound - max((1 - _LEAD) * bound, _TAKES * min(1.0, bound))
+        return verdict._replace(health=Health.HUNG) if stood >= enough else verdict
 
     def _judge(self, so_far: Verdict, sight: _Sight) -> Verdict:
         verdict = so_far._replace(health=Health.SUSPECT)
