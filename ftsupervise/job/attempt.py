@@ -334,7 +334,7 @@ class Running:
     # ------------------------------------------------------------------------------------------------------ the end
 
     def _end(self, code: int, began: float, seconds: float) -> End:
-        rundir, number = self.options.rundir, self.mine.number
+        rundir = self.options.rundir
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
         if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
@@ -353,7 +353,7 @@ class Running:
         if code and (root := postmortem.root_error(self.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
         asked = bool(self.told) or self.warned
-        seen = reached(rundir, number)
+        seen = self._reached()
         newer = self.lookout.seen.newer if self.lookout is not None else None
         return End(
             code=code,
@@ -368,6 +368,14 @@ class Running:
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,
         )
+
+    def _reached(self) -> Reached:
+        """As the beats tell; of the last step the pages know more, they are looked at more often."""
+        seen = reached(self.options.rundir, self.mine.number)
+        told = (
+            [one.step for one in self.agents.pulses.newest() if one.step is not None] if self.agents is not None else []
+        )
+        return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
 
     def say(self, text: str) -> None:
         tell(self.mine.folder / "run.log", text)
