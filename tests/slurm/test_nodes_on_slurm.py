@@ -203,7 +203,10 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
 ) -> None:
     """One node is avoided, another one is drained: nobody of the run is there to think of it again."""
     one = here(nodes=3)
-    filler = one.sandbox.run(["sbatch", "--parsable", "-N3", "-o", os.devnull, "--wrap=sleep 600"]).strip()
+    filler = one.sandbox.run(
+        ["sbatch", "--parsable", "-N3", "--exclusive", "-o", os.devnull, "--wrap=sleep 600"]
+    ).strip()
+    until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-o", "%T"]), "the other job")
     one.settings("sleep 60", jobs=2)
     job = one.launch()
     book = Book("test")
@@ -215,6 +218,6 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     one.sandbox.run(["scancel", filler])
     until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
     assert set(one.waiting().values()) == {"node-1"}
-    assert f"it waits; job {job}_[1-2] is kept away from no node any more" in one.type("watch", code=0)
+    assert f"it waits; job {job}_[1-2] is kept away from no node any more" in one.type("watch")
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]), "the first member")
     one.sandbox.run(["scancel", job])

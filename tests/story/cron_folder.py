@@ -73,7 +73,7 @@ class FakeQueue:
         self.end(job_id, JobState.CANCELLED)
 
     def end(self, job_id: str, state: JobState, reason: str = "") -> None:
-        self.jobs[job_id] = replace(self.jobs[job_id], state=state, reason=reason)
+        self.jobs[job_id] = self.jobs[job_id]._replace(state=state, reason=reason)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -228,7 +227,7 @@ def test_no_job_is_submitted_while_nobody_can_say_whether_the_last_one_runs(fold
     drop_job(folder)
     tick(folder, 0, "1")
     folder.queue.down = "Unable to contact"
-    folder.queue.jobs["2"] = replace(folder.queue.jobs["2"], state=JobState.RUNNING)
+    folder.queue.jobs["2"] = folder.queue.jobs["2"]._replace(state=JobState.RUNNING)
     done = folder.tick(NINE + P5, slot=NINE + P5, job_id="2")
     assert done.worked.skipped == ("minutely/report.slurm",)
 
