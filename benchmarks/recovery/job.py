@@ -32,6 +32,7 @@ if os.getsid(0) != os.getpid():
 import signal  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -60,6 +61,18 @@ def join() -> tuple[int, int]:
         store = dist.TCPStore("127.0.0.1", int(meet.read_text()), world, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     return rank, world
+
+
+class Together:
+    """All ranks, or nobody."""
+
+    def __init__(self) -> None:
+        self.rank, _ = join()
+
+    def reduce(self, grain: torch.Tensor, step: int) -> int | None:
+        """The step that was made; None: it was not, and is to be made again."""
+        dist.all_reduce(grain)
+        return step
 
 
 class Peers:
@@ -115,18 +128,27 @@ def fault(step: int) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rank, _ = join()
+    weights, step = torch.zeros(1 << 18), 1
+    if "TORCHFT_LIGHTHOUSE" in os.environ:
+        from groups import Groups  # beside this file
+
+        team: Any = Groups(weights)
+    else:
+        team = Together()
+    rank = team.rank
     peers = Peers(rank)
-    weights, first = torch.zeros(1 << 18), 1
     if (FOLDER / "newest.pt").exists():
         loaded = torch.load(FOLDER / "newest.pt")
-        weights, first = loaded["weights"], loaded["step"] + 1
+        weights[:], step = loaded["weights"], loaded["step"] + 1
     at = {int(text) for text in os.environ["RECOVERY_AT"].split(",")}
     last = int(os.environ.get("RECOVERY_LAST", "100000"))
-    for step in range(first, last + 1):
+    while step <= last:
         time.sleep(STEP)
         grain = torch.ones(1024)
-        dist.all_reduce(grain)
+        made = team.reduce(grain, step)
+        if made is None:
+            continue
+        step = made
         weights[:1024] += grain
         if rank == 0:
             stamp("step", step)
@@ -137,6 +159,7 @@ def main() -> None:
             peers.saved(step)
         if rank == VICTIM and step in at:
             fault(step)
+        step += 1
     stamp("end", last)
     if peers.guard is not None:
         peers.guard.finished(last)

@@ -27,6 +27,11 @@ _AGENT = (
 )
 _LOOP = "n=0\nuntil {command}; do n=$((n + 1)); [ $n -lt 30 ] || exit 1; done\n"
 _ONCE = "n=0\n{command}\n"
+_GROUPS = (
+    f"{BIN / 'torchft_lighthouse'} --bind 127.0.0.1:$RECOVERY_PORT --min_replicas 3 {{lighthouse}} &\n"
+    "export TORCHFT_LIGHTHOUSE=http://127.0.0.1:$RECOVERY_PORT\n"
+    f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=0 --no-kill {PYTHON} {JOB}\n"
+)
 _WITH_SPARE = ("--nodes=3", "--ntasks-per-node=2", "--no-kill")
 
 
@@ -51,6 +56,7 @@ class Launcher:
     ours: bool = False
     tuned: bool = False  # not at its defaults
     at: int = AT  # the step after which the fault comes
+    goes_on: bool = False  # with the ranks that are left
 
     def missing(self) -> str:
         """Why it cannot be measured here, or ""."""
@@ -121,6 +127,23 @@ LAUNCHERS = (
         "ft_launcher, heartbeat 2 s",
         _ONCE.format(command=_agent("ft_launcher", _NVRX.format(beat=2, check=0.25))),
         needs="nvidia_resiliency_ext",
+        tuned=True,
+    ),
+    Launcher(
+        "torchft",
+        "torchft, gloo 5 s, goes on",
+        _GROUPS.format(lighthouse=""),
+        needs="torchft",
+        env={"RECOVERY_GLOO_TIMEOUT": "5"},
+        goes_on=True,
+    ),
+    Launcher(
+        "torchft-tuned",
+        "torchft, 1 s, goes on",
+        _GROUPS.format(lighthouse="--heartbeat_timeout_ms 1000"),
+        needs="torchft",
+        env={"RECOVERY_GLOO_TIMEOUT": "1"},
+        goes_on=True,
         tuned=True,
     ),
 )

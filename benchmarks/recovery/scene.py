@@ -204,26 +204,30 @@ def play(launcher: Launcher, fault: str, bound: float) -> Trial:
             on.sandbox.node("node-1", "kill" if fault == "slurmd" else "crash")
         old = events.pids(before=at)
         trial.cold = events.steps(old)[0].at - began
-        events.until(lambda: _new_step(events, old) is not None, bound)
-        _measure(trial, events, old, at)
+        events.until(lambda: _new_step(events, old, launcher.goes_on) is not None, bound)
+        _measure(trial, events, old, at, launcher.goes_on)
         _keep(on, trial)
     return trial
 
 
-def _new_step(events: Events, old: list[int]) -> Event | None:
+def _new_step(events: Events, old: list[int], goes_on: bool) -> Event | None:
+    """The first that the ranks as they were had not made; by whom is left, where ``goes_on``."""
+    if goes_on:
+        fault = next(event for event in events.seen if event.what == "fault")
+        return next((event for event in events.steps(old) if event.step > fault.step), None)
     last = max(event.step for event in events.steps(old))
     fresh = [pid for pid in events.pids() if pid not in old]
     return next((event for event in events.steps(fresh) if event.step > last), None)
 
 
-def _measure(trial: Trial, events: Events, old: list[int], at: float) -> None:
+def _measure(trial: Trial, events: Events, old: list[int], at: float, goes_on: bool) -> None:
     victims = {e.pid for e in events.seen if e.what == "fault"} if trial.fault != "slurmd" else set()
     survivors = [end for pid, end in events.ended.items() if pid in old and pid not in victims]
     downs = [events.ended.get(pid) for pid in old]
     fresh = [e for e in events.seen if e.what == "process" and e.pid not in old]
     steps = events.steps([e.pid for e in fresh])
-    new = _new_step(events, old)
-    before = events.steps(old)[-1]
+    new = _new_step(events, old, goes_on)
+    before = [event for event in events.steps(old) if event is not new and (new is None or event.at < new.at)][-1]
     trial.acts = min(survivors) - at if survivors else None
     trial.down = max(d for d in downs if d is not None) - at if None not in downs else None
     trial.process = fresh[0].at - at if fresh else None
