@@ -5,6 +5,7 @@ Start-up is part of the promise: ``--help`` costs no more than click, ``kill`` n
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any, NoReturn
@@ -46,6 +47,7 @@ class Lazy(click.Group):
 
         module, attribute, _ = COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"ftsupervise.cli.{module}"), attribute)
+        gc.enable()  # (``__main__`` had it wait)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -162,6 +162,13 @@ def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> Non
     assert not (set(done.stdout.split()) - set(bare.stdout.split())) & forbidden
 
 
+def test_a_command_runs_with_its_garbage_collected() -> None:
+    probe = """import ftsupervise.__main__, gc; from ftsupervise.cli import ftsupervise as group; print(gc.isenabled())
+group.get_command(None, 'watch'); print(gc.isenabled())"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
 def test_importing_the_package_loads_the_standard_library_only() -> None:
     probe = """import sys; before = set(sys.modules); from ftsupervise import Guard; Guard()
 print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"""
