@@ -59,12 +59,14 @@ def watch(runs: tuple[str, ...], every: timedelta | None, only: tuple[str, ...],
         if every is None or stopping is None:
             done = _tick(roster, only, every, send=not no_send)
             _print(done, quiet=quiet)
-            _relieve(done)
+            if not no_send:
+                _relieve(done)
             raise SystemExit(_exit_code(done))
         try:
             done = _tick(roster, only, every, send=not no_send)
             _print(done, quiet=quiet)
-            _relieve(done)
+            if not no_send:
+                _relieve(done)
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
             click.echo(f"watch: this tick failed, the next one is tried: {error}", err=True)
         while not stopping and time.monotonic() - started < every.total_seconds():

@@ -57,22 +57,23 @@ def _headless(fields: Mapping[str, str]) -> bool | None:
         return None
 
 
-def see_to_the_end(env: Mapping[str, str], stay: float = _STAY) -> str:
-    """Wait for Slurm's verdict on the batch host; end the job if that is lost. What was done, "" for nothing."""
+def see_to_the_end(env: Mapping[str, str], stay: float = _STAY) -> None:
+    """Wait for Slurm's verdict on the batch host; end the job if that is lost. Who gets no answer asks again."""
     job, until, count = env["SLURM_JOB_ID"], time.monotonic() + stay, 0
     while time.monotonic() < until:
         time.sleep(_PAUSES[min(count, len(_PAUSES) - 1)])
         count += 1
-        said = bounded.run(["scontrol", "--oneliner", "show", "job", job], timeout=_ASK, env=env)
-        shown = read(said.stdout, job) if said.code == 0 else None
-        if shown is not None and shown.headless:
-            return _end(shown, env)
-        if "Invalid job id" in said.stderr:
-            return ""
-    return ""
+        try:
+            said = bounded.run(["scontrol", "--oneliner", "show", "job", job], timeout=_ASK, env=env)
+            shown = read(said.stdout, job) if said.code == 0 else None
+            if "Invalid job id" in said.stderr or (shown is not None and shown.headless and _end(shown, env)):
+                return
+        except OSError:  # no Slurm commands on this node
+            return
 
 
-def _end(job: Shown, env: Mapping[str, str]) -> str:
+def _end(job: Shown, env: Mapping[str, str]) -> bool:
+    """False when Slurm took neither."""
     if job.requeue and bounded.run(["scontrol", "requeue", job.id], timeout=_ASK, env=env).code == 0:
-        return "requeued"
-    return "cancelled" if bounded.run(["scancel", job.id], timeout=_ASK, env=env).code == 0 else ""
+        return True
+    return bounded.run(["scancel", job.id], timeout=_ASK, env=env).code == 0

@@ -89,7 +89,7 @@ def test_the_controller_comes_back_with_its_jobs(
     began = time.time()
 
     inside.controller("pause")
-    with pytest.raises(SchedulerUnavailable, match="slurm_load_jobs error"):
+    with pytest.raises(SchedulerUnavailable, match="Socket timed out"):
         inside.run(["squeue"])
     inside.controller("cont")
     assert state(inside, job) == "RUNNING"
@@ -97,9 +97,8 @@ def test_the_controller_comes_back_with_its_jobs(
     saved = inside.layout.state / "job_state"
     until(lambda: saved.stat().st_mtime > began, "the controller's notes on the job")
     inside.controller("kill")
-    with pytest.raises(
-        SchedulerUnavailable, match="slurm_load_jobs error"
-    ):  # in one of several words, right after a kill
+    # the second in the moment after the kill, when the socket still took us
+    with pytest.raises(SchedulerUnavailable, match=r"Unable to contact slurm controller|endpoint is not connected"):
         inside.run(["squeue"])
     with pytest.raises(NotFound, match="slurmctld is not running"):
         inside.controller("kill")
