@@ -29,14 +29,17 @@ STACK_SIGNAL = (
     signal.SIGRTMIN + 7
 )  # asks a rank for its stacks (guard/stacks.py); of no use to anybody else that we know of
 
+BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (node/bell.py)
+
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"
 _NONE = -(1 << 63)  # no step yet
 # Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
-_IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN = range(1, 10)
+_IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN, _CODE = range(1, 11)
 _PHASE, _PHASE_SIZE = 96, 64
 _LEAVING = 1  # an exception is on its way out, the loop was told to leave, or the interpreter ends in order
 _FAILED = 2  # it is an exception
+_ENDS = 4  # the interpreter ends for it, with _CODE
 _TRIES = 8
 
 
@@ -102,9 +105,34 @@ class Page:
         """This rank is on its way out; what it does from here on is no hang, and no progress."""
         self._q[_FLAGS] |= _LEAVING
 
+    def left(self) -> None:
+        """The interpreter ends, and for no failure that is known: what was raised has been caught."""
+        self._q[_FLAGS] = _LEAVING
+
     def failed(self) -> None:
         """An exception is on its way out of the loop."""
         self._q[_FLAGS] |= _LEAVING | _FAILED
+
+    def ends(self, code: int) -> None:
+        """The interpreter ends for a failure, with exit code ``code``: from here on there is only teardown. Never raises."""
+        self._q[_CODE] = code
+        self._q[_FLAGS] |= _LEAVING | _FAILED | _ENDS
+        base = self.path.parent.parent
+        try:
+            bells = [name for name in os.listdir(base) if name.startswith(BELL)]
+        except OSError:
+            return
+        for name in bells:
+            try:
+                fd = os.open(base / name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:  # nobody listens any more
+                continue
+            try:
+                os.write(fd, b"\0")
+            except OSError:  # full of such bytes
+                pass
+            finally:
+                os.close(fd)
 
 
 def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
@@ -165,4 +193,5 @@ def _parse(raw: bytes) -> tuple[Reading | None, int]:
         beaten=max(d[_BEATEN], d[_STEPPED]),
         leaving=bool(q[_FLAGS] & _LEAVING),
         failed=bool(q[_FLAGS] & _FAILED),
+        code=q[_CODE] if q[_FLAGS] & _ENDS else None,
     ), turn

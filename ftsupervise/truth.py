@@ -82,6 +82,7 @@ class Reading(NamedTuple):
     beaten: float  # the last sign of life of any kind
     leaving: bool = False
     failed: bool = False  # an exception is on its way out
+    code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
 
 
 class Pulse(NamedTuple):

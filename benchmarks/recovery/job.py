@@ -31,6 +31,7 @@ if os.getsid(0) != os.getpid():
 
 import signal  # noqa: E402
 import sys  # noqa: E402
+from contextlib import AbstractContextManager, nullcontext  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -90,6 +91,10 @@ class Peers:
             self.monitor = RankMonitorClient()
             self.monitor.init_workload_monitoring()
 
+    def block(self) -> AbstractContextManager[Any]:
+        """Around the loop, as our manual has it."""
+        return self.guard if self.guard is not None else nullcontext()
+
     def step(self, step: int) -> None:
         if self.guard is not None:
             self.guard.step(step)
@@ -142,27 +147,28 @@ def main() -> None:
         weights[:], step = loaded["weights"], loaded["step"] + 1
     at = {int(text) for text in os.environ["RECOVERY_AT"].split(",")}
     last = int(os.environ.get("RECOVERY_LAST", "100000"))
-    while step <= last:
-        time.sleep(STEP)
-        grain = torch.ones(1024)
-        made = team.reduce(grain, step)
-        if made is None:
-            continue
-        step = made
-        weights[:1024] += grain
-        if rank == 0:
-            stamp("step", step)
+    with peers.block():
+        while step <= last:
+            time.sleep(STEP)
+            grain = torch.ones(1024)
+            made = team.reduce(grain, step)
+            if made is None:
+                continue
+            step = made
+            weights[:1024] += grain
+            if rank == 0:
+                stamp("step", step)
+                if step % SAVE_EVERY == 0:
+                    save(weights, step)
+            peers.step(step)
             if step % SAVE_EVERY == 0:
-                save(weights, step)
-        peers.step(step)
-        if step % SAVE_EVERY == 0:
-            peers.saved(step)
-        if rank == VICTIM and step in at:
-            fault(step)
-        step += 1
-    stamp("end", last)
-    if peers.guard is not None:
-        peers.guard.finished(last)
+                peers.saved(step)
+            if rank == VICTIM and step in at:
+                fault(step)
+            step += 1
+        stamp("end", last)
+        if peers.guard is not None:
+            peers.guard.finished(last)
 
 
 main()

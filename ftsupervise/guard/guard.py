@@ -244,8 +244,8 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            if self._page is not None and issubclass(kind, Exception):  # sys.exit() is no failure
-                self._page.failed()
+            if self._heart.ending is not None:
+                self._heart.ending.passes(error)
             try:
                 self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
             except Exception:  # an error that cannot say what it is goes on as it is

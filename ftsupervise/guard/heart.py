@@ -12,6 +12,7 @@ from typing import Any
 from ftsupervise import beats, imports, pages
 from ftsupervise.fence import is_sealed
 from ftsupervise.guard import stacks
+from ftsupervise.guard.ending import Ending
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
 from ftsupervise.truth import Beat
@@ -40,6 +41,7 @@ class Heart:
         self.phase = "start"
         self._age = imports.age()  # seconds that this process took to come here
         self.step: int | None = None
+        self.ending: Ending | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
@@ -73,9 +75,8 @@ class Heart:
             return None
         try:
             page = pages.Page(directory, self._place.rank, self._place.attempt)
-            atexit.register(
-                lambda: page.leaving() if os.getpid() == page.pid else None
-            )  # who dies without it was killed
+            self.ending = Ending(page)
+            atexit.register(self.ending.at_exit)
             stacks.listen(directory, self._place.rank)
             return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly

@@ -34,7 +34,7 @@ _SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.04  # seconds between two looks at what srun says
-_VICTIMS = 0.04  # seconds that the other ranks get after the first has died: to say what they saw, not to save
+_VICTIMS = 0.03  # seconds that the other ranks get after the first has died: to say what they saw, not to save
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
 
 
@@ -338,7 +338,7 @@ class Running:
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
         if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
-            death = postmortem.death_of(self.death.rank, self.death.node, output) or self.death.words()
+            death = postmortem.words_of(self.death, output)
         words = cause(
             code,
             finished=_exists(rundir.finished),

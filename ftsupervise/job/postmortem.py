@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from ftsupervise.job.cause import NO_STEP, signal_name
+from ftsupervise.job.pulse import Death
 from ftsupervise.rundir import read_json
 
 _TASK = re.compile(
@@ -67,10 +68,13 @@ def first_death(output: str) -> str:
     return next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
 
 
-def death_of(rank: int, node: str, output: str) -> str:
-    """What srun says of the end of one rank, "" if nothing. Under torchrun srun's tasks are not ranks: then of its node."""
-    said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == node]
-    return next((words for words in said if words.startswith(f"rank {rank} ")), "")
+def words_of(death: Death, output: str) -> str:
+    """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
+    the rank itself has said goes first: we did not wait for its process, srun may have seen it killed."""
+    if death.failed and death.code:
+        return death.words()
+    said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
+    return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
 
 
 def _words(match: re.Match[str]) -> tuple[str, bool]:

@@ -27,7 +27,8 @@ _ACKS = 10  # beats between two words to an agent
 
 
 class Death(NamedTuple):
-    """A rank's process that has ended, and what is known of why. ``at``: monotonic, when its node noticed."""
+    """A rank's process that has ended, or whose interpreter ends for a failure, and what is known of why. ``at``: monotonic,
+    when its node noticed."""
 
     rank: int
     node: str
@@ -41,9 +42,8 @@ class Death(NamedTuple):
     @property
     def crash(self) -> bool:
         """It did not leave in order, and nobody on its node starts it again. What cannot be told is no crash."""
-        if not self.final or (self.leaving and not self.failed):
-            return False
-        return self.failed or self.code != 0
+        in_order = self.code == 0 or (self.leaving and not self.failed)
+        return self.final and not in_order
 
     def words(self) -> str:
         how = "died"

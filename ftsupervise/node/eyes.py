@@ -18,6 +18,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise import pages, procfs
+from ftsupervise.node.bell import Bell
 from ftsupervise.node.places import newest_attempt, ours_alone
 from ftsupervise.node.wire import Gone
 from ftsupervise.truth import Pulse, Reading
@@ -84,6 +85,7 @@ class Eyes:
         self._ranks: dict[str, _Rank] = {}
         self._fds: dict[int, _Rank] = {}
         self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
+        self._bell: Bell | None = None
         self._news: list[Gone] = []
         self._all_found = False
         self._since = monotonic()  # when this attempt's pages were first looked for
@@ -103,8 +105,17 @@ class Eyes:
         """Look for no other pages from here on, and miss none that are removed."""
         self._all_found = True
 
+    def deafen(self) -> None:
+        """Hear no bell from here on, and leave none behind."""
+        if self._bell is not None and self._bell.fd >= 0:
+            self._poll.unregister(self._bell.fd)
+            self._bell.close()
+
     def heard(self, fd: int) -> bool:
-        """A descriptor of ours is ready: one has died. False when it is none of ours. Then ask ``news``."""
+        """A descriptor of ours is ready: one has died, or will. False when it is none of ours. Then ask ``news``."""
+        if self._bell is not None and fd == self._bell.fd:
+            self._on_bell(self._bell)
+            return True
         one = self._fds.get(fd)
         if one is None:
             return False
@@ -131,6 +142,10 @@ class Eyes:
         return all(one.state in ("", "X") for one in self._ranks.values())
 
     def close(self) -> None:
+        self.deafen()
+        self._drop_all()
+
+    def _drop_all(self) -> None:
         for one in self._ranks.values():
             self._drop(one)
         self._ranks.clear()
@@ -141,10 +156,14 @@ class Eyes:
     def _look_for_pages(self) -> bool:
         newest = newest_attempt(self.base)
         if newest != self.attempt:
-            self.close()
+            self._drop_all()
             self.attempt, self._since = newest, monotonic()
         if newest is None or not ours_alone(f"{self.base}/{newest}"):
             return False
+        if self._bell is None:
+            self._bell = Bell(self.base, self.node)
+            if self._bell.fd >= 0:
+                self._poll.register(self._bell.fd, select.POLLIN)
         self._find(f"{self.base}/{newest}")
         return True
 
@@ -180,6 +199,8 @@ class Eyes:
         if one.state != "X":
             one.reading = pages.read_open(one.fd) or one.reading
             self._look_at_process(one)
+        if one.reading.code is not None:
+            self._tell_last_words(one)
         reading = one.reading
         return Pulse(
             reading.rank,
@@ -247,6 +268,16 @@ class Eyes:
         one.reading = last
         leaving = last.leaving or last.phase == "finished"
         self._news.append(Gone(last.rank, last.pid, 0.0, one.code, leaving, last.failed, one.final))
+
+    def _on_bell(self, bell: Bell) -> None:
+        bell.hush()
+        self.look()
+
+    def _tell_last_words(self, one: _Rank) -> None:
+        """Its interpreter ends for a failure: it counts as dead now, its process may take long over it."""
+        if one.final and one.state and not one.told:
+            one.told = 2
+            self._news.append(Gone(one.reading.rank, one.reading.pid, 0.0, one.reading.code, True, True, final=True))
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):

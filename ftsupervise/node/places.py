@@ -1,6 +1,7 @@
 """Where the pages of a run are on a node, who owns the place, and how it is cleared away.
 
     /dev/shm/ftsupervise-UID-TOKEN/ATTEMPT/rank-N
+    /dev/shm/ftsupervise-UID-TOKEN/bell-NODE-PID
 
 The token is new for each ``ftsupervise run``, so that nobody can take the name before us. Who looks at the pages holds a
 shared lock on the directory; one that nobody holds was left by somebody who was killed, and is swept by the next.
@@ -14,6 +15,8 @@ import re
 import stat
 import time
 from collections.abc import Callable
+
+from ftsupervise.pages import BELL
 
 SHARED_MEMORY = "/dev/shm"
 _OLD = 60.0  # seconds after which a place that nobody holds is swept
@@ -88,7 +91,9 @@ def clear(base: str, before: int | None = None) -> None:
     if not ours_alone(base):
         return
     for name in _names(base):
-        if before is None and (name.endswith(".sock") or name == "said"):  # of a standby (job/warm.py)
+        if before is None and (
+            name.endswith(".sock") or name == "said" or name.startswith(BELL)
+        ):  # job/warm.py, bell.py
             _quietly(os.unlink, f"{base}/{name}")
         if not name.isdigit() or (before is not None and int(name) >= before):
             continue

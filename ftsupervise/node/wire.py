@@ -52,7 +52,8 @@ class Message(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A rank's process that has ended. ``code``: its exit code, negative for a signal, None when nobody could see it."""
+    """A rank's process that has ended, or whose interpreter ends for a failure. ``code``: its exit code, negative for a
+    signal, None when nobody could see it."""
 
     rank: int
     pid: int

@@ -43,6 +43,34 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     print(f"fault to first step of the next attempt: {took:.2f} s; cold: {first.ready} s")
 
 
+_HANGS_AT_ITS_END = """
+import atexit, os, time
+again = os.environ["FTSUPERVISE_RESTART"] != "0"
+atexit.register(lambda: None if again else time.sleep(600))  # a communicator that waits for its peers
+from ftsupervise import Guard
+guard = Guard()
+for step in range(1, 60):
+    time.sleep(0.05)
+    guard.step(step)
+    if step == 30 and os.environ["SLURM_PROCID"] == "1" and not again:
+        raise ValueError("no such shape")
+guard.finished(59)
+"""
+
+
+def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    (here.folder / "hangs.py").write_text(_HANGS_AT_ITS_END)
+    here.launch(f"{sys.executable} hangs.py", jobs=1)
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    first, second = here.attempts()
+    assert (first.kind, first.failure) == ("code", "exit 1 (ValueError)")
+    assert first.cause.startswith("rank 1 on node-1 exit 1")
+    assert first.then.startswith("restarted in place")
+    assert second.cause == "finished"
+
+
 def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
     scene: Callable[..., Scene], until: Until
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ftsupervise.job.listen import Listener
 from ftsupervise.job.pulse import Pulses
 from ftsupervise.node import links, places, wire
+from ftsupervise.rundir import ENV_ATTEMPT_DIR
 
 RANK = """
 import os, sys, time
@@ -23,6 +24,21 @@ while True:
     step += 1
     page.step(step, time.monotonic())
     time.sleep(0.005)
+"""
+
+ENDING = """
+import atexit, sys, time
+from pathlib import Path
+atexit.register(lambda: [time.sleep(0.01) for _ in iter(lambda: Path(sys.argv[1]).exists(), True)])
+from ftsupervise import Guard
+def fails(guard, error):
+    with guard:
+        guard.step(1)
+        time.sleep(0.3)
+        raise error
+def printed():
+    import ctypes
+    ctypes.pythonapi.PyRun_SimpleString(b"raise ValueError('in an extension, which prints and forgets it')")
 """
 
 
@@ -84,6 +100,15 @@ class Stage:
         # torchrun says so to its workers: nobody on this node would start them again
         given = {**os.environ, "TORCHELASTIC_MAX_RESTARTS": "0", **env}
         return self._start(words, given)
+
+    def ends(self, how: str, go: Path, run: Path) -> subprocess.Popen[bytes]:
+        """A program with a guard that ends in the words ``how``; its teardown then waits for the file ``go``."""
+        for name in ("beats", "switches", "attempts/1"):
+            (run / name).mkdir(parents=True, exist_ok=True)
+        given = {"FTSUPERVISE_RUN_DIR": str(run), "FTSUPERVISE_ATTEMPT": "1", "FTSUPERVISE_PAGES": f"{self.base}/1"}
+        given[ENV_ATTEMPT_DIR] = str(run / "attempts/1")
+        words = [sys.executable, "-c", f"{ENDING}\n{how}", str(go)]
+        return self._start(words, {**os.environ, "TORCHELASTIC_MAX_RESTARTS": "0", **given})
 
     def relay(self, lose: Callable[[int], bool]) -> Relay:
         self.relays.append(Relay(self.port, lose))

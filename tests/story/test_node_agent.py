@@ -56,6 +56,53 @@ def test_a_killed_rank_is_told_at_once(stage: Stage, until: Until) -> None:
     assert death.code in (None, -9), "older kernels do not say"
 
 
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("fails(Guard(), ValueError('a')).nothing", 1),
+        ("guard = Guard()\ntime.sleep(0.3)\nraise ValueError('without a block')", 1),
+        ("fails(Guard(), SystemExit(16))", 16),
+        ("fails(Guard(), SystemExit('in words'))", 1),
+    ],
+)
+def test_a_rank_that_ends_for_a_failure_is_told_before_its_teardown_is_over(
+    stage: Stage, until: Until, tmp_path: Path, how: str, code: int
+) -> None:
+    stage.agent()
+    rank = stage.ends(how, tmp_path / "go", tmp_path / "run")
+    (death,) = until(stage.pulses.deaths)
+    assert (death.rank, death.pid, death.code, death.crash) == (0, rank.pid, code, True)
+    assert rank.poll() is None, "it hangs in its teardown"
+    (tmp_path / "go").touch()
+    assert rank.wait(20) == code
+    time.sleep(0.3)
+    assert stage.pulses.deaths() == [], "told once"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "try: fails(Guard(), KeyError('a'))\nexcept KeyError: pass",
+        "fails(Guard(), SystemExit(0))",
+        "fails(Guard(), SystemExit(None))",
+        "printed()\nassert isinstance(sys.last_value, ValueError)\nfails(Guard(), SystemExit(0))",
+        "Guard().step(1)\ntime.sleep(0.3)",
+    ],
+)
+def test_a_rank_that_ends_in_order_is_told_when_it_has_ended(
+    stage: Stage, until: Until, tmp_path: Path, how: str
+) -> None:
+    stage.agent()
+    rank = stage.ends(how, tmp_path / "go", tmp_path / "run")
+    until(lambda: [one for one in stage.pulses.newest() if one.leaving], "its last words")
+    time.sleep(0.5)
+    assert stage.pulses.deaths() == [] and rank.poll() is None
+    (tmp_path / "go").touch()
+    (death,) = until(stage.pulses.deaths)
+    assert not death.crash
+    assert rank.wait(20) == 0
+
+
 def test_a_rank_that_others_may_start_again_is_gone_and_no_crash(stage: Stage, until: Until) -> None:
     stage.agent()
     rank = stage.rank(5, TORCHELASTIC_MAX_RESTARTS="3")
@@ -99,7 +146,10 @@ def test_the_agent_follows_from_attempt_to_attempt_and_clears_behind_it(stage: S
     stage.pulses.begin(2)
     stage.rank(0, attempt=2)
     until(lambda: stage.step(0))
-    until(lambda: os.listdir(stage.base) == ["2"], "the pages of attempt 1 to be gone")
+    until(
+        lambda: [name for name in os.listdir(stage.base) if name.isdigit()] == ["2"],
+        "the pages of attempt 1 to be gone",
+    )
     assert all(one.pid == stage.started[-1].pid for one in stage.pulses.newest())
 
 

@@ -153,6 +153,7 @@ def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) 
         (75, True, False, True, False),
         (1, True, True, True, True),
         (None, True, True, True, True),
+        (0, True, True, True, False),  # what was raised has been caught
         (-9, False, False, False, False),  # somebody above it may start it again
     ],
 )

@@ -1,0 +1,52 @@
+"""How this process ends, told on its page before it has ended: with torch loaded it takes a second, or hangs in its teardown.
+
+Told when the interpreter ends, after the program's own ``except``, ``finally`` and threads, and after what it registered with
+``atexit`` behind its guard. Its exit code is known then if an exception ended it, or a ``sys.exit()`` out of ``with Guard()``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ftsupervise.pages import Page
+
+_OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
+
+
+class Ending:
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._code = 0  # of a sys.exit() that went through the guard's block
+
+    def passes(self, error: BaseException | None) -> None:
+        """Something is on its way out of the guard's block, and may be caught further out."""
+        if isinstance(error, Exception):
+            self._page.failed()
+        self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
+
+    def at_exit(self) -> None:
+        """Who dies without this was killed."""
+        if os.getpid() != self._page.pid:
+            return
+        code = 1 if _uncaught() else self._code
+        if code:
+            self._page.ends(code)
+        else:
+            self._page.left()
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As the interpreter makes it of what ``sys.exit()`` was given."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _uncaught() -> bool:
+    """Has an exception left the program? One that some extension printed and forgot began in another frame."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    if not isinstance(error, Exception) or trace is None:
+        return False
+    return trace.tb_frame.f_back is None and trace.tb_frame.f_code.co_name in _OUTERMOST
