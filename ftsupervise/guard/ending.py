@@ -31,9 +31,19 @@ class Ending:
             return
         code = 1 if _uncaught() else self._code
         if code:
+            _flush()
             self._page.ends(code)
         else:
             self._page.left()
+
+
+def _flush() -> None:
+    """What the program printed: the interpreter writes it only after this, and may not come to it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # none, or closed
+            continue
 
 
 def _exit_code(error: SystemExit) -> int:

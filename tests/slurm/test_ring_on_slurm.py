@@ -53,6 +53,7 @@ for step in range(1, 60):
     time.sleep(0.05)
     guard.step(step)
     if step == 30 and os.environ["SLURM_PROCID"] == "1" and not again:
+        print("its last words", end="")
         raise ValueError("no such shape")
 guard.finished(59)
 """
@@ -67,6 +68,7 @@ def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[.
     first, second = here.attempts()
     assert (first.kind, first.failure) == ("code", "exit 1 (ValueError)")
     assert first.cause.startswith("rank 1 on node-1 exit 1")
+    assert "its last words" in here.log()
     assert first.then.startswith("restarted in place")
     assert second.cause == "finished"
 
