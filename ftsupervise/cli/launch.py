@@ -63,7 +63,9 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: 
         raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
     if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
         raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
-    avoid = to_avoid(run, datetime.now(timezone.utc)) if kind == "slurm" else ()
+    avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == "slurm" else ((), ())
+    for sentence in unread:
+        click.echo(f"note: {sentence}", err=True)
     if avoid and not dry_run:
         avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
         for sentence in left_in:

@@ -6,9 +6,10 @@ Reads and writes small files in RUN/nodes and in ``nodes.directory``; light, as 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from ftsupervise import blame
     from ftsupervise.job.exclude import Applied
     from ftsupervise.rundir import RunDir
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @click.group(cls=Listing)
@@ -35,9 +38,20 @@ def nodes() -> None:
     """
 
 
-_SHARED = click.option("--shared", is_flag=True, help="For all runs that share nodes.directory, not only this one.")
-_NOT_NOW = click.option("--no-apply", is_flag=True, help="Do not tell Slurm of it now.")
-_REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the others.")
+_EDIT = (
+    click.argument("names", metavar="NODES"),
+    click.argument("run", required=False),
+    click.option("--reason", default="", metavar="TEXT", help="Why, for the others."),
+    click.option("--shared", is_flag=True, help="For all runs that share nodes.directory, not only this one."),
+    click.option("--no-apply", is_flag=True, help="Do not tell Slurm of it now."),
+)
+
+
+def _edit(command: Command) -> Command:
+    """What exclude, trust and clear all take."""
+    for wrap in reversed(_EDIT):
+        command = wrap(command)
+    return command
 
 
 @nodes.command("list")
@@ -45,12 +59,12 @@ _REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for th
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
     """Every node with a past or a mark, those that are avoided first (the default)."""
-    from ftsupervise import blame
+    from ftsupervise import blame, shared
 
     rundir = _find(run)
     settings, places = _settings(rundir)
     now = datetime.now(timezone.utc)
-    known = blame.read(places)
+    known, _ = shared.read(places)
     judged = blame.judge(known, settings, now)
     if as_json:
         click.echo(_json(rundir, settings, judged, known))
@@ -66,12 +80,8 @@ def list_nodes(run: str | None, as_json: bool) -> None:
 
 
 @nodes.command()
-@click.argument("names", metavar="NODES")
-@click.argument("run", required=False)
-@_REASON
+@_edit
 @click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
-@_SHARED
-@_NOT_NOW
 def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
     """Keep away from NODES ("node-7", "node-[1-4,9]"): in this run's jobs, those that wait, and the next launch."""
     from ftsupervise.blame import EXCLUDE
@@ -85,11 +95,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
 
 
 @nodes.command()
-@click.argument("names", metavar="NODES")
-@click.argument("run", required=False)
-@_REASON
-@_SHARED
-@_NOT_NOW
+@_edit
 def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
     """Never keep away from NODES because of what happened there. A health command that fails there still counts."""
     from ftsupervise.blame import TRUST
@@ -100,11 +106,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 
 
 @nodes.command()
-@click.argument("names", metavar="NODES")
-@click.argument("run", required=False)
-@_REASON
-@_SHARED
-@_NOT_NOW
+@_edit
 def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
     """Forget the past of NODES, and what was said of them by hand."""
     from ftsupervise.blame import CLEARED
@@ -221,20 +223,25 @@ def _mark(
 
 def _say_what_is_left(rundir: RunDir, names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
-    from ftsupervise import blame
-
-    settings, places = _settings(rundir)
-    for node in blame.judge(blame.read(places), settings, datetime.now(timezone.utc)):
+    for node in _judged(rundir):
         if node.name in _names(names) and node.state == "by hand":
             click.echo(f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name}")
 
 
-def _apply(rundir: RunDir) -> Applied:
-    from ftsupervise import blame
-    from ftsupervise.job.exclude import apply
+def _judged(rundir: RunDir) -> tuple[blame.Node, ...]:
+    from ftsupervise import blame, shared
 
     settings, places = _settings(rundir)
-    return apply(rundir, os.environ, blame.judge(blame.read(places), settings, datetime.now(timezone.utc)))
+    known, _ = shared.read(places)
+    for problem in known.problems:
+        click.echo(f"ftsupervise: {problem}", err=True)
+    return blame.judge(known, settings, datetime.now(timezone.utc))
+
+
+def _apply(rundir: RunDir) -> Applied:
+    from ftsupervise.job.exclude import apply
+
+    return apply(rundir, os.environ, _judged(rundir))
 
 
 def _apply_after_an_edit(rundir: RunDir, not_now: bool) -> None:

@@ -17,8 +17,6 @@ from ftsupervise.rundir import RunDir
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
-_PATIENCE = 5.0  # seconds for a directory that is shared with others
-
 
 def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
@@ -26,16 +24,13 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     rundir = RunDir(Path(run.run_dir))
     if not blame.any_applied(rundir.nodes):
         return ()
+    from ftsupervise import shared
     from ftsupervise.job.exclude import apply
-    from ftsupervise.job.shared import together, visit
     from ftsupervise.launch.avoid import settings
     from ftsupervise.scheduler.slurm import clean_environment
 
-    known = blame.read([rundir.nodes])
-    if run.nodes.directory is not None:
-        shared = visit(run.nodes.directory, None, _PATIENCE)
-        if shared is None:  # what is known there may keep the jobs away: as it is
-            return ()
-        known = together(known, shared[1])
+    known, whole = shared.read([rundir.nodes, *([run.nodes.directory] if run.nodes.directory is not None else [])])
+    if not whole:  # what is known there may keep the jobs away: as it is
+        return ()
     judged = blame.judge(known, settings(run), now)
     return apply(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed

@@ -6,14 +6,12 @@ itself loads no settings, asks no scheduler and sends no mail. It ends with the 
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ftsupervise.job.processes import become_subreaper
+from ftsupervise.job.processes import become_subreaper, end_session
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300
@@ -54,9 +52,5 @@ class Keeper:
         """End it and what it runs."""
         if self.pid is None:
             return
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        end_session(self.pid)
         self.pid = None

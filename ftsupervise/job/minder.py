@@ -9,10 +9,10 @@ environment to leave, whatever they did with sessions and groups, and ends what 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 
+from ftsupervise.job.processes import end_session
 from ftsupervise.rundir import ENV_ATTEMPT_DIR
 
 # The last line read is what to end, "" if nothing is. Zombies have no environment, so they are not waited for.
@@ -68,9 +68,5 @@ class Minder:
         self._write = -1
         if self.pid is None:
             return
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        end_session(self.pid)
         self.pid = None

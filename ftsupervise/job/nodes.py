@@ -19,8 +19,8 @@ from ftsupervise.job import health, ledger
 from ftsupervise.job.cause import Kind
 from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
-from ftsupervise.job.shared import together, visit
 from ftsupervise.job.voice import tell
+from ftsupervise.shared import together, visit
 
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation

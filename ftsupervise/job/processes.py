@@ -100,6 +100,15 @@ def send(pids: list[int], number: int) -> int:
     return told
 
 
+def end_session(leader: int) -> None:
+    """SIGKILL for a child of ours that leads a session and for all in its group; it is reaped."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+        os.waitpid(leader, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
 def _handles(pid: int, number: int) -> bool:
     """Caught, or blocked in the main thread, as by programs that wait for signals in a thread of their own (srun)."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ftsupervise import blame
+from ftsupervise import blame, shared
 from ftsupervise.errors import Error
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.rundir import RunDir
@@ -25,12 +25,15 @@ def settings(run: Run) -> blame.Settings:
     )
 
 
-def to_avoid(run: Run, now: datetime) -> tuple[blame.Node, ...]:
-    """The nodes to keep away from, a person's own first, then the worst. Reads files only, asks nobody."""
+def to_avoid(run: Run, now: datetime) -> tuple[tuple[blame.Node, ...], tuple[str, ...]]:
+    """The nodes to keep away from, a person's own first, then the worst; what could not be read. Reads files only, asks
+    nobody."""
     assert run.run_dir is not None
     places = [place for place in (RunDir(run.run_dir).nodes, run.nodes.directory) if place is not None]
-    judged = blame.judge(blame.read(places), settings(run), now)
-    return tuple(sorted((node for node in judged if node.avoided), key=lambda node: node.state != "by hand"))
+    known, _ = shared.read(places)
+    judged = blame.judge(known, settings(run), now)
+    avoided = sorted((node for node in judged if node.avoided), key=lambda node: node.state != "by hand")
+    return tuple(avoided), known.problems
 
 
 def that_fit(

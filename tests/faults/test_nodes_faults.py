@@ -42,3 +42,19 @@ def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(hung_moun
     assert done.stderr.count("does not answer: what other runs know of nodes is not used") == 1
     assert len(ledger(rundir)) == 2
     assert time.monotonic() - began < 45
+
+
+def test_who_asks_for_the_nodes_is_answered_without_what_hangs(hung_mount: HungMount, tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path / "run")
+    (rundir.nodes / "exclude").mkdir(parents=True)
+    (rundir.nodes / "exclude" / "node-7").touch()
+    rundir.switches.mkdir()
+    rundir.config.write_text(f"name: run\nnodes: {{directory: {hung_mount.point}/shared}}\n")
+    hung_mount.hang("getattr", "readdir")
+    done = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "nodes", "list", str(rundir.root)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "node-7" in done.stdout
+    assert "does not answer within 5 s: what other runs know of the nodes is left out" in done.stderr

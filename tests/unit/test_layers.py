@@ -29,6 +29,7 @@ FILES = {
     "deadline",
     "watchers",
     "imports",
+    "shared",
 }  # edge: files and host
 PURE = {"config", "scheduler.parse", "alerts.step", "launch.plan", "launch.render"}
 EDGES = {"scheduler", "probe", "alerts.receivers", "node", "warm"}

@@ -1,4 +1,4 @@
-"""What runs share of their nodes, through a child process: a file system that hangs may keep the child, never the job ring.
+"""What runs share of their nodes, through a child process: a file system that hangs may keep the child, never who asks.
 
 A thread would not do: one in uninterruptible sleep keeps its whole process from ending.
 """
@@ -9,6 +9,7 @@ import base64
 import os
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ftsupervise import blame, bounded
@@ -20,6 +21,24 @@ _CHILD = (
     "told = book.write([place]) if book else ()\n"
     "sys.stdout.write(base64.b64encode(pickle.dumps((told, blame.read([place])))).decode())"
 )
+
+
+_PATIENCE = 5.0  # seconds for a directory that is shared with others
+
+
+def read(places: Sequence[Path], patience: float = _PATIENCE) -> tuple[blame.Known, bool]:
+    """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
+    among the problems."""
+    known, whole = blame.read(places[:1]), True
+    for place in places[1:]:
+        found = visit(place, None, patience)
+        if found is None:
+            whole = False
+            what = f"{place} does not answer within {patience:g} s: what other runs know of the nodes is left out"
+            known = known._replace(problems=(*known.problems, what))
+        else:
+            known = together(known, found[1])
+    return known, whole
 
 
 def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[str, ...], blame.Known] | None:
