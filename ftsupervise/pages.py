@@ -101,6 +101,11 @@ class Page:
         self._d[_BEATEN] = monotonic()
         self._q[_TURN] += 1
 
+    @property
+    def in_order(self) -> bool:
+        """It leaves, and has not failed before it left."""
+        return self._q[_FLAGS] & (_LEAVING | _FAILED) == _LEAVING
+
     def leaving(self) -> None:
         """This rank is on its way out; what it does from here on is no hang, and no progress."""
         self._q[_FLAGS] |= _LEAVING

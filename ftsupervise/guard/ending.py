@@ -2,6 +2,7 @@
 
 Told when the interpreter ends, after the program's own ``except``, ``finally`` and threads, and after what it registered with
 ``atexit`` behind its guard. Its exit code is known then if an exception ended it, or a ``sys.exit()`` out of ``with Guard()``.
+Of a loop that was told to stop, or has finished, nothing is told but that it leaves.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ class Ending:
 
     def passes(self, error: BaseException | None) -> None:
         """Something is on its way out of the guard's block, and may be caught further out."""
-        if isinstance(error, Exception):
-            self._page.failed()
+        if self._page.in_order:  # others may be about to save: what this one ends with is for srun to tell
+            return
         self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
+        if self._code or isinstance(error, Exception):
+            self._page.failed()
 
     def at_exit(self) -> None:
         """Who dies without this was killed."""
         if os.getpid() != self._page.pid:
             return
-        code = 1 if _uncaught() else self._code
+        code = 0 if self._page.in_order else 1 if _uncaught() else self._code
         if code:
             _flush()
             self._page.ends(code)

@@ -80,17 +80,19 @@ def test_a_rank_that_ends_for_a_failure_is_told_before_its_teardown_is_over(
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "code"),
     [
-        "try: fails(Guard(), KeyError('a'))\nexcept KeyError: pass",
-        "fails(Guard(), SystemExit(0))",
-        "fails(Guard(), SystemExit(None))",
-        "printed()\nassert isinstance(sys.last_value, ValueError)\nfails(Guard(), SystemExit(0))",
-        "Guard().step(1)\ntime.sleep(0.3)",
+        ("try: fails(Guard(), KeyError('a'))\nexcept KeyError: pass", 0),
+        ("fails(Guard(), SystemExit(0))", 0),
+        ("fails(Guard(), SystemExit(None))", 0),
+        ("printed()\nassert isinstance(sys.last_value, ValueError)\nfails(Guard(), SystemExit(0))", 0),
+        ("Guard().step(1)\ntime.sleep(0.3)", 0),
+        ("guard = Guard()\nguard.step(1)\nguard.finished(1)\nraise ValueError('in the export')", 1),
+        ("with Guard() as guard:\n  guard.step(1)\n  guard.finished(1)\n  sys.exit(3)", 3),
     ],
 )
-def test_a_rank_that_ends_in_order_is_told_when_it_has_ended(
-    stage: Stage, until: Until, tmp_path: Path, how: str
+def test_a_rank_that_leaves_in_order_is_told_when_it_has_ended(
+    stage: Stage, until: Until, tmp_path: Path, how: str, code: int
 ) -> None:
     stage.agent()
     rank = stage.ends(how, tmp_path / "go", tmp_path / "run")
@@ -100,7 +102,7 @@ def test_a_rank_that_ends_in_order_is_told_when_it_has_ended(
     (tmp_path / "go").touch()
     (death,) = until(stage.pulses.deaths)
     assert not death.crash
-    assert rank.wait(20) == 0
+    assert rank.wait(20) == code
 
 
 def test_a_rank_that_others_may_start_again_is_gone_and_no_crash(stage: Stage, until: Until) -> None:
