@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise import bounded
@@ -57,11 +57,11 @@ def _headless(fields: Mapping[str, str]) -> bool | None:
         return None
 
 
-def see_to_the_end(env: Mapping[str, str], stay: float = _STAY) -> None:
+def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence[float] = _PAUSES) -> None:
     """Wait for Slurm's verdict on the batch host; end the job if that is lost. Who gets no answer asks again."""
     job, until, count = env["SLURM_JOB_ID"], time.monotonic() + stay, 0
     while time.monotonic() < until:
-        time.sleep(_PAUSES[min(count, len(_PAUSES) - 1)])
+        time.sleep(pauses[min(count, len(pauses) - 1)])
         count += 1
         try:
             said = bounded.run(["scontrol", "--oneliner", "show", "job", job], timeout=_ASK, env=env)
