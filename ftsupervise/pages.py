@@ -110,9 +110,9 @@ class Page:
         """This rank is on its way out; what it does from here on is no hang, and no progress."""
         self._q[_FLAGS] |= _LEAVING
 
-    def left(self) -> None:
-        """The interpreter ends, and for no failure that is known: what was raised has been caught."""
-        self._q[_FLAGS] = _LEAVING
+    def stays(self) -> None:
+        """Whatever was on its way out has been caught: the loop goes on, or has come to its end."""
+        self._q[_FLAGS] = 0
 
     def failed(self) -> None:
         """An exception is on its way out of the loop."""

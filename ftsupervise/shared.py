@@ -15,7 +15,8 @@ from pathlib import Path
 from ftsupervise import blame, bounded
 
 _CHILD = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]\n"  # nothing of the directory the job happens to stand in
+    # nothing of the directory the job happens to stand in; at the end where this package is, if it is not installed
+    "import sys; sys.path[:] = [p for p in sys.path if p] + sys.argv[1:]\n"
     "import base64, pickle; from ftsupervise import blame\n"
     "book, place = pickle.loads(base64.b64decode(sys.stdin.read()))\n"
     "told = book.write([place]) if book else ()\n"
@@ -23,6 +24,7 @@ _CHILD = (
 )
 
 
+_ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE = 5.0  # seconds for a directory that is shared with others
 
 
@@ -34,7 +36,7 @@ def read(places: Sequence[Path], patience: float = _PATIENCE) -> tuple[blame.Kno
         found = visit(place, None, patience)
         if found is None:
             whole = False
-            what = f"{place} does not answer within {patience:g} s: what other runs know of the nodes is left out"
+            what = f"{place} does not answer: what other runs know of the nodes is left out"
             known = known._replace(problems=(*known.problems, what))
         else:
             known = together(known, found[1])
@@ -48,7 +50,7 @@ def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[
     """
     given = base64.b64encode(pickle.dumps((book, place))).decode()
     try:
-        done = bounded.run([sys.executable, "-c", _CHILD], timeout=patience, env=os.environ, stdin=given)
+        done = bounded.run([sys.executable, "-c", _CHILD, str(_ROOT)], timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0:

@@ -113,8 +113,9 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
     click.echo(f"The past of {names} does not count any more for {rundir.root.name}.")
-    _say_what_is_left(rundir, names)
-    _apply_after_an_edit(rundir, no_apply)
+    known = _judged(rundir)
+    _say_what_is_left(known[0], names)
+    _apply_after_an_edit(rundir, no_apply, known)
 
 
 @nodes.command()
@@ -123,7 +124,8 @@ def apply(run: str | None) -> None:
     """Tell Slurm now which nodes the jobs that wait are to keep away from (after each failure it is done anyway)."""
     from ftsupervise.errors import SchedulerUnavailable
 
-    done = _apply(_find(run))
+    rundir = _find(run)
+    done = _apply(rundir, *_judged(rundir))
     for sentence in (*done.changed, *done.left_in):
         click.echo(sentence)
     if done.problem:
@@ -221,34 +223,39 @@ def _mark(
     return rundir
 
 
-def _say_what_is_left(rundir: RunDir, names: str) -> None:
+def _say_what_is_left(judged: tuple[blame.Node, ...], names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
-    for node in _judged(rundir):
+    for node in judged:
         if node.name in _names(names) and node.state == "by hand":
             click.echo(f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name}")
 
 
-def _judged(rundir: RunDir) -> tuple[blame.Node, ...]:
+def _judged(rundir: RunDir) -> tuple[tuple[blame.Node, ...], bool]:
+    """The nodes with what is known of them, and whether that is all there is."""
     from ftsupervise import blame, shared
 
     settings, places = _settings(rundir)
-    known, _ = shared.read(places)
+    known, whole = shared.read(places)
     for problem in known.problems:
         click.echo(f"ftsupervise: {problem}", err=True)
-    return blame.judge(known, settings, datetime.now(timezone.utc))
+    return blame.judge(known, settings, datetime.now(timezone.utc)), whole
 
 
-def _apply(rundir: RunDir) -> Applied:
-    from ftsupervise.job.exclude import apply
+def _apply(rundir: RunDir, judged: tuple[blame.Node, ...], whole: bool) -> Applied:
+    from ftsupervise.job.exclude import Applied, apply
 
-    return apply(rundir, os.environ, _judged(rundir))
+    if not whole:  # what could not be read may keep the jobs away from a node: as it is
+        return Applied(problem="not all that is known of the nodes could be read")
+    return apply(rundir, os.environ, judged)
 
 
-def _apply_after_an_edit(rundir: RunDir, not_now: bool) -> None:
+def _apply_after_an_edit(
+    rundir: RunDir, not_now: bool, known: tuple[tuple[blame.Node, ...], bool] | None = None
+) -> None:
     """The mark stands, whatever Slurm says now."""
     if not_now:
         return
-    done = _apply(rundir)
+    done = _apply(rundir, *(known or _judged(rundir)))
     for sentence in (*done.changed, *done.left_in):
         click.echo(sentence)
     if done.problem:

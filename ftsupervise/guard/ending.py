@@ -22,38 +22,58 @@ class Ending:
 
     def passes(self, error: BaseException | None) -> None:
         """Something is on its way out of the guard's block, and may be caught further out."""
-        if self._page.in_order:  # others may be about to save: what this one ends with is for srun to tell
+        if (
+            not self._is_mine() or self._page.in_order
+        ):  # in order: others may be about to save, so srun is to tell of this one
             return
         self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
         if self._code or isinstance(error, Exception):
             self._page.failed()
 
+    def forget(self) -> None:
+        """What went through the block before was caught: the loop is entered anew, or has come to its end in order."""
+        if self._is_mine():
+            self._code = 0
+            self._page.stays()
+
+    def leaves(self) -> None:
+        if self._is_mine():
+            self._page.leaving()
+
     def at_exit(self) -> None:
         """Who dies without this was killed."""
-        if os.getpid() != self._page.pid:
+        if not self._is_mine():
             return
         code = 0 if self._page.in_order else 1 if _uncaught() else self._code
         if code:
             _flush()
             self._page.ends(code)
         else:
-            self._page.left()
+            self._page.leaving()
+
+    def _is_mine(self) -> bool:
+        """A child that the rank has forked ends, too, and maps the same page."""
+        return os.getpid() == self._page.pid
 
 
 def _flush() -> None:
     """What the program printed: the interpreter writes it only after this, and may not come to it."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr", "__stdout__"):
         try:
-            stream.flush()
+            getattr(sys, name).flush()
         except Exception:  # none, or closed
             continue
 
 
 def _exit_code(error: SystemExit) -> int:
     """As the interpreter makes it of what ``sys.exit()`` was given."""
-    if error.code is None:
+    try:
+        code = error.code
+    except Exception:  # a subclass of somebody's
+        return 1
+    if code is None:
         return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
+    return code & 0xFF if isinstance(code, int) else 1
 
 
 def _uncaught() -> bool:

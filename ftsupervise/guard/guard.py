@@ -184,6 +184,7 @@ class Guard:
 
     def finished(self, step: int) -> None:
         """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
+        self._forget()
         if not self.may_save():
             self.close()
             return
@@ -238,6 +239,7 @@ class Guard:
         self._lookout.close()
 
     def __enter__(self) -> Guard:
+        self._forget()
         return self
 
     def __exit__(
@@ -288,6 +290,7 @@ class Guard:
         """The loop will leave: write down why, for the job ring."""
         self._stop = decision
         self._wake()
+        self._forget()
         self._leave()
         self._heart.facts["stop"] = decision.cause
         self._heart.beat_now()
@@ -299,8 +302,12 @@ class Guard:
                 self._voice.once(f"cannot write down why we stop: {error.strerror}")
 
     def _leave(self) -> None:
-        if self._page is not None:
-            self._page.leaving()
+        if self._heart.ending is not None:
+            self._heart.ending.leaves()
+
+    def _forget(self) -> None:
+        if self._heart.ending is not None:
+            self._heart.ending.forget()
 
     def _tell_all(self, text: str) -> None:
         if not self._shared or self._place.rank == 0:

@@ -14,9 +14,9 @@ from ftsupervise.guard.memory import HostMemory
 from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.voice import Voice
-from ftsupervise.model import Health
 from ftsupervise.rundir import WARNING
 from ftsupervise.switches import KILL, SAVE, Identity, look_at_switch
+from ftsupervise.truth import Health
 
 _CONTINUE = Decision.CONTINUE
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.rundir import (
     ENV_ATTEMPT,
@@ -23,8 +23,7 @@ _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Which run, attempt and rank this process is."""
 
     rundir: RunDir | None
@@ -37,8 +36,7 @@ class Place:
     staging: Path | None = None
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What the guard holds the process to. Seconds; a share 0-1; None: not looked at."""
 
     poll: float

@@ -20,10 +20,11 @@ from ftsupervise.job import processes
 from ftsupervise.job.allocation import AGENTS, Allocation
 from ftsupervise.job.ears import Ears
 from ftsupervise.job.listen import Listener
-from ftsupervise.job.pulse import Node, Pulses
+from ftsupervise.job.pulse import Death, Node, Pulses, death_of
 from ftsupervise.job.slow import SlowBeats
 from ftsupervise.job.voice import tell
 from ftsupervise.node import links, places, wire
+from ftsupervise.node.answer import read_killed
 from ftsupervise.rundir import RunDir
 
 ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two beats of a node
@@ -74,8 +75,10 @@ class Agents:
         self._hold = None if self.remote else places.own(self.base)
         if not self.remote:
             places.sweep()
-        node = here or os.uname().nodename
-        self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, node)
+        self._node = here or os.uname().nodename
+        self._killed = False  # in this attempt, by us
+        self._dying: list[Death] = []  # ranks that were on their way when we killed the others of this attempt
+        self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, self._node)
         self._slow = SlowBeats(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
 
     @property
@@ -87,6 +90,7 @@ class Agents:
         """A new attempt starts now; the directory for its pages. ``away``: nodes that are not to be asked for an agent."""
         self._log, self._began = log, monotonic()
         self.pulses.begin(attempt)
+        self._dying, self._killed = [], False
         if self._srun is not None and self._away - away:  # a node is back
             self._stop_srun()
         self._away = away
@@ -149,11 +153,24 @@ class Agents:
         return answers
 
     def kill(self, attempt_dir: Path, nodes: Sequence[str], timeout: float = 1.5) -> frozenset[str]:
-        """SIGKILL for all of an attempt on ``nodes``; those that have confirmed it."""
+        """SIGKILL for all of an attempt on ``nodes``; those that have confirmed it. Takes down who was dying before."""
         if not self.remote:
+            if not self._killed:
+                self._dying = [death_of(one, self._node) for one in self._listener.dying()]
+            self._killed = True
             return frozenset()
         answers = self.ask_all(dict.fromkeys(nodes, f"kill {attempt_dir}"), timeout)
-        return frozenset(node for node, text in answers.items() if text.isdigit())
+        done: set[str] = set()
+        for node, text in answers.items():
+            killed, dying = read_killed(text)
+            self._dying += [death_of(one, node) for one in dying]
+            done.update({node} if killed else ())
+        return frozenset(done)
+
+    def culprit(self, told: Death) -> Death:
+        """Who began it. A process that is killed closes its connections before it is gone, and others, for whom that is an
+        exception, may have told of theirs by then."""
+        return self._dying[0] if told.failed and self._dying else told
 
     # -------------------------------------------------------------------------------------------------------- the end
 

@@ -207,7 +207,7 @@ class Running:
         crashes = [one for one in self.agents.pulses.deaths() if one.crash]
         if not crashes or self.warned or not self.restarts:
             return ""
-        self.death = crashes[0]
+        self.death = min(crashes, key=lambda one: one.failed)  # who has raised may have raised for another's end
         return self.death.words()
 
     def _end_it(self, why: str, grace: float) -> None:
@@ -338,7 +338,7 @@ class Running:
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
         if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
-            death = postmortem.words_of(self.death, output)
+            death = postmortem.words_of(self.agents.culprit(self.death) if self.agents else self.death, output)
         words = cause(
             code,
             finished=_exists(rundir.finished),

@@ -12,11 +12,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from time import monotonic
 
 from ftsupervise.job.pulse import Pulses
 from ftsupervise.node.eyes import Eyes
 from ftsupervise.node.links import send
+from ftsupervise.node.wire import Gone
+from ftsupervise.truth import Pulse
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
@@ -68,7 +71,7 @@ class Listener:
                 elif self.sock is not None and fd == self.sock.fileno():
                     self._drain(self.sock)
                 elif self._eyes is not None and self._eyes.heard(fd):
-                    self.pulses.put(self.pulses.local, self._eyes.news(), self._eyes.node)
+                    self._tell(self._eyes, self.pulses.local)
             if self._eyes is not None and monotonic() >= self._due:
                 self._look(self._eyes)
 
@@ -91,8 +94,14 @@ class Listener:
         finally:
             pulses.draining = False
 
-    def _look(self, eyes: Eyes) -> None:
-        found = eyes.look()
+    def dying(self) -> list[Gone]:
+        """As ``Eyes.dying``, of our own node."""
+        return self._eyes.dying() if self._eyes is not None else []
+
+    def _tell(self, eyes: Eyes, found: Sequence[Pulse]) -> None:
         if eyes.attempt == self.pulses.attempt:
             self.pulses.put(found, eyes.news(), eyes.node)
+
+    def _look(self, eyes: Eyes) -> None:
+        self._tell(eyes, eyes.look())
         self._due = monotonic() + (min(_NEW, self.pulses.every) if eyes.is_early() else self.pulses.every)

@@ -71,7 +71,7 @@ def first_death(output: str) -> str:
 def words_of(death: Death, output: str) -> str:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed."""
-    if death.failed and death.code:
+    if death.failed and death.code is not None and death.code > 0:
         return death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())

@@ -42,7 +42,7 @@ class Death(NamedTuple):
     @property
     def crash(self) -> bool:
         """It did not leave in order, and nobody on its node starts it again. What cannot be told is no crash."""
-        in_order = self.code == 0 or (self.leaving and not self.failed)
+        in_order = self.code == 0 or (self.leaving and not self.failed)  # what ends with 0 has caught what it raised
         return self.final and not in_order
 
     def words(self) -> str:
@@ -52,6 +52,12 @@ class Death(NamedTuple):
 
             how = f"killed by {signal_name(-self.code)}" if self.code < 0 else f"exit {self.code}"
         return f"rank {self.rank} on {self.node} {how}" if self.node else f"rank {self.rank} {how}"
+
+
+def death_of(gone: Gone, node: str, at: float | None = None) -> Death:
+    """As the ring knows it: ``at`` is when its node noticed, now if that is not known."""
+    when = monotonic() if at is None else at
+    return Death(gone.rank, node, gone.pid, when, gone.code, gone.leaving, gone.failed, gone.final)
 
 
 class Node:
@@ -194,7 +200,7 @@ class Pulses:
         self.local = pulses
         now = monotonic()
         for one in deaths:
-            self._tell(Death(one.rank, node, one.pid, now - one.age, one.code, one.leaving, one.failed, one.final))
+            self._tell(death_of(one, node, now - one.age))
 
     def put_slow(self, pulses: Sequence[Pulse]) -> None:
         """What the run directory says, for ranks that nobody else tells of."""
@@ -211,8 +217,7 @@ class Pulses:
             return None
         if message.attempt == self.attempt:
             for one in told:
-                at = now - one.age
-                self._tell(Death(one.rank, node.name, one.pid, at, one.code, one.leaving, one.failed, one.final))
+                self._tell(death_of(one, node.name, now - one.age))
         node.acked = now
         return self.pack(wire.ACK, message.number, message.node, message.body)
 

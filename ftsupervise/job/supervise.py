@@ -215,8 +215,8 @@ class Ring:
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
         """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
         left = set(nodes or self.allocation.nodes)
+        left -= self.agents.kill(mine.folder, sorted(left), _AT_ONCE)
         if self.agents.remote:
-            left -= self.agents.kill(mine.folder, sorted(left), _AT_ONCE)
             silent = self.allocation.silent() if left else frozenset()
             if left and not left <= silent:  # nobody waits for the agent of a node that is not there
                 left -= self.agents.kill(mine.folder, sorted(left - silent))

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.node import wire
-from ftsupervise.node.answer import Asked
+from ftsupervise.node.answer import Asked, pack_dying
 from ftsupervise.node.eyes import Eyes
 from ftsupervise.node.links import Address, resolve, send, udp
 from ftsupervise.node.places import clear, leave, own, sweep
@@ -91,6 +91,7 @@ class Agent:
         self.untaken: list[_Untaken] = []
         self.asked: Asked | None = None
         self.last_answer: tuple[int, list[bytes]] = (0, [])
+        self.dying = ("", "")  # a question to kill, and who was dying when it was first asked
         self.attempt = 0
         self.over = False
         self.orphan = False  # we leave because the ring is gone, without a word
@@ -152,10 +153,6 @@ class Agent:
         """Look, and tell."""
         pulses = self.eyes.look()
         self.pages = len(pulses)
-        if self.eyes.attempt is not None and self.eyes.attempt > self.attempt:
-            self.attempt = self.eyes.attempt
-            clear(self.orders.base, before=self.attempt)
-            self.untaken.clear()
         self._collect_deaths()
         if self.talk.sent - self.talk.acked > _SILENT:
             self._found_ring(None)  # perhaps it is reached by another address
@@ -230,6 +227,12 @@ class Agent:
 
     def _collect_deaths(self) -> None:
         now = monotonic()
+        if (
+            self.eyes.attempt is not None and self.eyes.attempt > self.attempt
+        ):  # what was told of the last one is no news
+            self.attempt = self.eyes.attempt
+            clear(self.orders.base, before=self.attempt)
+            self.untaken.clear()
         self.untaken.extend(_Untaken(gone, now) for gone in self.eyes.news())
 
     def _tell_deaths(self, now: float) -> None:
@@ -278,18 +281,24 @@ class Agent:
     def _begin_answer(self, message: Message) -> None:
         if self.asked is not None:
             self.asked.close()
+        question = message.body.decode("utf-8", "replace")
         self.last_answer = (message.number, [])
+        if question.startswith("kill ") and self.dying[0] != question:
+            self.dying = (question, pack_dying(self.eyes.dying()))
         try:
-            self.asked = Asked(message.body.decode("utf-8", "replace"), self.orders.node, self.poll)
+            self.asked = Asked(question, self.orders.node, self.poll)
         except OSError:
             self.asked = None
 
     def _finish_answer(self, now: float) -> None:
         if self.asked is None or not self.asked.done(now):
             return
-        self.last_answer = (self.last_answer[0], wire.chunks(self.asked.text))
+        self.last_answer = (self.last_answer[0], wire.chunks(self.asked.text + self._more().encode()))
         self.asked = None
         self._send_answer()
+
+    def _more(self) -> str:
+        return self.dying[1] if self.asked is not None and self.asked.question == self.dying[0] else ""
 
     def _send_answer(self) -> None:
         number, pieces = self.last_answer

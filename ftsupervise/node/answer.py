@@ -1,7 +1,8 @@
 """What the ring may ask an agent for. Each answer is made in a process of its own: what it looks at may hang it, and only it.
 
 evidence PID…    what those ranks are doing, as text (``evidence.py``)
-kill DIR         SIGKILL for every process of the attempt in DIR on this node; tells how many took it
+kill DIR         SIGKILL for every process of the attempt in DIR on this node; tells how many took it, and then of each rank
+                 that was dying before: " RANK:PID:CODE", the code "" when nobody can tell it (from an agent only)
 ping             "here"
 """
 
@@ -10,8 +11,11 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
+
+from ftsupervise.node.wire import Gone
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
 _MOST = 250_000  # bytes of an answer
@@ -23,7 +27,7 @@ class Asked:
 
     def __init__(self, question: str, node: str, poll: select.poll) -> None:
         """Raises OSError when there is no process or memory for it."""
-        self.text = b""
+        self.text, self.question = b"", question
         self._poll = poll
         self.fd, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._until = monotonic() + _BOUND.get(question.partition(" ")[0], 2.0)
@@ -93,6 +97,22 @@ def answer(question: str, node: str) -> str:
         except Exception as error:  # what was found so far is lost, and that is told
             return f"no evidence of {rest}: {type(error).__name__}: {error}"
     return f"no such question: {verb}"
+
+
+def pack_dying(ranks: Iterable[Gone]) -> str:
+    return "".join(f" {one.rank}:{one.pid}:{'' if one.code is None else one.code}" for one in ranks)
+
+
+def read_killed(text: str) -> tuple[bool, list[Gone]]:
+    """Was it done, and who was dying before? Of what the agent answered to "kill"."""
+    count, _, rest = text.partition(" ")
+    dying = []
+    for word in rest.split():
+        rank, pid, code = (*word.split(":"), "", "")[:3]
+        if rank.isdigit() and pid.isdigit():
+            number = int(code) if code.lstrip("-").isdigit() else None
+            dying.append(Gone(int(rank), int(pid), 0.0, number, leaving=False, failed=False, final=True))
+    return count.isdigit(), dying
 
 
 def kill_all(attempt_dir: str, node: str) -> int:

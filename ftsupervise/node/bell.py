@@ -24,11 +24,22 @@ class Bell:
             pass
         except OSError:
             return
+        self._sweep(base, f"{BELL}{node}")
         try:
             # for writing too, so that the last rank to close it does not leave it ready for ever
             self.fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return
+
+    def _sweep(self, base: str, mine: str) -> None:
+        """Bells that earlier agents of this node have left: they were killed, or are about to leave."""
+        for name in os.listdir(base):
+            path = f"{base}/{name}"
+            if path != self._path and name.rpartition("-")[0] == mine:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    continue
 
     def hush(self) -> None:
         """Take note: it has rung."""

@@ -27,12 +27,14 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
 _INFO_EXIT = 1 << 3
 _GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
+_EXITING = 0x4  # PF_EXITING of the kernel
 _ANCESTORS = 16
 _EARLY = 60.0  # seconds
 
 
 class _Stat(NamedTuple):
     state: str
+    exiting: bool  # it is being taken down: its files are closed before it is gone
     parent: int
     cpu: float
     start: int
@@ -50,7 +52,8 @@ def look_at(pid: int) -> _Stat | None:
     fields = rest.split()
     try:
         cpu = (int(fields[11]) + int(fields[12])) * _TICK
-        return _Stat(fields[0], int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
+        exiting = bool(int(fields[6]) & _EXITING)
+        return _Stat(fields[0], exiting, int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
     except (IndexError, ValueError):
         return None
 
@@ -132,6 +135,24 @@ class Eyes:
         """Deaths since the last call."""
         news, self._news = self._news, []
         return news
+
+    def dying(self) -> list[Gone]:
+        """Ranks that are gone or on their way, and have not said why: killed by somebody. To be asked before we kill any."""
+        found = []
+        for one in list(self._ranks.values()):
+            last = pages.read_open(one.fd)
+            if not one.state or last is None or last.leaving or last.phase == "finished":
+                continue
+            seen = look_at(last.pid)
+            if seen is None or seen.start != last.pid_start:
+                code = one.code
+            elif seen.exiting or seen.state in "ZX":
+                code = _code_of(seen)
+            else:
+                continue
+            if code != 0:
+                found.append(Gone(last.rank, last.pid, 0.0, code, leaving=False, failed=False, final=one.final))
+        return found
 
     def is_early(self) -> bool:
         """Pages may still appear any moment, and a rank is watched only once its page is found."""
@@ -267,7 +288,8 @@ class Eyes:
         last = pages.read_open(one.fd) or one.reading
         one.reading = last
         leaving = last.leaving or last.phase == "finished"
-        self._news.append(Gone(last.rank, last.pid, 0.0, one.code, leaving, last.failed, one.final))
+        code = last.code if one.code is None else one.code
+        self._news.append(Gone(last.rank, last.pid, 0.0, code, leaving, last.failed, one.final))
 
     def _on_bell(self, bell: Bell) -> None:
         bell.hush()

@@ -73,6 +73,45 @@ def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[.
     assert second.cause == "finished"
 
 
+_CLOSED = """
+import os, socket, time
+from ftsupervise import Guard
+again, rank = os.environ["FTSUPERVISE_RESTART"] != "0", os.environ["SLURM_PROCID"]
+with Guard() as guard:
+    guard.step(1)
+    peer = socket.socket(socket.AF_UNIX)
+    if again:
+        pass
+    elif rank == "1":
+        peer.bind("peer")
+        peer.listen()
+        other, _ = peer.accept()
+        fill = os.memfd_create("fill")  # as a GPU's memory: freed after the connections are closed, before the process is gone
+        for _ in range(600):
+            os.write(fill, bytes(1 << 20))
+        os.kill(os.getpid(), 9)
+    else:
+        while peer.connect_ex("peer"):
+            time.sleep(0.05)
+        if not peer.recv(1):
+            raise RuntimeError("Connection closed by peer")
+    guard.finished(1)
+"""
+
+
+def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = scene(nodes=2)
+    (here.folder / "closed.py").write_text(_CLOSED)
+    here.launch(f"{sys.executable} closed.py", jobs=1)
+    until(here.rundir.finished.exists, "the end", 120)
+    until(lambda: here.attempts()[-1].ended, "the last page")
+    first = here.attempts()[0]
+    assert first.failure == "killed by SIGKILL"
+    assert first.cause.startswith("rank 1 on node-1 ")
+
+
 def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
     scene: Callable[..., Scene], until: Until
 ) -> None:

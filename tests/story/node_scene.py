@@ -19,6 +19,9 @@ RANK = """
 import os, sys, time
 from ftsupervise.pages import Page
 page = Page(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+fill = os.memfd_create("fill")
+for _ in range(int(os.environ.get("FILL", "0"))):
+    os.write(fill, bytes(1 << 20))
 step = 0
 while True:
     step += 1

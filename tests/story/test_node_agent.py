@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.node import places, wire
+from ftsupervise.node.answer import read_killed
 from ftsupervise.node.wire import Message, Seal
 from ftsupervise.rundir import ENV_ATTEMPT_DIR
 from tests.story.node_scene import Stage, gone
@@ -103,6 +104,50 @@ def test_a_rank_that_leaves_in_order_is_told_when_it_has_ended(
     (death,) = until(stage.pulses.deaths)
     assert not death.crash
     assert rank.wait(20) == code
+
+
+def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tmp_path: Path) -> None:
+    stage.agent()
+    mark = {ENV_ATTEMPT_DIR: str(tmp_path / "1")}
+    heavy = stage.rank(0, FILL="600", **mark)  # its memory is freed before its process is gone
+    light = stage.rank(1, **mark)
+    until(lambda: stage.step(0) and stage.step(1))
+    heavy.kill()
+    for number in (7, 8):
+        answer = stage.ask(number, f"kill {tmp_path / '1'}")
+        done, dying = read_killed(str(until(answer)))
+        assert done
+        assert [(one.rank, one.pid) for one in dying] == [(0, heavy.pid)], "and not who was killed by the first kill"
+        assert dying[0].code in (-9, None)
+    assert light.wait(20) == -9
+
+
+@pytest.mark.parametrize(
+    ("how", "crash"),
+    [
+        ("try: fails(Guard(), KeyError('a'))\nexcept KeyError: sys.exit(3)", True),  # it handles its own failure
+        (
+            "guard = Guard()\ntry: fails(guard, SystemExit(3))\nexcept SystemExit: pass\nguard.finished(2)\nsys.exit(3)",
+            False,
+        ),
+        (
+            (
+                "guard = Guard()\nguard.step(1)\ntime.sleep(0.3)\nif not os.fork(): fails(guard, SystemExit(4))\n"
+                "os.wait()\nguard.finished(1)\nsys.exit(3)"
+            ),
+            False,
+        ),
+    ],
+)
+def test_what_was_caught_or_happened_in_a_child_is_not_told_early(
+    stage: Stage, until: Until, tmp_path: Path, how: str, crash: bool
+) -> None:
+    (tmp_path / "go").touch()
+    stage.agent()
+    rank = stage.ends(f"import os\n{how}", tmp_path / "go", tmp_path / "run")
+    (death,) = until(stage.pulses.deaths)
+    assert rank.wait(20) == 3
+    assert death.crash is crash
 
 
 def test_a_rank_that_others_may_start_again_is_gone_and_no_crash(stage: Stage, until: Until) -> None:

@@ -139,7 +139,10 @@ def test_only_the_command_line_prints_or_exits() -> None:
     ("code", "forbidden"),
     [
         ("import ftsupervise", {"click", "yaml", "subprocess", "socket", "dataclasses"}),
-        ("from ftsupervise import Guard; Guard", {"click", "yaml", "psutil", "pydantic", "requests", "jinja2", "rich"}),
+        (
+            "from ftsupervise import Guard; Guard",
+            {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2", "rich"},
+        ),
         ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
         (
