@@ -37,9 +37,10 @@ def idle(launcher: Launcher, seconds: float) -> Cost | None:
             on.events.look(0.2)
             time.sleep(0.2)
         after = _others(mark, ranks)
-        spent = sum(_cpu(pid) - before.get(pid, 0) for pid in after)
         took = time.monotonic() - began
-        return Cost(launcher.name, len(after), sum(map(_pss, after)), 100 * spent / took, sorted(map(_words, after)))
+        shares = {pid: 100 * (_cpu(pid) - before.get(pid, 0)) / took for pid in after}
+        each = sorted(_words(pid, share) for pid, share in shares.items())
+        return Cost(launcher.name, len(after), sum(map(_pss, after)), sum(shares.values()), each)
 
 
 def _others(mark: bytes, ranks: set[int]) -> list[int]:
@@ -65,14 +66,14 @@ def _name(pid: int) -> str:
         return "?"
 
 
-def _words(pid: int) -> str:
-    """Its name, or the module that its Python runs, and its PSS."""
+def _words(pid: int, share: float) -> str:
+    """Its name, or the module that its Python runs, its PSS and its share of a core."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         words = []
     name = words[words.index("-m") + 1] if "-m" in words[:-1] else _name(pid)
-    return f"{name} {_pss(pid):.1f}"
+    return f"{name} {_pss(pid):.1f} MB {share:.2f} %"
 
 
 def _cpu(pid: int) -> float:

@@ -33,6 +33,7 @@ _RATE = 12_500  # datagrams a second that the ring is asked to take
 _SILENT = 15.0  # seconds without a word after which a node's ranks are followed through the run directory
 _AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two tellings of a question that is not answered
 _PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)  # seconds before agents that ended are started again
+_LOOK = 0.5  # seconds between two looks at whether they run
 _END = 1.0  # seconds for them to leave
 
 
@@ -60,7 +61,7 @@ class Agents:
         self._began = monotonic()
         self._srun: tuple[int, int] | None = None  # pid, start
         self._complaint = -1  # what srun says
-        self._starts, self._due = 0, 0.0
+        self._starts, self._due, self._looked = 0, 0.0, 0.0
         self._away: frozenset[str] = frozenset()
         self._number = 0
         self._answered = threading.Condition()
@@ -94,7 +95,7 @@ class Agents:
         if self._srun is not None and self._away - away:  # a node is back
             self._stop_srun()
         self._away = away
-        self._starts, self._due = 0, 0.0
+        self._starts, self._due, self._looked = 0, 0.0, 0.0
         self.tend()
         self._listener.look_now()
         return f"{self.base}/{attempt}"
@@ -103,6 +104,10 @@ class Agents:
         """Start the agents if they do not run, with growing pauses."""
         if not self.remote or self._sock is None:
             return
+        now = monotonic()
+        if self._srun is not None and now < self._looked + _LOOK:  # asked many times a second
+            return
+        self._looked = now
         if self._srun is not None and procfs.identity(self._srun[0]) != self._srun[1]:
             self._say_once("the node agents have ended" + self._complaints())
             self._srun = None
