@@ -21,10 +21,9 @@ class Ending:
         self._code = 0  # of a sys.exit() that went through the guard's block
 
     def passes(self, error: BaseException | None) -> None:
-        """Something is on its way out of the guard's block, and may be caught further out."""
-        if (
-            not self._is_mine() or self._page.in_order
-        ):  # in order: others may be about to save, so srun is to tell of this one
+        """Something is on its way out of the guard's block, and may be caught further out. Nothing is made of it once the loop
+        leaves in order: others may be about to save, and srun tells of this one."""
+        if not self._is_mine() or self._page.in_order:
             return
         self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
         if self._code or isinstance(error, Exception):

@@ -227,9 +227,8 @@ class Agent:
 
     def _collect_deaths(self) -> None:
         now = monotonic()
-        if (
-            self.eyes.attempt is not None and self.eyes.attempt > self.attempt
-        ):  # what was told of the last one is no news
+        if self.eyes.attempt is not None and self.eyes.attempt > self.attempt:
+            # what was told of the last attempt is no news
             self.attempt = self.eyes.attempt
             clear(self.orders.base, before=self.attempt)
             self.untaken.clear()
