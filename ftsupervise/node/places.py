@@ -91,9 +91,8 @@ def clear(base: str, before: int | None = None) -> None:
     if not ours_alone(base):
         return
     for name in _names(base):
-        if before is None and (
-            name.endswith(".sock") or name == "said" or name.startswith(BELL)
-        ):  # job/warm.py, bell.py
+        # of a standby (job/warm.py), and of agents that were killed (bell.py)
+        if before is None and (name.endswith(".sock") or name == "said" or name.startswith(BELL)):
             _quietly(os.unlink, f"{base}/{name}")
         if not name.isdigit() or (before is not None and int(name) >= before):
             continue

@@ -51,10 +51,14 @@ def test_who_asks_for_the_nodes_is_answered_without_what_hangs(hung_mount: HungM
     rundir.switches.mkdir()
     rundir.config.write_text(f"name: run\nnodes: {{directory: {hung_mount.point}/shared}}\n")
     hung_mount.hang("getattr", "readdir")
-    done = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "nodes", "list", str(rundir.root)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "node-7" in done.stdout
-    assert "does not answer: what other runs know of the nodes is left out" in done.stderr
+
+    def type_in(verb: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "ftsupervise", "nodes", verb, str(rundir.root)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+    seen, changed = type_in("list"), type_in("apply")
+    assert seen.returncode == 0, seen.stderr
+    assert "node-7" in seen.stdout
+    assert "does not answer: what other runs know of the nodes is left out" in seen.stderr
+    assert changed.returncode == 69
+    assert "not all that is known of the nodes could be read" in changed.stderr, "half of it gives no node back"
