@@ -17,7 +17,7 @@ BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
 AT = 30
-LATE = 830  # for those who prepare something in the background after the first step, on a busy machine for long
+LATE = 430  # for ours with its standby, which imports in the background after the first step
 
 _SRUN = f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --kill-on-bad-exit=1 {PYTHON} {JOB}"
 _AGENT = (
@@ -92,12 +92,16 @@ launch:
 {extra}"""
 
 LAUNCHERS = (
-    Launcher("ftsupervise", "ftsupervise, defaults", ours=True),
+    Launcher("ftsupervise", "ftsupervise, defaults", ours=True, at=LATE),
+    Launcher("ftsupervise-early", "ftsupervise, at once", ours=True),
+    Launcher("ftsupervise-cold", "ftsupervise, no standby", ours=True, extra="  restart: {warm: null}\n", tuned=True),
     Launcher(
-        "ftsupervise-warm", "ftsupervise, warm", ours=True, extra="  restart: {warm: auto}\n", tuned=True, at=LATE
-    ),
-    Launcher(
-        "ftsupervise-tuned", "ftsupervise, hang 1 s", ours=True, extra="  restart: {hang: {at_least: 1s}}\n", tuned=True
+        "ftsupervise-tuned",
+        "ftsupervise, hang 1 s",
+        ours=True,
+        extra="  restart: {hang: {at_least: 1s}}\n",
+        tuned=True,
+        at=LATE,
     ),
     Launcher("bash-srun", "bash: until srun", _LOOP.format(command=_SRUN)),
     Launcher("bash-torchrun", "bash: until torchrun", _LOOP.format(command=_agent("torchrun", "")), needs="torch"),

@@ -129,11 +129,12 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--warm",
-    default="off",
+    default="auto",
     show_default=True,
     metavar="M",
     callback=_warm,
-    help='Keep a standby that has imported what the ranks import, and restart from it: "auto", "off", or modules: a,b.',
+    help='With --in-place: keep a standby that has imported what the ranks import, and restart from it: "auto", "off", '
+    "or modules: a,b.",
 )
 @click.option(
     "--hang",

@@ -70,9 +70,10 @@ class Restart(Strict):
     """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
     stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
     """How long the command may take to leave after the kill switch was raised, before it is ended."""
-    warm: Literal["auto"] | tuple[ModuleName, ...] | None = None
+    warm: Literal["auto"] | tuple[ModuleName, ...] | None = "auto"
     """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
-    the run turned out to import by its first step), a list such as [torch, numpy], or null: restarts are cold."""
+    the run turned out to import by its first step, where memory is not tight), a list such as [torch, numpy], or null:
+    restarts are cold."""
     hang: HangSettings | None = HangSettings()
     """When a command that stands still is ended; null: never."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ftsupervise import deadline
 from ftsupervise.fence import newer
 from ftsupervise.guard.decision import SUPERSEDED, Decision
-from ftsupervise.guard.memory import HostMemory
+from ftsupervise.hostmemory import HostMemory
 from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.voice import Voice

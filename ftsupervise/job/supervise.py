@@ -31,7 +31,7 @@ from ftsupervise.job.options import Options
 from ftsupervise.job.placement import Placement, is_away
 from ftsupervise.job.voice import tell
 from ftsupervise.job.waiting import Owed, shut, sit_out, wait_for_space
-from ftsupervise.job.warm import Warm
+from ftsupervise.job.warm import Wanted, Warm
 from ftsupervise.job.witness import Witness, often
 from ftsupervise.ledger import TOLD, Reached
 from ftsupervise.ledger import ledger as read_ledger
@@ -99,7 +99,8 @@ class Ring:
         self.nodes = Nodes(options, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
-        self.warm = Warm(options.warm, options.command, self.allocation, options.rundir, partial(tell, None))
+        asked = options.warm if options.budgets.in_place else Wanted()
+        self.warm = Warm(asked, options.command, self.allocation, options.rundir, partial(tell, None))
         self.asked = ""  # why nothing more is to be started
         self.owed = Owed()  # what a full disk did not take
         self.told = False  # to leave: there may be seconds left

@@ -3,7 +3,7 @@
     cold attempt -> its first step -> a standby on each node imports what rank 0 had imported -> the next attempt is handed
     to it, rank by rank, through ``warm/become.py``; what does not fit is started cold there
 
-Nothing waits for a standby, and nothing depends on one. Off where the command is not plainly Python's.
+Nothing waits for a standby, and nothing depends on one. Off where the command is not plainly Python's or memory is tight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ftsupervise.node import places
 from ftsupervise.rundir import RunDir, read_json
 
 AUTO = "auto"
-_WORTH = 0.5  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
+_WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
 _TRIES = 5  # standbys of one job
 _LEAVE_WITHIN = 2.0  # seconds
 _PROGRAMS = Path(__file__).parents[1] / "warm"
@@ -79,7 +79,7 @@ class Warm:
             found = parse(command)
             if isinstance(found, Command):
                 self._found = found
-            else:
+            elif asked.modules:  # who did not name any did not ask for it either
                 say(f"restarts will be cold: {found}")
 
     # ------------------------------------------------------------------------------------------- for one attempt

@@ -167,8 +167,8 @@ def _supervisor(run: Run, python: str) -> list[str]:
     words += ["--in-place", f"{restart.in_place}", "--same-failure", f"{restart.same_failure}"]
     words += ["--back-off", f"{restart.back_off.total_seconds():g}"]
     words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
-    if restart.warm:
-        words += ["--warm", restart.warm if isinstance(restart.warm, str) else ",".join(restart.warm)]
+    if restart.warm != "auto":
+        words += ["--warm", ",".join(restart.warm or ()) or "off"]
     words += hang_words(restart.hang)
     for kind, number in restart.budgets.items():
         words += ["--budget", f"{kind}={number}"]

@@ -27,7 +27,9 @@ FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
 _CONNECT = 2.0  # seconds for a standby to show that it lives
 _ANSWER = 5.0  # seconds from the request to the child's readiness; then the start is cold
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
-_NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts")
+_NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
+_RIGHTS = ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Mems_allowed_list")  # of /proc/self/status
+_DEVICES = ("/dev", "/dev/dri", "/dev/infiniband", "/dev/nvidia-caps")
 _UNCATCHABLE = (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD)
 
 
@@ -106,13 +108,35 @@ def myself(command: list[str], fds: list[int]) -> dict[str, object]:
         "groups": sorted(os.getgroups()),
         "blocked": sorted(int(number) for number in _signal.pthread_sigmask(_signal.SIG_BLOCK, [])),
         "ignored": [int(n) for n in range(1, _signal.NSIG) if _ignored(n)],
-        "namespaces": namespaces(),
+        "held": held_to(),
+        "devices": devices(),
         "oom": _read("/proc/self/oom_score_adj"),
     }
 
 
-def namespaces() -> list[str]:
-    return [_link(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+def held_to() -> dict[str, str]:
+    """What a process is held to and cannot change once it is forked: namespaces, rights, where its memory comes from."""
+    found = {name: _link(f"/proc/self/ns/{name}") for name in _NAMESPACES}
+    status = dict(line.split(":\t", 1) for line in _read("/proc/self/status", 1 << 14).splitlines() if ":\t" in line)
+    found |= {name: status.get(name, "") for name in _RIGHTS}
+    found["memory policy"] = " ".join(_read("/proc/self/numa_maps", 256).split()[1:2])  # of the first area: the task's own
+    found["personality"] = _read("/proc/self/personality")
+    found["scheduling policy"] = str(os.sched_getscheduler(0))
+    return found
+
+
+def devices() -> list[str]:
+    """The devices that may be opened here, GPUs among them: Slurm gives a task its own through the device cgroup, which
+    ``access`` asks and no file shows. Nothing is opened: that would wake a GPU."""
+    return [path for folder in _DEVICES for path in _inside(folder) if os.access(path, os.R_OK | os.W_OK)]
+
+
+def _inside(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [f"{folder}/{name}" for name in sorted(names) if not name.startswith("tty")]
 
 
 def inherited(but: int) -> list[int]:
@@ -235,11 +259,11 @@ def _link(path: str) -> str:
         return ""
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int = 64) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, 64).decode().strip()
+            return os.read(fd, most).decode("utf-8", "replace").strip()
         finally:
             os.close(fd)
     except OSError:

@@ -40,8 +40,11 @@ class Judge:
             raise Misfit("another command")
         if request["groups"] != sorted(os.getgroups()):
             raise Misfit("other groups")
-        if request["namespaces"] != proxy.namespaces():
-            raise Misfit("another container or namespace")
+        here = proxy.held_to()
+        if other := [name for name, value in request["held"].items() if here.get(name) != value]:
+            raise Misfit(f"another container, cgroup or set of rights: {', '.join(other)}")
+        if other := sorted(set(request["devices"]).symmetric_difference(proxy.devices())):
+            raise Misfit(f"other devices: {', '.join(other[:5])}")
         theirs = {key: value for key, value in request["env"].items() if not _of_a_rank(key)}
         if theirs != self.env:
             names = sorted(key for key in {*theirs, *self.env} if theirs.get(key) != self.env.get(key))

@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ftsupervise.hostmemory import HostMemory
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
@@ -70,12 +71,10 @@ class Standby:
             return
 
     def tight(self) -> bool:
-        """Is memory tight here? What cannot be seen counts as enough: the cost of an error is one process."""
+        """Is memory tight here, the host's or the job's? What cannot be seen counts as enough: an error costs one process."""
         try:
-            lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-            kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-            free, total = kib["MemAvailable"] << 10, kib["MemTotal"] << 10
-        except (OSError, KeyError, ValueError):
+            free, total = HostMemory().room()
+        except (OSError, ValueError):
             return False
         return free < max(_LEAST_FREE + 2 * self.rss, int(_LEAST_SHARE * total))
 

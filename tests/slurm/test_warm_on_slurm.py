@@ -23,7 +23,8 @@ warm = "warm" if "numpy" in sys.modules else "cold"
 import os, time, numpy
 from ftsupervise import Guard, imports
 attempt, rank = os.environ["FTSUPERVISE_ATTEMPT"], os.environ["SLURM_PROCID"]
-os.write(1, f"attempt {attempt} rank {rank} {warm} {os.environ['SLURMD_NODENAME']} age {imports.age():.2f}\\n".encode())
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+os.write(1, f"attempt {attempt} rank {rank} {warm} gpus {gpus} age {imports.age():.2f}\\n".encode())
 guard = Guard(agree=None)
 for step in range(1, 100_000):
     time.sleep(0.02)
@@ -39,7 +40,7 @@ def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[...,
     pytest.importorskip("numpy")
     here = scene(nodes=2)
     (here.folder / "warm.py").write_text(TRAIN)
-    shape = {"tasks_per_node": 2, "jobs": 1, "restart": {"warm": ["numpy"], "back_off": "0s"}}
+    shape = {"tasks_per_node": 2, "gpus_per_node": 8, "jobs": 1, "restart": {"warm": ["numpy"], "back_off": "0s"}}
     here.launch(f"{sys.executable} warm.py", **shape)
     until(lambda: "a standby is ready on all nodes" in here.log(), "the standbys", 120)
     for attempt in (1, 2):
@@ -49,8 +50,13 @@ def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[...,
     (here.folder / "done").touch()
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page", 60)
-    told = re.findall(r"^attempt (\d) rank (\d) (\w+)", here.log(), re.M)
-    assert {(number, how) for number, _, how in told} == {("1", "cold"), ("2", "warm"), ("3", "warm")}
+    told = re.findall(r"^attempt (\d) rank (\d) (\w+) gpus (\S+)", here.log(), re.M)
+    eight = "0,1,2,3,4,5,6,7"
+    assert {(number, how, gpus) for number, _, how, gpus in told} == {
+        ("1", "cold", eight),
+        ("2", "warm", eight),
+        ("3", "warm", eight),
+    }
     assert [one.failure for one in here.attempts()] == ["killed by SIGKILL", "killed by SIGKILL", ""]
     until(lambda: not here.processes(), "everybody's end", 60)
     until(lambda: not standbys(here.folder), "the standbys' end", 60)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -44,6 +46,58 @@ def test_what_differs_where_an_import_may_have_seen_it_is_started_cold(
     if len(cpus := os.sched_getaffinity(0)) > 1:
         fewer = why_cold(one, preexec_fn=lambda: os.sched_setaffinity(0, {min(cpus)}))
         assert fewer == f"1 CPUs, and {len(cpus)} when the modules were imported"
+
+
+def prctl_no_new_privileges() -> None:
+    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+
+
+def memory_of_node_0() -> None:
+    mask = ctypes.c_ulong(1)
+    assert ctypes.CDLL(None).syscall(238, 2, ctypes.byref(mask), 64) == 0  # set_mempolicy(MPOL_BIND) on x86-64
+
+
+def personality_without_random_addresses() -> None:
+    ctypes.CDLL(None).personality(0x0040000)
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        (prctl_no_new_privileges, "NoNewPrivs"),
+        pytest.param(
+            memory_of_node_0,
+            "memory policy",
+            marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="the call's number is of x86-64"),
+        ),
+        (personality_without_random_addresses, "personality"),
+    ],
+)
+def test_what_a_fork_cannot_be_held_to_is_started_cold(
+    standby: Callable[..., Standby], tmp_path: Path, how: Callable[[], None], name: str
+) -> None:
+    one = standby(script(tmp_path, "pass"))
+    assert why_cold(one, preexec_fn=how) == f"another container, cgroup or set of rights: {name}"
+    assert why_cold(one) == ""
+
+
+def test_a_rank_with_its_own_gpu_is_not_started_from_a_standby_that_sees_them_all(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    """Slurm gives each task its own by the device cgroup, and all of them call it number 0."""
+    group = Path("/sys/fs/cgroup/devices") / f"ftsupervise-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no device cgroup (version 1) to make here: {error.strerror}")
+    try:
+        number = os.stat("/dev/random").st_rdev
+        (group / "devices.deny").write_text(f"c {os.major(number)}:{os.minor(number)} rwm")
+        one = standby(script(tmp_path, "pass"))
+        assert why_cold(one, preexec_fn=lambda: (group / "tasks").write_text("0")) == "other devices: /dev/random"
+        assert why_cold(one) == ""
+    finally:
+        group.rmdir()
 
 
 def test_a_module_beside_the_program_goes_before_one_that_was_imported(

@@ -26,7 +26,7 @@ warm = "numpy" in sys.modules
 import os, time, numpy
 from ftsupervise import Guard, imports
 attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
-time.sleep(0.6 if attempt == 1 else 0)
+time.sleep(1.1 if attempt == 1 else 0)
 guard = Guard(beat_every=0.05, poll=0.02)
 for step in range(1, 100_000):
     if step == 1:
@@ -96,7 +96,7 @@ def ring(tmp_path: Path) -> Iterator[Callable[..., Ring]]:
 
 def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callable[..., Ring], until: Until) -> None:
     pytest.importorskip("numpy")
-    one = ring("--warm", "auto", "--back-off", "0")
+    one = ring("--back-off", "0")  # it is the default
     until(one.ready, "the standby")
     standby = one.standby()
     assert one.begun(1)[1] == "cold"  # type: ignore[index]
@@ -141,6 +141,20 @@ def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callab
     until(lambda: not alive(rank), "its end", 60)
 
 
+@pytest.mark.parametrize(
+    ("words", "learns"),
+    [((), False), (("--in-place", "1"), True), (("--in-place", "1", "--warm", "off"), False)],
+    ids=["never in place", "by default", "off"],
+)
+def test_imports_are_learned_where_a_restart_in_place_may_need_them(
+    tmp_path: Path, words: tuple[str, ...], learns: bool
+) -> None:
+    look = "import os; print('learns', 'FTSUPERVISE_IMPORTS' in os.environ)"
+    argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(tmp_path / "run"), *words, "--"]
+    done = subprocess.run([*argv, sys.executable, "-c", look], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert f"learns {learns}" in done.stdout
+
+
 def test_a_job_that_does_not_start_python_says_why_its_restarts_are_cold(
     ring: Callable[..., Ring], tmp_path: Path
 ) -> None:
@@ -151,8 +165,10 @@ def test_a_job_that_does_not_start_python_says_why_its_restarts_are_cold(
         "run",
         "--run-dir",
         str(tmp_path / "run"),
+        "--in-place",
+        "1",
         "--warm",
-        "auto",
+        "numpy",
         "--",
         "true",
     ]

@@ -84,6 +84,14 @@ def test_srun_is_put_before_the_command_on_slurm_and_not_on_this_machine() -> No
     assert train_command(launch, "local") == ["python", "train.py"]
 
 
+@pytest.mark.parametrize(
+    ("warm", "words"), [("auto", ""), (None, " --warm off "), (["torch", "numpy.linalg"], " --warm torch,numpy.linalg ")]
+)
+def test_a_standby_is_the_default_and_can_be_left_out_or_told_what_to_import(warm: Any, words: str) -> None:
+    text = planned({"restart": {"warm": warm}}).jobs[0].script
+    assert words in text if words else "--warm" not in text
+
+
 def test_an_own_srun_stays_as_it_is_and_is_refused_where_there_is_none() -> None:
     launch = make({"command": "srun -K1 python train.py"}).launch
     assert train_command(launch, "slurm") == ["srun", "-K1", "python", "train.py"]

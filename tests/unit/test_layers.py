@@ -30,6 +30,7 @@ FILES = {
     "watchers",
     "imports",
     "shared",
+    "hostmemory",
 }  # edge: files and host
 PURE = {"config", "scheduler.parse", "alerts.step", "launch.plan", "launch.render"}
 EDGES = {"scheduler", "probe", "alerts.receivers", "node", "warm"}

@@ -31,7 +31,7 @@ class HostMemory:
             text = Path(f"{proc}/self/cgroup").read_text("utf-8", "replace")
         except OSError:
             return
-        total = _host(os.pread(self._meminfo, 256, 0))[0]
+        total = self._host()[0]
         found = sorted(_levels(text, Path(cgroups)), key=lambda pair: pair[0])
         for limit, folder in [pair for pair in found if pair[0] < total][:_LEVELS]:
             try:
@@ -44,7 +44,7 @@ class HostMemory:
 
         Raises OSError or ValueError when the kernel's files say something else than they used to.
         """
-        total, available = _host(os.pread(self._meminfo, 256, 0))
+        total, available = self._host()
         share, whose = 1 - available / total, "host"
         for level in self._levels:
             used = int(os.pread(level.usage, 32, 0))
@@ -53,6 +53,21 @@ class HostMemory:
             if used / level.limit > share:
                 share, whose = used / level.limit, "job"
         return share, whose
+
+    def room(self) -> tuple[int, int]:
+        """What is still free and how much there is in all, in bytes, where the least is free; file pages are free.
+
+        Raises OSError or ValueError, as ``share`` does.
+        """
+        total, available = self._host()
+        levels = [(available << 10, total << 10)]
+        for level in self._levels:
+            used = int(os.pread(level.usage, 32, 0)) - _file_pages(os.pread(level.stat, 8192, 0), level.keys)
+            levels.append((level.limit - used, level.limit))
+        return min(levels)
+
+    def _host(self) -> tuple[int, int]:
+        return _host(os.pread(self._meminfo, 256, 0))
 
     def close(self) -> None:
         for fd in (self._meminfo, *(fd for level in self._levels for fd in (level.usage, level.stat))):
