@@ -10,10 +10,10 @@ from pathlib import Path
 from ftsupervise import deadline
 from ftsupervise.fence import newer
 from ftsupervise.guard.decision import SUPERSEDED, Decision
-from ftsupervise.hostmemory import HostMemory
 from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.voice import Voice
+from ftsupervise.hostmemory import HostMemory
 from ftsupervise.rundir import WARNING
 from ftsupervise.switches import KILL, SAVE, Identity, look_at_switch
 from ftsupervise.truth import Health

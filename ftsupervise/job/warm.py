@@ -27,6 +27,7 @@ from ftsupervise.rundir import RunDir, read_json
 
 AUTO = "auto"
 _WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
+_MEANWHILE = 10.0  # seconds that a standby may take besides its imports
 _TRIES = 5  # standbys of one job
 _LEAVE_WITHIN = 2.0  # seconds
 _PROGRAMS = Path(__file__).parents[1] / "warm"
@@ -74,7 +75,10 @@ class Warm:
         self._held = -1
         self._read = 0
         self._ready: dict[str, int] = {}  # node -> pid
+        self._without: set[str] = set()  # nodes where there will be none
         self._nodes = 1  # on which there should be one
+        self._takes = 0.0  # seconds from a rank's start to its first line after the imports
+        self._due_by = 0.0  # monotonic: a standby that is not ready then is not waited for
         if asked.on:
             found = parse(command)
             if isinstance(found, Command):
@@ -92,13 +96,20 @@ class Warm:
             env[imports.ENV_IMPORTS] = str(self._file)
 
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """``command`` as it is to be started now: through ``become.py`` where a standby is ready."""
+        """``command`` as it is to be started now: through ``become.py`` where a standby is ready, or soon will be."""
         self.listen()
-        found = parse(command) if self._found and self._ready and self._place else None
+        patience = self._takes if self._comes() else 0.0
+        found = parse(command) if self._found and self._place and (self._ready or patience) else None
         if not isinstance(found, Command):
             return command
-        proxy = (found.python, "-IS", str(_PROGRAMS / "become.py"), str(self._place), "--")
+        proxy = (found.python, "-IS", str(_PROGRAMS / "become.py"), str(self._place), f"{patience:.2f}", "--")
         return (*command[: found.at], *proxy, *command[found.at :])
+
+    def _comes(self) -> bool:
+        """Is a standby still importing somewhere? It has begun before a rank that starts now, and is waited for no longer
+        than the rank's own imports take."""
+        settled = len(self._ready.keys() | self._without)
+        return self._pid is not None and settled < self._nodes and time.monotonic() < self._due_by
 
     def noticed(self) -> bool:
         """Is there anything to tend to: a first step (rank 0 has written its imports down), or what a standby has said?
@@ -111,11 +122,14 @@ class Warm:
             seen = read_json(self._file)
         except (OSError, ValueError):
             return False
-        self._due = seen is not None and seen.get("attempt") == self._attempt
-        if self._due and seen is not None and not self._asked.modules and _number(seen.get("seconds")) < _WORTH:
+        if seen is None or seen.get("attempt") != self._attempt:
+            return False
+        self._takes = _number(seen.get("seconds"))
+        if not self._asked.modules and self._takes < _WORTH:
             self._found = None  # it is there in no time as it is
             return False
-        return self._due
+        self._due = True
+        return True
 
     def tend(self) -> None:
         """Start a standby when it is time for one; read what it says."""
@@ -137,6 +151,8 @@ class Warm:
             self._say(f"restarts will be cold: no place for a standby's socket: {error.strerror}")
             return
         self._read = said.tell()
+        self._without.clear()
+        self._due_by = time.monotonic() + _MEANWHILE + 3 * self._takes  # the ranks are at work beside it
         orders = {"place": str(self._place), "imports": str(self._file), "modules": list(self._asked.modules)}
         words = [found.python, "-IS", str(_PROGRAMS / "start.py"), json.dumps(orders), str(found.flags), "--"]
         words += found.words
@@ -199,11 +215,12 @@ class Warm:
         node = str(facts.get("node", ""))
         if "no" in facts:
             self._ready.pop(node, None)
+            self._without.add(node)
             self._say(f"no warm start on {node}: {facts['no']}")
         elif facts.get("ready"):
             self._ready[node] = int(str(facts["pid"]))
             if len(self._ready) == self._nodes:
-                self._say("a standby is ready on all nodes: the next restart is warm")
+                self._say("a standby is ready on all nodes: restarts are warm")
         elif facts.get("skipped"):
             self._say(f"the standby leaves out {facts['skipped']}")
 

@@ -1,8 +1,9 @@
-"""``python -IS become.py PLACE -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child does the work.
+"""``python -IS become.py PLACE SECONDS -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child works.
 
 It hands over all a process has from its parent, then passes signals on and leaves as the child leaves. Where there is no
 standby, or it refuses, COMMAND is started here, cold: some 20 ms have been lost. Between the two lies one byte: a child does
-nothing of COMMAND before this process has told it to go, and this process starts nothing after it has.
+nothing of COMMAND before this process has told it to go, and this process starts nothing after it has. A standby that is still
+importing is waited for, SECONDS at most: it is ahead of us, and all ranks importing beside it would hold each other up.
 
 Imports are counted here: this start is paid at each restart, by each rank. Nothing of ftsupervise, nothing pure Python
 beyond ``os``.
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import _socket
+import fcntl
 import marshal
 import os
 import resource
 import select
 import sys
+import time
 
 TYPE_CHECKING = False  # typing alone takes longer than all the rest
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = b"ftsupervise warm start 1\n"
 FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
+_APPEAR = 2.0  # seconds for a standby that was just started to say that it is coming
+_AGAIN = 0.02  # seconds between two looks whether it is there
 _CONNECT = 2.0  # seconds for a standby to show that it lives
 _ANSWER = 5.0  # seconds from the request to the child's readiness; then the start is cold
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
@@ -38,23 +43,18 @@ class Refused(Exception):
 
 
 def main() -> NoReturn:
-    place, command = sys.argv[1], sys.argv[3:]
+    place, patience, command = sys.argv[1], float(sys.argv[2]), sys.argv[4:]
     try:
-        link, child = hand_over(place, command)
+        link, child = hand_over(place, patience, command)
     except (OSError, Refused, ValueError) as problem:
         start_cold(command, str(problem) or type(problem).__name__)
     follow(link, child)
 
 
-def hand_over(place: str, command: list[str]) -> tuple[_socket.socket, int]:
+def hand_over(place: str, patience: float, command: list[str]) -> tuple[_socket.socket, int]:
     """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises Refused, OSError."""
-    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-    link.settimeout(_CONNECT)
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    try:
-        link.connect(f"{place}/{node}.sock")
-    except OSError as error:
-        raise Refused(f"no standby here ({error.strerror or 'no answer'})") from None
+    link = connect(f"{place}/{node}", patience)
     if peer(link)[1] != os.geteuid():
         raise Refused("the standby is somebody else's")
     fds = inherited(but=link.fileno())
@@ -71,6 +71,40 @@ def hand_over(place: str, command: list[str]) -> tuple[_socket.socket, int]:
     answer, ancillary, _, _ = link.recvmsg(4096, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
     _expect(answer, b"ready")
     return link, int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+
+
+def connect(name: str, patience: float) -> _socket.socket:
+    """To NAME.sock, for which is waited as long as a standby is on its way. Raises Refused, OSError."""
+    began = time.monotonic()
+    while True:
+        comes = patience > 0 and is_coming(f"{name}.coming", time.monotonic() - began)  # asked before the socket is
+        link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        link.settimeout(_CONNECT)
+        try:
+            link.connect(f"{name}.sock")
+            return link
+        except OSError as error:
+            link.close()
+            if not comes:
+                raise Refused(f"no standby here ({error.strerror or 'no answer'})") from None
+        if time.monotonic() - began >= patience:
+            raise Refused("the standby was still importing")
+        time.sleep(_AGAIN)
+
+
+def is_coming(path: str, waited: float) -> bool:
+    """Does a standby hold its lock? Where there is no file yet, its own start may not have come so far."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return waited < _APPEAR
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def _expect(answer: bytes, word: bytes) -> None:
@@ -119,7 +153,9 @@ def held_to() -> dict[str, str]:
     found = {name: _link(f"/proc/self/ns/{name}") for name in _NAMESPACES}
     status = dict(line.split(":\t", 1) for line in _read("/proc/self/status", 1 << 14).splitlines() if ":\t" in line)
     found |= {name: status.get(name, "") for name in _RIGHTS}
-    found["memory policy"] = " ".join(_read("/proc/self/numa_maps", 256).split()[1:2])  # of the first area: the task's own
+    found["memory policy"] = " ".join(
+        _read("/proc/self/numa_maps", 256).split()[1:2]
+    )  # of the first area: the task's own
     found["personality"] = _read("/proc/self/personality")
     found["scheduling policy"] = str(os.sched_getscheduler(0))
     return found

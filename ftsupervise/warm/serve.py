@@ -53,10 +53,18 @@ class Caller:
 
 
 class Serving:
-    """Listens at PLACE/NODE.sock. ``fresh()`` says what has changed on disk since it was imported."""
+    """Listens at PLACE/NODE.sock. ``fresh()`` says what has changed on disk since it was imported. ``coming``: the descriptor
+    whose lock has said until now that this process is on its way."""
 
-    def __init__(self, place: str, cpus: int, tell: Callable[[dict[str, Any]], None], fresh: Callable[[], str]) -> None:
-        self.tell, self.fresh = tell, fresh
+    def __init__(
+        self,
+        place: str,
+        cpus: int,
+        tell: Callable[[dict[str, Any]], None],
+        fresh: Callable[[], str],
+        coming: int | None = None,
+    ) -> None:
+        self.tell, self.fresh, self.coming = tell, fresh, coming
         self.judge = Judge(cpus)
         self.place = Path(place)
         self.callers: dict[int, Caller] = {}
@@ -93,6 +101,9 @@ class Serving:
         self.listener.bind(str(self.name))
         self.name.chmod(0o600)
         self.listener.listen(1024)
+        self.name.with_suffix(".coming").unlink(missing_ok=True)  # whoever waits for it finds the socket
+        if self.coming is not None:
+            os.close(self.coming)
         self.heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.old_wakeup = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):

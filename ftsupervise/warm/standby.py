@@ -31,13 +31,16 @@ def stand_by(orders: str) -> None:
     """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``job/warm.py``."""
     told: dict[str, Any] = json.loads(orders)
     _forget(told)
+    coming = told.pop("coming", None)
+    if coming is not None:
+        os.set_inheritable(coming, False)  # beginning anew gives the lock up: who waits has waited long enough
     learned = json.loads(Path(told["imports"]).read_text("utf-8")) if told.get("imports") else {}
     here = Standby(told, learned)
     if here.tight():
         here.tell({"no": "there is too little free memory on this node"})
         os._exit(0)
     here.load()
-    Serving(told["place"], here.cpus, here.tell, here.fresh).serve()
+    Serving(told["place"], here.cpus, here.tell, here.fresh, coming).serve()
 
 
 def _forget(told: dict[str, Any]) -> None:

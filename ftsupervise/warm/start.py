@@ -1,4 +1,5 @@
-"""``python -IS start.py ORDERS -- COMMAND …``: COMMAND's interpreter as a standby, once it is sure that it stops at the hook.
+"""``python -IS start.py ORDERS FLAGS -- COMMAND …``: COMMAND's interpreter as a standby, once it is sure that it stops at the
+hook. As long as it is on its way it holds a lock on PLACE/NODE.coming, so that ranks that start now know to wait for it.
 
 A Python that does not read PYTHONPATH, or has no ``site``, would run the user's program here. So it is asked first, with the
 same flags and the same environment and nothing to run.
@@ -6,6 +7,7 @@ same flags and the same environment and nothing to run.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -16,6 +18,8 @@ _HOOK = os.path.dirname(os.path.abspath(__file__))
 
 def main() -> None:
     orders, flags, command = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    orders["coming"] = announce(orders["place"], node)
     before = os.environ.get("PYTHONPATH")
     orders["pythonpath"] = before
     os.environ["PYTHONPATH"] = _HOOK if before is None else f"{_HOOK}{os.pathsep}{before}"
@@ -29,13 +33,25 @@ def main() -> None:
             os._exit(127)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != SEEN:
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         os.write(
             1, (json.dumps({"node": node, "no": f"its Python does not stop at our hook ({code})"}) + "\n").encode()
         )
         return
     os.environ["FTSUPERVISE_STANDBY"] = json.dumps(orders)
     os.execvp(command[0], command)
+
+
+def announce(place: str, node: str) -> int | None:
+    """A descriptor that stays open over an exec, its file locked; None where there is no place for it: nobody waits then."""
+    try:
+        os.makedirs(place, 0o700, exist_ok=True)
+        fd = os.open(f"{place}/.{node}.coming", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.rename(f"{place}/.{node}.coming", f"{place}/{node}.coming")  # it is never seen without its lock
+        os.set_inheritable(fd, True)
+    except OSError:
+        return None
+    return fd
 
 
 if __name__ == "__main__":

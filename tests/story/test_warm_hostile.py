@@ -91,7 +91,7 @@ def test_a_rank_with_its_own_gpu_is_not_started_from_a_standby_that_sees_them_al
     except OSError as error:
         pytest.skip(f"no device cgroup (version 1) to make here: {error.strerror}")
     try:
-        number = os.stat("/dev/random").st_rdev
+        number = Path("/dev/random").stat().st_rdev
         (group / "devices.deny").write_text(f"c {os.major(number)}:{os.minor(number)} rwm")
         one = standby(script(tmp_path, "pass"))
         assert why_cold(one, preexec_fn=lambda: (group / "tasks").write_text("0")) == "other devices: /dev/random"

@@ -67,9 +67,17 @@ class Ring:
     def ready(self) -> int:
         return self.said().count("a standby is ready")
 
+    def children(self) -> list[str]:
+        return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+
+    def importing(self) -> bool:
+        """Is there a standby on its way? Its orders stand in its environment."""
+        orders = b"\0FTSUPERVISE_STANDBY={"
+        return any(orders in b"\0" + Path(f"/proc/{child}/environ").read_bytes() for child in self.children())
+
     def standby(self) -> int:
         """The pid of the standby."""
-        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+        for child in self.children():
             if Path(f"/proc/{child}/comm").read_text().strip() == "ftsup-standby":
                 return int(child)
         return 0
@@ -110,6 +118,23 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     assert [page.cause for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
     assert not alive(standby)
     print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
+
+
+def test_a_restart_waits_for_a_standby_that_is_importing(
+    ring: Callable[..., Ring], tmp_path: Path, until: Until
+) -> None:
+    """A failure soon after the first step: the standby is ahead of what would import beside it."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "numpy.py").write_text("import time; time.sleep(4)")  # it is of no matter what it is
+    one = ring("--back-off", "0", PYTHONPATH=str(site))
+    until(one.importing, "the standby's import")
+    one.fail(1)
+    until(lambda: one.begun(2), "the next attempt")
+    assert one.begun(2)[1] == "warm", one.said()  # type: ignore[index]
+    until(one.ready, "its word")
+    said = one.said()
+    assert said.index("attempt 2 of") < said.index("a standby is ready"), said
 
 
 def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Callable[..., Ring], until: Until) -> None:

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,48 @@ def test_numpys_own_seed_is_another_one_in_each_rank(standby: Callable[..., Stan
         )
     )
     assert len({one.run().stdout for _ in range(4)}) == 4
+
+
+# -------------------------------------------------------------------------------------------------- it is on its way
+
+SAYS = "import sys; print('warm' if 'ftsupervise_slow' in sys.modules else 'cold')"
+
+
+@pytest.fixture
+def importing(standby: Callable[..., Standby], tmp_path: Path, until: Until) -> Standby:
+    """A standby whose import does not end before the file ``go`` is there."""
+    text = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "ftsupervise_slow.py").write_text(text)
+    words = script(tmp_path, SAYS)
+    one = standby(words, modules=("ftsupervise_slow",), wait=False, PYTHONPATH=str(tmp_path / "own"))
+    until(lambda: list(one.place.glob("*.coming")), "its word that it comes")
+    return one
+
+
+def test_a_rank_waits_for_a_standby_that_is_importing(importing: Standby, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        ranks = [pool.submit(importing.run, patience=50) for _ in range(2)]
+        time.sleep(1)
+        assert not any(rank.done() for rank in ranks)
+        (tmp_path / "go").touch()
+        assert {(rank.result().stdout, rank.result().stderr) for rank in ranks} == {("warm\n", "")}
+    assert [path.suffix for path in importing.place.iterdir()] == [".sock"]
+
+
+def test_a_rank_does_not_wait_for_longer_than_it_is_told(importing: Standby) -> None:
+    done = importing.run(patience=0.5)
+    assert (done.stdout, done.stderr) == ("cold\n", "ftsupervise: started cold: the standby was still importing\n")
+    assert "no standby here" in importing.run(patience=0).stderr
+
+
+def test_a_rank_does_not_wait_for_a_standby_that_has_died(importing: Standby) -> None:
+    with ThreadPoolExecutor() as pool:
+        rank = pool.submit(importing.run, patience=50)
+        time.sleep(0.5)
+        importing.process.kill()
+        assert rank.result(timeout=30).stdout == "cold\n"
+    assert "no standby here" in rank.result().stderr
 
 
 # ----------------------------------------------------------------------------------------------------- life and death

@@ -47,12 +47,14 @@ class Standby:
         assert self.process.poll() is None, self.said.read_text()
         return any(fact.get("ready") for fact in self.facts())
 
-    def proxy(self, *words: str) -> list[str]:
-        return [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), "--", *(words or self.words)]
+    def proxy(self, *words: str, patience: float = 0) -> list[str]:
+        become = [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), str(patience), "--"]
+        return [*become, *(words or self.words)]
 
-    def run(self, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, patience: float = 0, **how: Any) -> subprocess.CompletedProcess[str]:
         given: dict[str, Any] = {"cwd": self.folder, "env": self.env, "stdin": subprocess.DEVNULL, **how}
-        return subprocess.run(self.proxy(*words), capture_output=True, text=True, timeout=60, **given)
+        argv = self.proxy(*words, patience=patience)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, **given)
 
     def ranks(self) -> list[int]:
         return [
