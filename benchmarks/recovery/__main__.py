@@ -85,14 +85,16 @@ def write(path: str, trials: list[Trial]) -> None:
 
 def print_idle(launchers: list[Launcher], seconds: float) -> None:
     print(f"While nothing happens, over {seconds:.0f} s: all processes beside the ranks, Slurm's own left out\n")
-    print(f"{'':30} {'processes':>9} {'PSS MB':>8} {'% of a core':>12}")
+    print(f"{'':34} {'processes':>9} {'PSS MB':>8} {'% of a core':>12}")
     for launcher in launchers:
-        cost = idle(launcher, seconds)
-        if cost is None:
-            print(f"{launcher.words:30} did not come to its steps", flush=True)
-            continue
-        each = ", ".join(cost.each)
-        print(f"{launcher.words:30} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {each}", flush=True)
+        for restarted in (False, True) if launcher.ours else (False,):  # its ranks are other processes then
+            words = f"{launcher.words}{', restarted' if restarted else ''}"
+            cost = idle(launcher, seconds, restarted)
+            if cost is None:
+                print(f"{words:34} did not come to its steps", flush=True)
+                continue
+            each = ", ".join(cost.each)
+            print(f"{words:34} {cost.processes:>9} {cost.pss:>8.1f} {cost.share:>12.2f}   {each}", flush=True)
 
 
 def print_soak(launchers: list[Launcher], args: argparse.Namespace) -> None:

@@ -23,11 +23,13 @@ class Cost:
     each: list[str]  # what each process is and its PSS
 
 
-def idle(launcher: Launcher, seconds: float) -> Cost | None:
-    """None when it did not come to its steps."""
-    with stage(launcher, RECOVERY_AT="0") as on:
+def idle(launcher: Launcher, seconds: float, restarted: bool = False) -> Cost | None:
+    """From step ``launcher.at`` on; ``restarted``: after a rank was killed there. None when it did not come to its steps."""
+    own = {"RECOVERY_AT": str(launcher.at), "RECOVERY_FAULT": "SIGKILL"} if restarted else {"RECOVERY_AT": "0"}
+    until = launcher.at + (3 * AT if restarted else 0)
+    with stage(launcher, **own) as on:
         launcher.submit(on.folder, on.env)
-        if not on.events.until(lambda: any(e.what == "step" and e.step >= AT for e in on.events.seen), 180):
+        if not on.events.until(lambda: any(e.what == "step" and e.step >= until for e in on.events.seen), 180):
             return None
         ranks = set(on.events.pids())
         mark = f"RECOVERY_EVENTS={on.events.path}".encode()

@@ -33,7 +33,7 @@ _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
 _SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
-_LISTEN = 0.05  # seconds between two looks at what srun says
+_LISTEN = 0.1  # seconds between two looks at what srun says; deaths that agents tell of come at once
 _VICTIMS = 0.03  # seconds that the other ranks get after the first has died: to say what they saw, not to save
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
 

@@ -70,7 +70,8 @@ class Warm:
         self._found: Command | None = None
         self._tries = 0
         self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
-        self._due = False  # the lookout has seen the first step
+        self._news = False  # the lookout has seen something to tend to
+        self._due = False  # it was the first step
         self._place: Path | None = None
         self._held = -1
         self._read = 0
@@ -90,6 +91,7 @@ class Warm:
 
     def begin(self, attempt: int, env: dict[str, str]) -> None:
         """An attempt begins in ``env``, which is told where its rank 0 is to write its imports down."""
+        self.listen()  # one that has died meanwhile is to be replaced
         self._attempt, self._due = attempt, False
         self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
         if self._found and self._pid is None:
@@ -114,6 +116,10 @@ class Warm:
     def noticed(self) -> bool:
         """Is there anything to tend to: a first step (rank 0 has written its imports down), or what a standby has said?
         Asked from the lookout's thread: it may hang with the run directory."""
+        self._news = self._news or self._look()
+        return self._news
+
+    def _look(self) -> bool:
         if self._pid is not None and self._place is not None:
             return not _lives(self._pid) or _size(self._place / "said") != self._read
         if self._found is None or self._due or self._tries >= _TRIES:
@@ -132,7 +138,10 @@ class Warm:
         return True
 
     def tend(self) -> None:
-        """Start a standby when it is time for one; read what it says."""
+        """Start a standby when it is time for one; read what it says. Costs nothing where nothing was noticed."""
+        if not self._news:
+            return
+        self._news = False
         self.listen()
         if self._due and self._pid is None and self._found is not None:
             self._start(self._found)
