@@ -6,7 +6,7 @@
       launches/NNNN/      one per submission: script.sh, launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
       marks/              finished (the run is done; queued members burn through), brake (stopped: see brake.py)
-      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, evidence/; its page
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
       desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
       nodes/              troubles by node; exclude/NODE and trust/NODE: ``touch`` and ``rm`` (see blame.py)
       beats/              rank-N: one JSON line, rewritten whole by that rank only

@@ -65,7 +65,8 @@ class Warm:
     ) -> None:
         self._asked, self._allocation, self._say = asked, allocation, say
         self._env: dict[str, str] = {}
-        self._file = rundir.marks / "imports"
+        self._rundir = rundir
+        self._file: Path | None = None  # in the directory of the attempt that wrote it: no other one writes there
         self._attempt = 0
         self._found: Command | None = None
         self._tries = 0
@@ -95,6 +96,7 @@ class Warm:
         self._attempt, self._due = attempt, False
         self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
         if self._found and self._pid is None:
+            self._file = self._rundir.attempt(attempt) / "imports.json"
             env[imports.ENV_IMPORTS] = str(self._file)
 
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class Warm:
     def _look(self) -> bool:
         if self._pid is not None and self._place is not None:
             return not _lives(self._pid) or _size(self._place / "said") != self._read
-        if self._found is None or self._due or self._tries >= _TRIES:
+        if self._found is None or self._file is None or self._due or self._tries >= _TRIES:
             return False
         try:
             seen = read_json(self._file)

@@ -99,6 +99,8 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
     assert there == book
     assert os.listdir(here.rundir.marks) == []
     assert (here.rundir.attempt(2) / "start.json").read_text() == page
+    learned = here.rundir.attempt(2) / "imports.json"
+    assert not learned.exists() or json.loads(learned.read_text())["attempt"] == 2
     assert not (here.rundir.attempt(2) / "end.json").exists()
     assert here.rundir.desks.joinpath("0001").is_file()
 

@@ -86,10 +86,10 @@ def test_srun_is_put_before_the_command_on_slurm_and_not_on_this_machine() -> No
 
 @pytest.mark.parametrize(
     ("warm", "words"),
-    [("auto", ""), (None, " --warm off "), (["torch", "numpy.linalg"], " --warm torch,numpy.linalg ")],
+    [("auto", ""), (None, " --warm off "), (("torch", "numpy.linalg"), " --warm torch,numpy.linalg ")],
 )
 def test_a_standby_is_the_default_and_can_be_left_out_or_told_what_to_import(warm: Any, words: str) -> None:
-    text = planned({"restart": {"warm": warm}}).jobs[0].script
+    text = " ".join(planned({"restart": {"warm": warm}}).command)
     assert words in text if words else "--warm" not in text
 
 
