@@ -54,8 +54,8 @@ class HostMemory:
                 share, whose = used / level.limit, "job"
         return share, whose
 
-    def room(self) -> tuple[int, int]:
-        """What is still free and how much there is in all, in bytes, where the least is free; file pages are free.
+    def rooms(self) -> list[tuple[int, int]]:
+        """What is still free and how much there is in all, in bytes, of the host and of each limit; file pages are free.
 
         Raises OSError or ValueError, as ``share`` does.
         """
@@ -64,7 +64,7 @@ class HostMemory:
         for level in self._levels:
             used = int(os.pread(level.usage, 32, 0)) - _file_pages(os.pread(level.stat, 8192, 0), level.keys)
             levels.append((level.limit - used, level.limit))
-        return min(levels)
+        return levels
 
     def _host(self) -> tuple[int, int]:
         return _host(os.pread(self._meminfo, 256, 0))

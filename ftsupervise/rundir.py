@@ -3,7 +3,7 @@
     RUN/
       README              what this directory is and which switches it has
       run.yaml            the configuration as launched (paths made absolute, no secrets)
-      launches/NNNN/      one per submission: script.sh, launch.json (ids, token, options)
+      launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
       marks/              finished (the run is done; queued members burn through), brake (stopped: see brake.py)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/

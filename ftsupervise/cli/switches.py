@@ -76,6 +76,19 @@ def clear(run: str | None, switch: str, brake: bool) -> None:
         except OSError as error:
             raise from_os_error(error, f"remove {path}") from None
         click.echo(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
+    _tell_of_the_brake(rundir, name)
+
+
+def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
+    from ftsupervise.brake import read_brake
+
+    try:
+        brake = read_brake(rundir)
+    except OSError:
+        return
+    if brake is not None:
+        click.echo(f"The brake of {name} stays on: {brake.words()}")
+        click.echo(f"Take it off:  ftsupervise clear --brake {_quote(rundir)}")
 
 
 def _release(rundir: RunDir, name: str) -> None:

@@ -19,6 +19,7 @@ from ftsupervise import bounded, procfs
 from ftsupervise.job import processes
 from ftsupervise.job.allocation import AGENTS, Allocation
 from ftsupervise.job.ears import Ears
+from ftsupervise.job.hang import CLOSER
 from ftsupervise.job.listen import Listener
 from ftsupervise.job.pulse import Death, Node, Pulses, death_of
 from ftsupervise.job.slow import SlowBeats
@@ -216,6 +217,7 @@ class Agents:
         words = [sys.executable, "-m", "ftsupervise.node", "--base", self.base]
         words += ["--to", ",".join(links.names()), "--port", str(self._sock.getsockname()[1])]
         words += ["--generation", str(self.pulses.generation), "--every", f"{self.pulses.every:g}"]
+        words += ["--closer", f"{_closer(self.pulses.every, len(nodes)):g}"]
         words += ["--child", *self.child] if self.child else []
         options = (f"--job-name={AGENTS}", "--no-kill", "--wait=0")
         env = self.allocation.side_env()
@@ -303,3 +305,9 @@ def _gone_within(pid: int, start: int, seconds: float) -> bool:
             return False
         pause.wait(0.01)
     return True
+
+
+def _closer(every: float, nodes: int) -> float:
+    """Seconds between two words of a node whose ranks stand still: a hang is to be acted on when its time has come, not up to a
+    second later. 2,500 words a second are a small part of what the ring can take."""
+    return min(every, max(CLOSER, nodes / 2500))

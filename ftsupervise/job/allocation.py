@@ -194,6 +194,10 @@ class Allocation:
         if left := self.steps() - without:
             self._ask("scancel", "--signal=KILL", *sorted(left))
 
+    def tell_step(self, step: str) -> None:
+        """SIGTERM for the tasks of one step, on all its nodes."""
+        self._ask("scancel", "--signal=TERM", step)
+
     def _where(self) -> dict[str, tuple[str, int]]:
         """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
         if len(self.nodes) > 1 and not self._addresses:

@@ -39,6 +39,7 @@ _IDLE = 0.05  # share of a core below which a process does nothing
 JITTER = 0.05  # seconds by which the times of another node may move without meaning
 _AGAIN = 3.0  # times the bound at the place of the last alarm
 _REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
+CLOSER = 0.2  # seconds between two looks when it may be a hang
 _LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
 _TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
 
@@ -152,7 +153,8 @@ class Detector:
         self._age = 0.0  # at the last look
         self._late = 0.0  # seconds since the last progress in which we did not run
         self._looked: float | None = None
-        self._stopped: dict[int, float] = {}  # rank -> when it was first seen in state T, without a break since
+        self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
+        self._running: dict[int, float] = {}  # rank -> when it was last seen in another one
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
 
@@ -166,7 +168,7 @@ class Detector:
             return Verdict(Health.FINE)
         self._late += late
         self._follow(sight)
-        self._stopped = {one.rank: self._stopped.get(one.rank, one.seen) for one in sight.active if one.state == "T"}
+        self._note_who_is_stopped(sight.active)
         if self._stopped and not sight.unheard:
             return self._judge_stopped(sight)
         bound = self._bound(self._phase, sight.step)
@@ -215,6 +217,12 @@ class Detector:
         return bound * self.past.times(phase, step)
 
     # -------------------------------------------------------------------------------------------------- confirming
+
+    def _note_who_is_stopped(self, active: Sequence[Pulse]) -> None:
+        """Since the last word in which it was not: it was stopped after that, and what counts is the time without progress."""
+        since = {one.rank: self._stopped.get(one.rank, self._running.get(one.rank, one.seen)) for one in active}
+        self._stopped = {one.rank: since[one.rank] for one in active if one.state == "T"}
+        self._running = {one.rank: one.seen for one in active if one.state != "T"}
 
     def _watch(self, active: Iterable[Pulse], window: float) -> None:
         """Who does something? Counted over windows of so many seconds."""

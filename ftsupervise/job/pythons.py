@@ -13,7 +13,7 @@ _SRUN_LONG_FLAGS = (
     *("label", "nice", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe", "preserve-env", "quiet"),
     *("reboot", "send-libs", "spread-job", "unbuffered", "use-min-nodes", "verbose", "wait-all-nodes", "whole"),
 )
-_NEVER = ("--multi-prog", "--pty", "--het-group", "--chdir", "--export", "--container", "--propagate", "-D")
+_NEVER = ("--multi-prog", "--pty", "--het-group", "--chdir", "--export", "--container", "--no-container", "--propagate")
 _FLAGS = frozenset("bBdOPqRsuv")  # of python, those a standby can be started with
 
 
@@ -36,6 +36,8 @@ def parse(command: Sequence[str]) -> Command | str:
     if not command:
         return "there is no command"
     srun = command[0].rpartition("/")[2] == "srun"
+    if srun and ":" in command:
+        return "srun starts several programs"
     at = _after_srun(command) if srun else 0
     if isinstance(at, str):
         return at
@@ -56,9 +58,9 @@ def _after_srun(command: Sequence[str]) -> int | str:
         if not word.startswith("-") or word == "-":
             return at
         name = word.partition("=")[0]
-        if name in _NEVER or any(name.startswith(one) for one in ("-D",)):
-            return f"srun {name} changes what a rank gets"
         long = word.startswith("--")
+        if word.startswith("-D") or (long and any(name.startswith(one) or one.startswith(name) for one in _NEVER)):
+            return f"srun {name} changes what a rank gets"
         alone = "=" in word or name[2:] in _SRUN_LONG_FLAGS if long else len(word) > 2 or word[1] in _SRUN_FLAGS
         at += 1 if alone else 2
     return at

@@ -200,6 +200,7 @@ class Ring:
         self.minder.mind(mine.folder)
         ended = one.see_through(command_env(self, mine, placement))
         self.minder.mind(None)
+        self.warm.ended(stepped=ended.reached.last is not None)
         lost = self._look_for_lost_nodes(placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:

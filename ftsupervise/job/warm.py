@@ -27,7 +27,10 @@ from ftsupervise.rundir import RunDir, read_json
 
 AUTO = "auto"
 _WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
+_DOUBTS = 4
 _MEANWHILE = 10.0  # seconds that a standby may take besides its imports
+# One that ends takes no other with it.
+_STEP = (f"--job-name={STANDBYS}", "--open-mode=append", "--no-kill", "--wait=0")
 _TRIES = 5  # standbys of one job
 _LEAVE_WITHIN = 2.0  # seconds
 _PROGRAMS = Path(__file__).parents[1] / "warm"
@@ -68,9 +71,12 @@ class Warm:
         self._rundir = rundir
         self._file: Path | None = None  # in the directory of the attempt that wrote it: no other one writes there
         self._attempt = 0
+        self._dressed = False  # the attempt's command goes through ``become.py``
+        self._doubts = 0  # attempts that began so and took no step, one after the other
         self._found: Command | None = None
         self._tries = 0
         self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
+        self._step = ""  # of the standbys, where Slurm has started them
         self._news = False  # the lookout has seen something to tend to
         self._due = False  # it was the first step
         self._place: Path | None = None
@@ -102,12 +108,28 @@ class Warm:
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """``command`` as it is to be started now: through ``become.py`` where a standby is ready, or soon will be."""
         self.listen()
+        self._dressed = False
+        if self._doubts % 2:  # is it the command itself, or the way it was started?
+            return command
         patience = self._takes if self._comes() else 0.0
         found = parse(command) if self._found and self._place and (self._ready or patience) else None
         if not isinstance(found, Command):
             return command
         proxy = (found.python, "-IS", str(_PROGRAMS / "become.py"), str(self._place), f"{patience:.2f}", "--")
+        self._dressed = True
         return (*command[: found.at], *proxy, *command[found.at :])
+
+    def ended(self, *, stepped: bool) -> None:
+        """Did the attempt take a step? One that began warm and did not is followed by a cold one, whatever the reason was;
+        after two of them, each of whose followers did, no further one begins warm."""
+        if self._dressed:
+            self._doubts = 0 if stepped else self._doubts + 1
+        elif self._doubts and stepped:
+            self._doubts += self._doubts % 2
+            if self._doubts >= _DOUBTS:
+                self._say("restarts will be cold: attempts that began warm took no step, and those that began cold did")
+                self.stop()
+                self._found = None
 
     def _comes(self) -> bool:
         """Is a standby still importing somewhere? It has begun before a rank that starts now, and is waited for no longer
@@ -172,9 +194,7 @@ class Warm:
             nodes = tuple(node for node in self._allocation.nodes if node not in silent)
             self._nodes = len(nodes)
             output = str(self._place / "said")
-            words = self._allocation.side_step(
-                nodes, *words, output=output, options=(f"--job-name={STANDBYS}", "--open-mode=append"), whole=True
-            )
+            words = self._allocation.side_step(nodes, *words, output=output, options=_STEP, whole=True)
             theirs = {key: value for key, value in self._env.items() if not key.startswith("SLURM_")}
             env = {**theirs, **self._allocation.side_env()}
         else:
@@ -230,6 +250,7 @@ class Warm:
             self._say(f"no warm start on {node}: {facts['no']}")
         elif facts.get("ready"):
             self._ready[node] = int(str(facts["pid"]))
+            self._step = str(facts.get("step", ""))
             if len(self._ready) == self._nodes:
                 self._say("a standby is ready on all nodes: restarts are warm")
         elif facts.get("skipped"):
@@ -253,11 +274,11 @@ class Warm:
         """End it, bounded; what it served is over."""
         pid, self._pid = self._pid, None
         if pid is not None:
+            if self._step:  # srun itself would kill them, and what they have made on their nodes would stay there
+                self._allocation.tell_step(self._step)
+                _wait_for(pid, _LEAVE_WITHIN)
             processes.send([pid], signal.SIGTERM)
-            until = time.monotonic() + _LEAVE_WITHIN
-            while _lives(pid) and time.monotonic() < until:
-                _reap(pid)
-                time.sleep(0.01)
+            _wait_for(pid, _LEAVE_WITHIN)
             processes.send([pid, *processes.below(pid)], signal.SIGKILL)
         if self._place is not None:
             places.clear(str(self._place))
@@ -294,6 +315,13 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _wait_for(pid: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while _lives(pid) and time.monotonic() < until:
+        _reap(pid)
+        time.sleep(0.01)
 
 
 def _lives(pid: int) -> bool:

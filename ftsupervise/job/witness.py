@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ftsupervise.job.hang import JITTER, Detector, Health, Past, Patience, Verdict
+from ftsupervise.job.hang import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
 from ftsupervise.node.evidence import BETWEEN, WITHIN, Sight, parse
 from ftsupervise.rundir import write_whole
 from ftsupervise.truth import Pulse
@@ -43,7 +43,8 @@ class Witness:
             return None
         verdict = self._detector.look(now, self._pulses())
         took = time.monotonic() - now
-        self.due = now + max(self._patience.period, _COST * took)
+        period = self._patience.period if verdict.health is Health.FINE else min(self._patience.period, CLOSER)
+        self.due = now + max(period, _COST * took)
         return self._testify(verdict) if verdict.health is Health.HUNG else None
 
     def _testify(self, verdict: Verdict) -> Verdict | None:

@@ -100,11 +100,13 @@ def register(run_dir: RunDir, name: str) -> None:
 
 
 def check_may_start(run_dir: RunDir, name: str) -> None:
-    """Refuse to start against somebody's stop, or a run that is done."""
+    """Refuse to start against somebody's stop, against the brake, or a run that is done."""
+    from ftsupervise.brake import read_brake
     from ftsupervise.switches import KILL, read_switch
 
     try:
         os.listdir(run_dir.switches)
+        brake = read_brake(run_dir)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -123,6 +125,12 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         )
     if run_dir.finished.exists():
         raise Refused(f"{name} has finished already", hint=f"to train on: rm {run_dir.finished}, then launch again")
+    if brake is not None:
+        held = ", and the jobs that were held go on" if brake.held else ", then launch again"
+        raise Refused(
+            f"the brake of {name} is on: {brake.words()}",
+            hint=f"when that is mended: ftsupervise clear --brake {run_dir.root}{held}",
+        )
 
 
 def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:

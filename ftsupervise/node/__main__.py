@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftsupervise.node.agent import Orders
 
-_USAGE = """usage: python -m ftsupervise.node --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--child WORD…]
+_USAGE = """usage: python -m ftsupervise.node --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
+                                   [--child WORD…]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
   --to, --port     where the ring listens; all that the names mean is tried
   --generation N   which start of the agents this is
   --every S        seconds between two beats
+  --closer S       the same while all ranks of the node stand still
   --child WORD…    a command to start, and to end with the agent; takes all that follows
   --answer TEXT    be no agent: answer one question ("evidence PID") and leave
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
@@ -30,7 +32,7 @@ def orders(words: list[str]) -> Orders:
         word = words.pop(0)
         if word == "--child":
             child, words = tuple(words), []
-        elif word in ("--base", "--to", "--port", "--generation", "--every", "--lost") and words:
+        elif word in ("--base", "--to", "--port", "--generation", "--every", "--closer", "--lost") and words:
             given[word[2:]] = words.pop(0)
         else:
             raise ValueError(word)
@@ -40,6 +42,7 @@ def orders(words: list[str]) -> Orders:
         port=int(given["port"]),
         generation=int(given["generation"]),
         every=float(given.get("every", "1")),
+        closer=float(given.get("closer", given.get("every", "1"))),
         node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
         child=child,
         lost=float(given.get("lost", "300")),

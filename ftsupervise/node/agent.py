@@ -39,6 +39,7 @@ _TRY_AGAIN = (
 _REFUSED = 4  # times that the ring's host says that nobody listens there any more
 _LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
+_STILL, _LONG = 4, 60  # beats
 _NEW = 0.25  # seconds between two looks as long as pages appear
 
 
@@ -50,6 +51,7 @@ class Orders(NamedTuple):
     port: int
     generation: int
     every: float = 1.0
+    closer: float = 1.0  # in place of it while the ranks here stand still, as long as that may soon be a hang
     node: str = ""
     child: tuple[str, ...] = ()
     lost: float = _LOST
@@ -97,6 +99,7 @@ class Agent:
         self.orphan = False  # we leave because the ring is gone, without a word
         self.leave_at: float | None = None
         self.pages = 0
+        self.progress = 0.0  # monotonic: the last of any rank here
         self.child: subprocess.Popen[bytes] | None = None
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.poll.register(self._read, select.POLLIN)
@@ -121,7 +124,7 @@ class Agent:
                 now = monotonic()
                 if now >= due or (now >= look and self._new_pages()):
                     self._beat(now)
-                    due = now + self.orders.every
+                    due = now + (self.orders.closer if self._stand_still(now) else self.orders.every)
                 look = now + (_NEW if self.eyes.is_early() else self.orders.every)
                 self._tell_deaths(monotonic())
                 self._listen(max(0.0, min([due, look, *(one.due for one in self.untaken)]) - monotonic()))
@@ -153,6 +156,7 @@ class Agent:
         """Look, and tell."""
         pulses = self.eyes.look()
         self.pages = len(pulses)
+        self.progress = max((max(one.stepped, one.beaten) for one in pulses), default=0.0)
         self._collect_deaths()
         if self.talk.sent - self.talk.acked > _SILENT:
             self._found_ring(None)  # perhaps it is reached by another address
@@ -162,6 +166,10 @@ class Agent:
         if self.asked is not None:
             self._finish_answer(now)
         self._reap()
+
+    def _stand_still(self, now: float) -> bool:
+        """So long that the ring wants to know at once when it ends, and not so long that a moment does not matter."""
+        return _STILL < (now - self.progress) / self.orders.every < _LONG
 
     def _listen(self, seconds: float) -> None:
         for fd, _ in self.poll.poll(seconds * 1000):

@@ -92,7 +92,7 @@ def clear(base: str, before: int | None = None) -> None:
         return
     for name in _names(base):
         # of a standby (job/warm.py), and of agents that were killed (bell.py)
-        if before is None and (name.endswith(".sock") or name == "said" or name.startswith(BELL)):
+        if before is None and (name.endswith((".sock", ".coming")) or name == "said" or name.startswith(BELL)):
             _quietly(os.unlink, f"{base}/{name}")
         if not name.isdigit() or (before is not None and int(name) >= before):
             continue

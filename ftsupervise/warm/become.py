@@ -18,6 +18,7 @@ import marshal
 import os
 import resource
 import select
+import stat
 import sys
 import time
 
@@ -29,12 +30,14 @@ PROTOCOL = b"ftsupervise warm start 1\n"
 FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
 _APPEAR = 2.0  # seconds for a standby that was just started to say that it is coming
 _AGAIN = 0.02  # seconds between two looks whether it is there
-_CONNECT = 2.0  # seconds for a standby to show that it lives
-_ANSWER = 5.0  # seconds from the request to the child's readiness; then the start is cold
+_CONNECT = 2.0  # seconds for a standby to take the connection
+_HEARD = 5.0  # seconds for it to say that we fit
+_ANSWER = 20.0  # seconds from there to the child's readiness: what is left of an older attempt dies first (serve.py)
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 _RIGHTS = ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Mems_allowed_list")  # of /proc/self/status
 _DEVICES = ("/dev", "/dev/dri", "/dev/infiniband", "/dev/nvidia-caps")
+_OWN = ("tty", "std", "fd")  # a process' own: its terminal, its descriptors
 _UNCATCHABLE = (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD)
 
 
@@ -54,12 +57,13 @@ def main() -> NoReturn:
 def hand_over(place: str, patience: float, command: list[str]) -> tuple[_socket.socket, int]:
     """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises Refused, OSError."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-    link = connect(f"{place}/{node}", patience)
+    link = connect(place, node, patience)
     if peer(link)[1] != os.geteuid():
         raise Refused("the standby is somebody else's")
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     payload = marshal.dumps(myself(command, fds))
+    link.settimeout(_HEARD)
     link.sendall(PROTOCOL + len(payload).to_bytes(8, "little") + payload)
     _expect(link.recv(4096), b"send")  # what lies unread in the queue of a standby that hangs would stay open there
     link.settimeout(_ANSWER)
@@ -73,10 +77,12 @@ def hand_over(place: str, patience: float, command: list[str]) -> tuple[_socket.
     return link, int.from_bytes(ancillary[0][2][:4], sys.byteorder)
 
 
-def connect(name: str, patience: float) -> _socket.socket:
-    """To NAME.sock, for which is waited as long as a standby is on its way. Raises Refused, OSError."""
+def connect(place: str, node: str, patience: float) -> _socket.socket:
+    """To PLACE/NODE.sock, for which is waited as long as a standby is on its way. Raises Refused, OSError."""
     began = time.monotonic()
+    name = f"{place}/{node}"
     while True:
+        check(place)
         comes = patience > 0 and is_coming(f"{name}.coming", time.monotonic() - began)  # asked before the socket is
         link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         link.settimeout(_CONNECT)
@@ -92,10 +98,20 @@ def connect(name: str, patience: float) -> _socket.socket:
         time.sleep(_AGAIN)
 
 
+def check(place: str) -> None:
+    """Nobody else may have put anything there. That it is not there yet is no harm. Raises Refused."""
+    try:
+        found = os.lstat(place)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise Refused(f"{place} is somebody else's")
+
+
 def is_coming(path: str, waited: float) -> bool:
     """Does a standby hold its lock? Where there is no file yet, its own start may not have come so far."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return waited < _APPEAR
     try:
@@ -172,7 +188,7 @@ def _inside(folder: str) -> list[str]:
         names = os.listdir(folder)
     except OSError:
         return []
-    return [f"{folder}/{name}" for name in sorted(names) if not name.startswith("tty")]
+    return [f"{folder}/{name}" for name in sorted(names) if not name.startswith(_OWN)]
 
 
 def inherited(but: int) -> list[int]:

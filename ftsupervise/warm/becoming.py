@@ -31,8 +31,9 @@ class Cannot(Exception):
     """This fork cannot become that rank; the rank is to be started cold."""
 
 
-def become(request: Mapping[str, Any], parent: int) -> None:
-    """Take over everything in ``request`` but descriptors and signals. Raises Cannot, OSError, ValueError."""
+def become(request: Mapping[str, Any], parent: int, imported: Mapping[bytes, bytes | None]) -> None:
+    """Take over everything in ``request`` but descriptors and signals. ``imported``: environment variables as what was
+    imported has set them; None: removed. Raises Cannot, OSError, ValueError."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -49,6 +50,11 @@ def become(request: Mapping[str, Any], parent: int) -> None:
             resource.setrlimit(number, limits)
     os.environ.clear()
     os.environb.update(request["env"])
+    for key, value in imported.items():
+        if value is None:
+            os.environb.pop(key, None)
+        else:
+            os.environb[key] = value
     _name_it(request)
     _fresh_standard_files()
     _fresh_seeds()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import zipimport
+from collections.abc import Mapping
 from typing import Any
 
 from ftsupervise.warm import become as proxy
@@ -24,16 +26,21 @@ class Misfit(Exception):
 
 
 class Judge:
-    """What the standby was when its modules were imported."""
+    """What the standby was when its modules were imported. ``env``: its environment before that."""
 
-    def __init__(self, cpus: int) -> None:
+    def __init__(self, cpus: int, env: Mapping[bytes, bytes]) -> None:
         self.cpus = cpus or len(os.sched_getaffinity(0))
-        self.env = {key: value for key, value in os.environb.items() if not _of_a_rank(key)}
+        self.env = {key: value for key, value in env.items() if not _of_a_rank(key)}
+        every = {*env, *os.environb}
+        self.set = {key: os.environb.get(key) for key in every if os.environb.get(key) != env.get(key)}
+        self.of_a_rank = sorted(os.fsdecode(key) for key in self.set if _of_a_rank(key))
         self.here = os.stat(".")
         self.own = {name.partition(".")[0] for name in sys.modules} - {"ftsupervise", "sitecustomize", "__main__"}
 
     def fits(self, request: dict[str, Any]) -> None:
         """Raises Misfit."""
+        if self.of_a_rank:
+            raise Misfit(f"what was imported changes {', '.join(self.of_a_rank[:5])}")
         if request["python"] != sys.hexversion or os.fsdecode(request["executable"]) != sys.executable:
             raise Misfit("another Python")
         if [os.fsdecode(word) for word in request["command"]] != sys.orig_argv:
@@ -83,7 +90,7 @@ class Judge:
 
 
 def _first_on_path() -> str | None:
-    """What the interpreter will put before everything else; None for nothing."""
+    """What the interpreter will put before everything else; None for nothing. Raises Misfit."""
     if getattr(sys.flags, "safe_path", False):
         return None
     words = sys.orig_argv[1:]
@@ -99,7 +106,13 @@ def _first_on_path() -> str | None:
                 if at + 1 == len(word):
                     words = words[1:]
                 break
-    return os.path.dirname(os.path.realpath(words[0])) if words else None
+    if not words or os.path.isdir(words[0]):
+        return words[0] if words else None
+    try:
+        zipimport.zipimporter(words[0])
+    except zipimport.ZipImportError:
+        return os.path.dirname(os.path.realpath(words[0]))
+    raise Misfit("the program is a zip archive")
 
 
 def _lies_in(name: str, folder: str) -> bool:

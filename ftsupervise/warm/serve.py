@@ -27,7 +27,9 @@ _LARGEST = 64 << 20  # bytes of a request
 _MOST_FDS = 4096
 _READ_WITHIN = 5.0  # seconds from the connection to the whole request
 _GO_WITHIN = 10.0  # seconds a child waits to be told to go
-_CLEAR_WITHIN = 3.0  # seconds that what is left of an older attempt gets to die of SIGKILL
+_CLEAR_WITHIN = 15.0  # seconds that what is left of an older attempt gets to die of SIGKILL; less than become.py waits
+_LOOK = 5.0  # milliseconds between two looks whether it has
+_AGAIN = 0.2  # seconds between two SIGKILLs for it
 _LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for what the ranks left running
 _DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
@@ -38,12 +40,16 @@ class Caller:
     """One connection, and the child that was forked for it."""
 
     link: socket.socket
-    until: float
+    until: float  # monotonic: it is dropped then, unless it has a child
     data: bytearray = field(default_factory=bytearray)
     request: dict[str, Any] | None = None
     fds: list[int] = field(default_factory=list)
+    whole: bool = False  # it has sent all, and is forked for when nothing of an older attempt lives
     pid: int = 0
-    attempt: bytes = b""
+
+    @property
+    def attempt(self) -> int:
+        return _attempt(self.request)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -53,23 +59,25 @@ class Caller:
 
 
 class Serving:
-    """Listens at PLACE/NODE.sock. ``fresh()`` says what has changed on disk since it was imported. ``coming``: the descriptor
-    whose lock has said until now that this process is on its way."""
+    """Listens at PLACE/NODE.sock. ``fresh(attempt)`` says what has changed on disk since it was imported. ``coming``: the
+    descriptor whose lock has said until now that this process is on its way."""
 
     def __init__(
         self,
         place: str,
-        cpus: int,
+        judge: Judge,
         tell: Callable[[dict[str, Any]], None],
-        fresh: Callable[[], str],
+        fresh: Callable[[bytes], str],
         coming: int | None = None,
     ) -> None:
         self.tell, self.fresh, self.coming = tell, fresh, coming
-        self.judge = Judge(cpus)
+        self.judge = judge
         self.place = Path(place)
         self.callers: dict[int, Caller] = {}
+        self.newest = 0  # attempt of which a rank was asked for
         self.leaving = False
         self.kill_at: float | None = None  # monotonic: SIGKILL for what the ranks of an ended attempt left
+        self.kill_again = 0.0  # monotonic: not sooner
         self.poll = select.poll()
 
     def serve(self) -> None:
@@ -82,9 +90,11 @@ class Serving:
                     self._accept()
                 elif fd == self.heard:
                     self._on_signal(os.read(fd, 4096))
-                elif fd in self.callers and self._on_caller(self.callers[fd], event):
-                    return
+                elif fd in self.callers:
+                    self._on_caller(self.callers[fd], event)
             self._look_around()
+            if self._fork_for_those_who_wait():
+                return
 
     # ------------------------------------------------------------------------------------------------------ beginning
 
@@ -119,12 +129,14 @@ class Serving:
         bounds = [caller.until for caller in self.callers.values() if not caller.pid]
         if self.kill_at is not None:
             bounds.append(self.kill_at)
+        if any(one.whole and not one.pid for one in self.callers.values()):
+            return _LOOK
         return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1) if bounds else None
 
     def _look_around(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
-            self._drop(caller)
+            self._refuse(caller, "processes of an older attempt do not die" if caller.whole else "timed out")
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._send_below(signal.SIGKILL)
@@ -162,7 +174,7 @@ class Serving:
                 self._drop(caller)
 
     def _drop(self, caller: Caller) -> None:
-        self.poll.unregister(caller.link)
+        self._hear_no_more(caller)
         del self.callers[caller.link.fileno()]
         caller.close()
         if caller.pid and not any(one.pid for one in self.callers.values()) and self._below():
@@ -183,59 +195,75 @@ class Serving:
         self.callers[link.fileno()] = Caller(link, time.monotonic() + _READ_WITHIN)
         self.poll.register(link, select.POLLIN | select.POLLRDHUP)
 
-    def _on_caller(self, caller: Caller, event: int) -> bool:
-        """Read on, or act on its end. True in a child that is to go on as a rank."""
+    def _on_caller(self, caller: Caller, event: int) -> None:
+        """Read on, or act on its end."""
         if caller.pid:
             if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # who waited for the rank was killed
                 self._end(caller)
-            return False
+            return
         try:
             data, received, flags, _ = socket.recv_fds(caller.link, 1 << 20, proxy.FDS_AT_ONCE)
         except BlockingIOError:
-            return False
+            return
         except OSError:
             data, received, flags = b"", [], 0
         caller.fds += received
         if not data or flags & socket.MSG_CTRUNC or len(caller.data) > _LARGEST or len(caller.fds) > _MOST_FDS:
             self._drop(caller)
-            return False
+            return
         if caller.request is not None:
-            wanted = len(caller.request["fds"]) + 1
-            return self._fork(caller, caller.request) if len(caller.fds) >= wanted else False
+            if not caller.whole and len(caller.fds) > len(caller.request["fds"]):
+                caller.whole, caller.until = True, time.monotonic() + _CLEAR_WITHIN
+            return
         caller.data += data
         request = _whole(caller.data)
         if request is not None:
             caller.data.clear()
             self._judge(caller, request)
-        return False
 
     def _judge(self, caller: Caller, request: dict[str, Any]) -> None:
         """Ask for the descriptors of a rank that fits."""
         try:
-            changed = self.fresh()
+            changed = self.fresh(request["env"].get(b"FTSUPERVISE_ATTEMPT", b""))
             if changed:
                 self.leaving = True  # a new one reads it anew
                 self.tell({"no": f"{changed} has changed"})
                 raise Misfit(f"{changed} has changed since it was imported")
+            if _attempt(request) < self.newest:
+                raise Misfit("a newer attempt has begun")
             self.judge.fits(request)
-            caller.request = request
+            caller.request, self.newest = request, _attempt(request)
             caller.link.send(b"send")
-        except (Misfit, OSError, KeyError, TypeError) as problem:
+        except (Misfit, OSError, KeyError, TypeError, AttributeError) as problem:
             self._refuse(caller, str(problem) or type(problem).__name__)
 
     def _end(self, caller: Caller) -> None:
         """SIGKILL to the rank and its group; its end is reaped as any other."""
-        self.poll.modify(caller.link, 0)
+        self._hear_no_more(caller)
         for kill in (os.killpg, os.kill):
             try:
                 kill(caller.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
 
+    def _hear_no_more(self, caller: Caller) -> None:
+        """Its end is told again and again, whatever else is asked for."""
+        try:
+            self.poll.unregister(caller.link)
+        except KeyError:
+            return
+
+    def _fork_for_those_who_wait(self) -> bool:
+        """True in a child that is to go on as a rank."""
+        for caller in [one for one in self.callers.values() if one.whole and not one.pid]:
+            if self._way_is_clear(caller) and caller.request is not None and self._fork(caller, caller.request):
+                return True
+        return False
+
     def _fork(self, caller: Caller, request: dict[str, Any]) -> bool:
+        """True in the child."""
         try:
             self.judge.folder(caller.fds[0])
-            self._make_way(request)
             parent = os.getpid()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -250,7 +278,6 @@ class Serving:
             os.close(fd)
         caller.fds.clear()
         caller.pid = pid
-        caller.attempt = request["env"].get(b"FTSUPERVISE_ATTEMPT", b"")
         self.poll.modify(caller.link, select.POLLRDHUP)
         return False
 
@@ -261,20 +288,21 @@ class Serving:
             pass
         self._drop(caller)
 
-    def _make_way(self, request: dict[str, Any]) -> None:
-        """Nothing of an older attempt is alive when a newer one begins. Raises Misfit when it does not die."""
-        attempt = request["env"].get(b"FTSUPERVISE_ATTEMPT", b"")
-        alive = [one for one in self.callers.values() if one.pid]
-        older = [one for one in alive if one.attempt != attempt]
-        if alive and not older:
-            return
-        until = time.monotonic() + _CLEAR_WITHIN
-        while self._send_below(signal.SIGKILL):
-            if time.monotonic() > until:
-                raise Misfit("processes of an older attempt do not die")
-            time.sleep(0.005)
-            self._reap()
-        self.kill_at = None
+    def _way_is_clear(self, caller: Caller) -> bool:
+        """Nothing of an older attempt is alive when a newer one begins, what is dying and still holds its memory neither.
+        What is alive is killed."""
+        if any(one.pid and one.attempt == caller.attempt for one in self.callers.values()):
+            return True
+        self._reap()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # what is left of a rank becomes our child
+            self.kill_at = None
+            return True
+        if (now := time.monotonic()) >= self.kill_again:
+            self.kill_again = now + _AGAIN
+            self._send_below(signal.SIGKILL)
+        return False
 
     # ------------------------------------------------------------------------------------------------------- the child
 
@@ -288,7 +316,7 @@ class Serving:
             self._forget_numbers()
             link = socket.socket(fileno=number)
             link.settimeout(_GO_WITHIN)
-            becoming.become(request, parent)
+            becoming.become(request, parent, self.judge.set)
             me = os.pidfd_open(os.getpid())
             socket.send_fds(link, [b"ready"], [me])
             os.close(me)
@@ -325,7 +353,7 @@ class Serving:
                 fields = Path(f"/proc/{name}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             except OSError:
                 continue
-            if fields[0] not in "ZX":
+            if fields[0] != "X":  # one that looks like a zombie may have threads that live
                 tree.setdefault(int(fields[1]), []).append(int(name))
         found, queue = [], [os.getpid()]
         while queue:
@@ -342,6 +370,11 @@ class Serving:
             except (ProcessLookupError, PermissionError):
                 continue
         return len(pids)
+
+
+def _attempt(request: dict[str, Any] | None) -> int:
+    number = (request or {}).get("env", {}).get(b"FTSUPERVISE_ATTEMPT", b"")
+    return int(number) if number.isdigit() else 0
 
 
 def _whole(data: bytearray) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ftsupervise.hostmemory import HostMemory
+from ftsupervise.warm.judge import Judge
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
@@ -40,7 +41,7 @@ def stand_by(orders: str) -> None:
         here.tell({"no": "there is too little free memory on this node"})
         os._exit(0)
     here.load()
-    Serving(told["place"], here.cpus, here.tell, here.fresh, coming).serve()
+    Serving(told["place"], Judge(here.cpus, here.env), here.tell, here.fresh, coming).serve()
 
 
 def _forget(told: dict[str, Any]) -> None:
@@ -61,7 +62,9 @@ class Standby:
         self.cpus = int(learned.get("cpus") or told.get("cpus") or 0)  # that a rank has; 0: not known
         self.rss = int(learned.get("rss", 0))
         self.skipped: dict[str, str] = told.setdefault("skipped", {})
+        self.env = dict(os.environb)
         self.stamps: dict[str, int] = {}
+        self._looked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
 
     def tell(self, facts: dict[str, Any]) -> None:
         """One line for the ring, on standard output."""
@@ -76,10 +79,10 @@ class Standby:
     def tight(self) -> bool:
         """Is memory tight here, the host's or the job's? What cannot be seen counts as enough: an error costs one process."""
         try:
-            free, total = HostMemory().room()
+            rooms = HostMemory().rooms()
         except (OSError, ValueError):
             return False
-        return free < max(_LEAST_FREE + 2 * self.rss, int(_LEAST_SHARE * total))
+        return any(free < max(_LEAST_FREE + 2 * self.rss, int(_LEAST_SHARE * total)) for free, total in rooms)
 
     # ----------------------------------------------------------------------------------------------------- importing
 
@@ -128,6 +131,8 @@ class Standby:
         return {last or "the interpreter's start": left} if left else {}
 
     def _again(self) -> NoReturn:
+        os.environ.clear()
+        os.environb.update(self.env)
         hook = str(Path(__file__).parent)
         path = self.told.get("pythonpath")
         os.environ["PYTHONPATH"] = hook if path is None else f"{hook}{os.pathsep}{path}"
@@ -135,24 +140,25 @@ class Standby:
         words = sys.orig_argv
         os.execvp(words[0], words)
 
-    def fresh(self) -> str:
-        """What has changed on disk since it was imported; ""."""
+    def fresh(self, attempt: bytes) -> str:
+        """What has changed on disk since it was imported; "". Looked at once for all ranks of an attempt, b"": unknown."""
+        if attempt and attempt == self._looked:
+            return ""
         for path, stamp in self.stamps.items():
             if _stamp(path) != stamp:
                 return path
+        self._looked = attempt
         return ""
 
 
 def _traces() -> set[str]:
-    """What a fork would not carry over, as it is now."""
+    """What a fork would not carry over, as it is now: a rank has the descriptors of a fresh process, and no others."""
     found = {f"process {pid}" for pid in _children()}
     for name in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
+            found.add(f"descriptor {name}, {os.readlink(f'/proc/self/fd/{name}')}")
+        except OSError:  # the one that listed the folder
             continue
-        if target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/")) and "random" not in target:
-            found.add(target)
     return found
 
 
@@ -200,13 +206,13 @@ def _children() -> list[str]:
 
 def _stamps() -> dict[str, int]:
     """What to look at to see that something was installed or edited since: the folders that packages are installed in, and
-    each file of those that lie elsewhere."""
+    the file of each module but Python's own. About 1 µs each: torch has 800."""
     folders = {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
-    inside = tuple(f"{folder}/" for folder in (*folders, os.path.dirname(os.__file__)))
+    installed = tuple(f"{folder}/" for folder in folders)
+    never = (f"{os.path.dirname(os.__file__)}/", f"{Path(__file__).parents[1]}/")
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    own = str(Path(__file__).parents[1])
-    elsewhere = {file for file in files if file and not file.startswith((*inside, f"{own}/"))}
-    return {path: stamp for path in folders | elsewhere if (stamp := _stamp(path))}
+    read = {file for file in files if file and (file.startswith(installed) or not file.startswith(never))}
+    return {path: stamp for path in folders | read if (stamp := _stamp(path))}
 
 
 def _stamp(path: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import sys
 
 SEEN = 42  # what sitecustomize.py leaves with
@@ -45,13 +46,24 @@ def announce(place: str, node: str) -> int | None:
     """A descriptor that stays open over an exec, its file locked; None where there is no place for it: nobody waits then."""
     try:
         os.makedirs(place, 0o700, exist_ok=True)
-        fd = os.open(f"{place}/.{node}.coming", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        there = os.lstat(place)
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o022:
+            return None
+        hold(place)
+        fd = os.open(f"{place}/.{node}.coming", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.rename(f"{place}/.{node}.coming", f"{place}/{node}.coming")  # it is never seen without its lock
         os.set_inheritable(fd, True)
     except OSError:
         return None
     return fd
+
+
+def hold(place: str) -> None:
+    """Until this process ends, over an exec too, nobody sweeps the place (``node/places.py``). Raises OSError."""
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.set_inheritable(fd, True)
 
 
 if __name__ == "__main__":

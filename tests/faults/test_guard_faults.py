@@ -197,7 +197,7 @@ def test_the_host_without_limits_is_read_from_proc(tmp_path: Path) -> None:
     )
     memory = HostMemory(str(tmp_path), str(tmp_path / "no-cgroups"))
     assert memory.share() == (pytest.approx(0.9), "host")
-    assert memory.room() == (100 << 10, 1000 << 10)
+    assert memory.rooms() == [(100 << 10, 1000 << 10)]
     memory.close()
 
 
@@ -215,5 +215,5 @@ def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
     memory = HostMemory(str(tmp_path), str(tmp_path / "cg"))
     share, whose = memory.share()
     assert (round(share, 3), whose) == (round(100_000 / 1048576, 3), "job")
-    assert memory.room() == (1048576 - 100_000, 1048576)  # the job's limit, not the host's
+    assert memory.rooms()[1:] == [(1048576 - 100_000, 1048576)]  # the job's limit
     memory.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.beats import read_beats
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -61,6 +62,30 @@ def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[...,
     until(lambda: not here.processes(), "everybody's end", 60)
     until(lambda: not standbys(here.folder), "the standbys' end", 60)
     print(re.findall(r"^attempt .* age .*", here.log(), re.M))
+
+
+def test_a_spare_node_that_is_lost_takes_no_warm_rank_with_it(scene: Callable[..., Scene], until: Until) -> None:
+    pytest.importorskip("numpy")
+    here = scene(nodes=3)
+    (here.folder / "warm.py").write_text(TRAIN)
+    here.launch(f"{sys.executable} warm.py", spare_nodes=1, jobs=1, restart={"warm": ["numpy"], "back_off": "0s"})
+    until(lambda: "a standby is ready on all nodes" in here.log(), "the standbys", 120)
+    os.kill(until(lambda: here.trains(1), "the first attempt", 120)[1], signal.SIGKILL)
+    ranks = until(lambda: here.trains(2), "the next attempt", 120)
+    assert len(standbys(here.folder)) == 3
+    here.sandbox.run(["scontrol", "update", "NodeName=node-2", "State=DOWN", "Reason=test"])
+    until(lambda: len(standbys(here.folder)) < 3, "the end of the standby there", 60)
+    seen = here.trains(2)
+    assert seen == ranks
+    steps = {beat.rank: beat.step for beat in read_beats(here.rundir)}
+    until(lambda: all(beat.step > steps[beat.rank] for beat in read_beats(here.rundir)), "more steps", 60)
+    os.kill(ranks[0], signal.SIGKILL)
+    until(lambda: here.trains(3), "an attempt from the standbys that are left", 120)
+    (here.folder / "done").touch()
+    until(here.rundir.finished.exists, "the end", 120)
+    told = set(re.findall(r"^attempt (\d) rank \d (\w+)", here.log(), re.M))
+    assert told == {("1", "cold"), ("2", "warm"), ("3", "warm")}
+    until(lambda: not here.processes() and not standbys(here.folder), "everybody's end", 60)
 
 
 def standbys(folder: Path) -> list[str]:

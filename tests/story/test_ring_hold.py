@@ -54,7 +54,30 @@ def test_a_chain_that_fails_at_once_keeps_its_members_and_one_alert_says_why(
     assert checked.returncode == 2, checked.stdout
     firing = typed("alerts").stdout
     assert "brake" in firing
+    again = typed("launch")
+    assert again.returncode == 75 and f"clear --brake {rundir.root}, and the jobs that were held go on" in again.stderr
+    plain = typed("clear").stdout
+    assert (
+        "The brake of broken stays on: exit 1" in plain
+        and f"Take it off:  ftsupervise clear --brake {rundir.root}" in plain
+    )
     (tmp_path / "mended").touch()
     assert "may start again" in typed("clear", "--brake").stdout
     until(lambda: len(ledger(rundir)) == 4 and ledger(rundir)[-1].ended, "the last member")
     assert ledger(rundir)[-1].cause == "exit 0"
+
+
+def test_nothing_is_launched_against_a_brake_that_held_nothing(typed: Type, tmp_path: Path, until: Until) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: broken\nscheduler: local\nlaunch:\n  command: test -e mended\n  jobs: 1\n  restart: {back_off: 0s}\n"
+    )
+    rundir = RunDir(tmp_path / "runs" / "broken")
+    assert typed("launch").returncode == 0
+    until(lambda: read_brake(rundir) is not None and not Local().queue(), "the end of the chain")
+    again = typed("launch")
+    assert again.returncode == 75 and f"clear --brake {rundir.root}, then launch again" in again.stderr
+    assert len(list(rundir.launches.iterdir())) == 1
+    (tmp_path / "mended").touch()
+    assert "Nothing was held. Go on:  ftsupervise launch" in typed("clear", "--brake").stdout
+    assert typed("launch").returncode == 0
+    until(lambda: ledger(rundir)[-1].cause == "exit 0", "the second chain")

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise.node import places
 from ftsupervise.warm import become
 from tests.story.warm_scene import Standby, script
 
@@ -110,6 +112,40 @@ def test_a_module_beside_the_program_goes_before_one_that_was_imported(
     assert f"{tmp_path}/json.py beside the program stands before a module of that name" in done.stderr
 
 
+def test_a_directory_is_a_program_whose_modules_go_first_and_an_archive_is_left_alone(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    script(app, "import json; print(json.__file__)", "__main__.py")
+    one = standby("app")
+    assert why_cold(one) == ""
+    script(app, "", "json.py")
+    done = one.run()
+    assert done.stdout.strip() == f"{app}/json.py" and "app/json.py beside the program" in done.stderr
+    with zipfile.ZipFile(tmp_path / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", "pass")
+    assert why_cold(standby("app.pyz")) == "the program is a zip archive"
+
+
+def test_what_an_import_does_to_the_environment_is_done_to_the_rank_too(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sets.py").write_text(
+        "import os\nos.environ.setdefault('KMP_X', 'by default')\nos.environ['GIVEN'] += ', changed'\ndel os.environ['GONE']"
+    )
+    told = script(tmp_path, "import sets, os; print(os.environ['KMP_X'], os.environ['GIVEN'], os.environ.get('GONE'))")
+    one = standby(told, modules=("sets",), PYTHONPATH=str(own), GIVEN="given", GONE="there")
+    done = one.run(env={**one.env, "RANK": "1"})
+    assert (done.stdout, done.stderr) == ("by default given, changed None\n", "")
+    assert why_cold(one, env={**one.env, "GIVEN": "given, changed"}) == "another environment: GIVEN"
+    (own / "sets.py").write_text("import os; os.environ['LOCAL_RANK'] = '0'")
+    told = script(tmp_path, "import sets")
+    assert why_cold(standby(told, modules=("sets",), PYTHONPATH=str(own))) == "what was imported changes LOCAL_RANK"
+
+
 def test_what_was_edited_or_installed_since_is_imported_anew(
     standby: Callable[..., Standby], tmp_path: Path, until: Until
 ) -> None:
@@ -130,11 +166,27 @@ def test_what_was_edited_or_installed_since_is_imported_anew(
     assert "site-packages has changed" in why_cold(two)
 
 
+def test_what_was_edited_where_it_is_installed_is_imported_anew(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    inside = tmp_path / "site-packages" / "mine"
+    inside.mkdir(parents=True)
+    (inside / "__init__.py").write_text("word = 'old'")
+    told = script(tmp_path, "import mine; print(mine.word)")
+    one = standby(told, modules=("mine",), PYTHONPATH=str(inside.parent))
+    assert one.run().stdout == "old\n"
+    (inside / "__init__.py").write_text("word = 'newer'")  # the folders' times stay as they are
+    done = one.run()
+    assert done.stdout == "newer\n"
+    assert "mine/__init__.py has changed since it was imported" in done.stderr
+
+
 LEAVES = {
     "thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "process": "import subprocess; child = subprocess.Popen(['sleep', '600'])",
     "socket": "import socket; s = socket.socket()",
     "device": "f = open('/dev/zero')",
+    "file": "f = open(__file__)",
 }
 
 
@@ -152,6 +204,22 @@ def test_a_module_that_leaves_something_a_fork_cannot_carry_is_not_imported(
     assert one.run().stdout == "harmless\n"
     skipped = next(fact["skipped"] for fact in one.facts() if "skipped" in fact)
     assert set(skipped) == {f"leaves_{name}" for name in LEAVES}
+
+
+def test_of_a_standby_that_gives_up_nothing_stays(
+    standby: Callable[..., Standby], tmp_path: Path, until: Until
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    names = tuple(f"leaves_{n}" for n in range(6))
+    for name in names:
+        (own / f"{name}.py").write_text(LEAVES["socket"])
+    one = standby(script(tmp_path, "pass"), modules=names, wait=False, PYTHONPATH=str(own))
+    assert one.process.wait(60) == 0
+    assert "leaves_5 opened or started descriptor" in one.facts()[-1]["no"]
+    assert why_cold(one).startswith("no standby here")
+    places.clear(str(one.place))
+    assert not one.place.exists()
 
 
 def test_a_python_that_would_not_stop_at_the_hook_is_never_given_the_program(
@@ -187,7 +255,7 @@ def test_half_a_message_and_nonsense_hold_nobody_up(
     for link in (half, nonsense, huge, silent):
         link.settimeout(30)
         try:
-            assert link.recv(100) == b""  # dropped at the bound
+            assert link.recv(100) in (b"", b"timed out\n")  # dropped at the bound
         except ConnectionResetError:
             pass
         link.close()
@@ -211,6 +279,51 @@ def test_a_thousand_descriptors_and_a_megabyte_of_environment_are_handed_over(
         for fd in many:
             os.close(fd)
     assert (warm.stdout, warm.stderr) == (cold.stdout, "")
+
+
+DYING = """
+import ctypes, os, signal, threading, time
+if os.environ["FTSUPERVISE_ATTEMPT"] == "1":
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    print("dying", os.getpid(), flush=True)
+    ctypes.CDLL(None).syscall(60, 0)  # exit(2) of the first thread alone, on x86-64: a zombie that still holds all it had
+print("begun", flush=True)
+time.sleep(3)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the call's number is of x86-64")
+def test_ranks_begin_when_an_older_one_is_gone_that_looked_dead_before_and_do_not_end_each_other(
+    standby: Callable[..., Standby], tmp_path: Path, until: Until
+) -> None:
+    one = standby(script(tmp_path, DYING))
+    given: dict[str, Any] = {"cwd": tmp_path, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    old = subprocess.Popen(one.proxy(), env={**one.env, "FTSUPERVISE_ATTEMPT": "1"}, **given)
+    assert old.stdout is not None
+    pid = int(old.stdout.readline().split()[1])
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "its first thread's end")
+    assert one.ranks() == [pid]
+    env = {**one.env, "FTSUPERVISE_ATTEMPT": "2"}
+    new = [subprocess.Popen(one.proxy(), env=env, stderr=subprocess.PIPE, **given) for _ in range(3)]
+    for each in new:
+        assert each.communicate(timeout=60) == ("begun\n", "")
+        assert each.returncode == 0
+    assert not Path(f"/proc/{pid}").exists()
+    assert old.wait(30) == -9
+
+
+def test_a_place_that_somebody_else_made_keeps_nobody_waiting(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    os.mkfifo(place / f"{os.uname().nodename}.coming")
+    words = [sys.executable, "-IS", become.__file__, str(place), "5", "--", "echo", "ran"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ran\n" and "no standby here" in done.stderr
+    place.chmod(0o777)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "ran\n" and f"{place} is somebody else's" in done.stderr
 
 
 def test_a_standby_that_does_not_answer_costs_a_bounded_time(standby: Callable[..., Standby], tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ import os, time, numpy
 from ftsupervise import Guard, imports
 attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
 time.sleep(1.1 if attempt == 1 else 0)
+if warm and os.path.exists("warm-fails"):
+    print("attempt", attempt, "pid", os.getpid(), "warm", flush=True)
+    raise SystemExit(5)
 guard = Guard(beat_every=0.05, poll=0.02)
 for step in range(1, 100_000):
     if step == 1:
@@ -153,6 +156,21 @@ def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Call
         one.fail(3)
         until(lambda: one.begun(4), "the fourth attempt")
         assert one.begun(4)[1] == "warm", one.said()  # type: ignore[index]
+
+
+def test_when_only_what_begins_warm_takes_no_step_a_cold_one_follows_and_in_the_end_all_are_cold(
+    ring: Callable[..., Ring], tmp_path: Path, until: Until
+) -> None:
+    pytest.importorskip("numpy")
+    (tmp_path / "warm-fails").touch()
+    one = ring("--back-off", "0", "--same-failure", "9")
+    until(one.ready, "the standby")
+    for attempt, how in ((1, "cold"), (2, "warm"), (3, "cold"), (4, "warm"), (5, "cold"), (6, "cold")):
+        assert until(lambda number=attempt: one.begun(number), f"attempt {attempt}")[1] == how, one.said()
+        one.fail(attempt)
+    until(lambda: one.begun(7), "the last")
+    assert "restarts will be cold: attempts that began warm took no step, and those that began cold did" in one.said()
+    assert not one.standby()
 
 
 def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callable[..., Ring], until: Until) -> None:

@@ -33,6 +33,8 @@ def test_pythons_own_start_is_found(text: str, python: int, flags: int) -> None:
         "bash train.sh", "torchrun train.py", "python", "python -", "python -I train.py", "python -uE train.py", "srun",
         "python -S train.py", "python -i train.py", "srun --multi-prog plan", "srun --export=NONE python train.py",
         "srun -D /tmp python train.py", "srun --chdir /tmp python x.py", "srun apptainer exec x.sif python train.py",
+        "srun --container-image=x.sqsh python train.py", "srun --no-container-entrypoint python x.py",
+        "srun --exp=NONE python train.py", "srun -n1 python a.py : -n8 python b.py",
         "python --version", "srun --pty python train.py", "env A=b python train.py", "python3-dbg x.py",
     ],
 )  # fmt: skip
