@@ -19,6 +19,7 @@ from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.job import reach
 from ftsupervise.rundir import ENV_ATTEMPT_DIR
 
+_TELL = 2.0  # seconds for what nobody waits for
 _ASK = 10.0  # seconds for one question
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
@@ -196,7 +197,7 @@ class Allocation:
 
     def tell_step(self, step: str) -> None:
         """SIGTERM for the tasks of one step, on all its nodes."""
-        self._ask("scancel", "--signal=TERM", step)
+        self._ask("scancel", "--signal=TERM", step, timeout=_TELL)
 
     def _where(self) -> dict[str, tuple[str, int]]:
         """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
@@ -211,9 +212,9 @@ class Allocation:
         found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
         return int(found[1]) if found else reach.DEFAULT_PORT
 
-    def _ask(self, *words: str) -> tuple[int | None, str]:
+    def _ask(self, *words: str, timeout: float = _ASK) -> tuple[int | None, str]:
         try:
-            done = bounded.run(list(words), timeout=_ASK, env=self._env)
+            done = bounded.run(list(words), timeout=timeout, env=self._env)
         except OSError:  # no Slurm commands here
             return None, ""
         return done.code, done.stdout

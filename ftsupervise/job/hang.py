@@ -41,6 +41,7 @@ _AGAIN = 3.0  # times the bound at the place of the last alarm
 _REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
 CLOSER = 0.2  # seconds between two looks when it may be a hang
 _LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
+_WORD = 1.5  # seconds between two words of a node that is well heard
 _TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
 
 
@@ -154,7 +155,7 @@ class Detector:
         self._late = 0.0  # seconds since the last progress in which we did not run
         self._looked: float | None = None
         self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
-        self._running: dict[int, float] = {}  # rank -> when it was last seen in another one
+        self._before: Sequence[Pulse] = ()  # all of them at the last look
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
 
@@ -164,9 +165,10 @@ class Detector:
         self._looked = now
         late = spacing - self.patience.period if spacing > 3 * self.patience.period else 0.0
         sight = _see(now, pulses)
-        if sight is None:
-            return Verdict(Health.FINE)
         self._late += late
+        if sight is None:
+            self._stopped, self._before = {}, ()
+            return Verdict(Health.FINE)
         self._follow(sight)
         self._note_who_is_stopped(sight.active)
         if self._stopped and not sight.unheard:
@@ -220,9 +222,14 @@ class Detector:
 
     def _note_who_is_stopped(self, active: Sequence[Pulse]) -> None:
         """Since the last word in which it was not: it was stopped after that, and what counts is the time without progress."""
-        since = {one.rank: self._stopped.get(one.rank, self._running.get(one.rank, one.seen)) for one in active}
-        self._stopped = {one.rank: since[one.rank] for one in active if one.state == "T"}
-        self._running = {one.rank: one.seen for one in active if one.state != "T"}
+        stopped = [one for one in active if one.state == "T"]
+        if stopped:
+            before = {one.rank: one.seen for one in self._before}
+            since = {one.rank: max(before.get(one.rank, one.seen), one.seen - _WORD) for one in stopped}
+            self._stopped = {rank: self._stopped.get(rank, at) for rank, at in since.items()}
+        else:
+            self._stopped = {}
+        self._before = active
 
     def _watch(self, active: Iterable[Pulse], window: float) -> None:
         """Who does something? Counted over windows of so many seconds."""

@@ -40,8 +40,7 @@ from ftsupervise.truth import Attempt
 __all__ = ["Options", "run"]
 
 _NOT_NOW = 75
-_OLDER = 600.0  # seconds for an older attempt to end
-_OLDER_LOOK = 5.0
+_OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 _AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
 
 
@@ -78,8 +77,8 @@ def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
     finally:
         if ring is not None:
             ring.agents.close()
-            ring.warm.stop()
             ring.owed.settle_at_last(options, ears, told=ring.told)
+            ring.warm.stop()
         keeper.stop()
         minder.stop()
 
@@ -236,9 +235,9 @@ class Ring:
         left = self.allocation.end_steps(self.others, self.options.rundir.attempts)
         self.others |= frozenset(left)
         self.crowded = self.crowded or bool(left)
-        words = f"steps that do not end: {', '.join(left)}" if left else ""
-        if words:
-            tell(mine.folder / "run.log", words)
+        if not left:
+            return ""
+        tell(mine.folder / "run.log", words := f"steps that do not end: {', '.join(left)}")
         return words
 
     def _look_for_lost_nodes(self, placement: Placement) -> dict[str, str]:

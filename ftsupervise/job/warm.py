@@ -175,6 +175,7 @@ class Warm:
     def _start(self, found: Command) -> None:
         self._tries += 1
         self._due = False
+        self._step = ""
         try:
             if self._place is None:
                 self._place, self._held = _make_place()
@@ -250,7 +251,8 @@ class Warm:
             self._say(f"no warm start on {node}: {facts['no']}")
         elif facts.get("ready"):
             self._ready[node] = int(str(facts["pid"]))
-            self._step = str(facts.get("step", ""))
+            if self._found is not None and self._found.srun:  # else it is the step that we ourselves run in
+                self._step = str(facts.get("step", ""))
             if len(self._ready) == self._nodes:
                 self._say("a standby is ready on all nodes: restarts are warm")
         elif facts.get("skipped"):
@@ -274,7 +276,9 @@ class Warm:
         """End it, bounded; what it served is over."""
         pid, self._pid = self._pid, None
         if pid is not None:
-            if self._step:  # srun itself would kill them, and what they have made on their nodes would stay there
+            if self._step and _lives(
+                pid
+            ):  # srun itself would kill them, and what they have made on their nodes would stay there
                 self._allocation.tell_step(self._step)
                 _wait_for(pid, _LEAVE_WITHIN)
             processes.send([pid], signal.SIGTERM)

@@ -23,7 +23,7 @@ from ftsupervise.node.wire import Gone, Message
 if TYPE_CHECKING:
     import subprocess
 
-_SILENT = 40  # datagrams without an answer after which other addresses are tried again
+_SILENT = 40  # beats without an answer after which other addresses are tried again
 _LOST = 300.0  # seconds without a word from the ring after which it is taken for gone
 _TRY_AGAIN = (
     0.01,
@@ -158,7 +158,7 @@ class Agent:
         self.pages = len(pulses)
         self.progress = max((max(one.stepped, one.beaten) for one in pulses), default=0.0)
         self._collect_deaths()
-        if self.talk.sent - self.talk.acked > _SILENT:
+        if now - self.talk.heard > _SILENT * self.orders.every:
             self._found_ring(None)  # perhaps it is reached by another address
         bodies = wire.pack_pulses(pulses, now)[:255]
         for part, body in enumerate(bodies):

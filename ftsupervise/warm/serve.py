@@ -92,9 +92,9 @@ class Serving:
                     self._on_signal(os.read(fd, 4096))
                 elif fd in self.callers:
                     self._on_caller(self.callers[fd], event)
-            self._look_around()
             if self._fork_for_those_who_wait():
                 return
+            self._look_around()
 
     # ------------------------------------------------------------------------------------------------------ beginning
 
@@ -256,7 +256,9 @@ class Serving:
     def _fork_for_those_who_wait(self) -> bool:
         """True in a child that is to go on as a rank."""
         for caller in [one for one in self.callers.values() if one.whole and not one.pid]:
-            if self._way_is_clear(caller) and caller.request is not None and self._fork(caller, caller.request):
+            if caller.attempt < self.newest:
+                self._refuse(caller, "a newer attempt has begun")
+            elif self._way_is_clear(caller) and caller.request is not None and self._fork(caller, caller.request):
                 return True
         return False
 

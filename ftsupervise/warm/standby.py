@@ -23,6 +23,7 @@ from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
+_LOOK_WITHIN = 1.0  # seconds
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
@@ -141,12 +142,16 @@ class Standby:
         os.execvp(words[0], words)
 
     def fresh(self, attempt: bytes) -> str:
-        """What has changed on disk since it was imported; "". Looked at once for all ranks of an attempt, b"": unknown."""
+        """What has changed on disk since it was imported; "". Looked at once for all ranks of an attempt (b"": unknown), for so
+        long as ranks can wait."""
         if attempt and attempt == self._looked:
             return ""
+        until = time.monotonic() + _LOOK_WITHIN
         for path, stamp in self.stamps.items():
             if _stamp(path) != stamp:
                 return path
+            if time.monotonic() > until:  # ranks wait for it
+                break
         self._looked = attempt
         return ""
 
@@ -212,7 +217,9 @@ def _stamps() -> dict[str, int]:
     never = (f"{os.path.dirname(os.__file__)}/", f"{Path(__file__).parents[1]}/")
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     read = {file for file in files if file and (file.startswith(installed) or not file.startswith(never))}
-    return {path: stamp for path in folders | read if (stamp := _stamp(path))}
+    return {
+        path: stamp for path in (*folders, *read) if (stamp := _stamp(path))
+    }  # the folders first: time may be short
 
 
 def _stamp(path: str) -> int:

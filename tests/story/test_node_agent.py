@@ -45,6 +45,25 @@ def test_every_ranks_newest_step_arrives_with_its_state_and_its_cpu(stage: Stage
     until(lambda: {one.rank: one.state for one in stage.pulses.newest()}[1] == "T", "the stopped rank")
 
 
+def test_while_its_ranks_stand_still_it_speaks_more_often_and_not_for_ever(stage: Stage, until: Until) -> None:
+    def words(seconds: float) -> float:
+        """So many a second."""
+        seen = set()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            seen |= {one.seen for one in stage.pulses.newest()}
+            time.sleep(0.005)
+        return len(seen) / seconds
+
+    stage.agent("--every", "0.25", "--closer", "0.05")
+    rank = stage.rank(0)
+    until(lambda: stage.step(0) > 20)
+    assert words(1.5) <= 6
+    rank.send_signal(signal.SIGSTOP)
+    until(lambda: words(0.5) >= 10, "more words")
+    until(lambda: words(1) <= 5, "as many as before, after a quarter of a minute", 60)
+
+
 def test_a_killed_rank_is_told_at_once(stage: Stage, until: Until) -> None:
     stage.agent()
     rank = stage.rank(5)

@@ -313,6 +313,35 @@ def test_ranks_begin_when_an_older_one_is_gone_that_looked_dead_before_and_do_no
     assert old.wait(30) == -9
 
 
+LATE = """
+import importlib.util, marshal, os, socket, sys
+spec = importlib.util.spec_from_file_location("become", sys.argv[1])
+become = importlib.util.module_from_spec(spec); spec.loader.exec_module(become)
+link = become.connect(sys.argv[2], os.uname().nodename, 0)
+payload = marshal.dumps({**become.myself(sys.argv[3:], [0, 1, 2]), "env": {**os.environb, b"FTSUPERVISE_ATTEMPT": b"1"}})
+link.sendall(become.PROTOCOL + len(payload).to_bytes(8, "little") + payload)
+print(link.recv(100), flush=True)
+sys.stdin.readline()
+fds = [os.open(".", os.O_RDONLY), 0, 1, 2]
+link.sendmsg([b"F"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds))])
+print(link.recv(100), flush=True)
+"""
+
+
+def test_a_rank_of_an_older_attempt_that_comes_late_ends_nobody(
+    standby: Callable[..., Standby], tmp_path: Path, until: Until
+) -> None:
+    one = standby(script(tmp_path, "import time; print('begun', flush=True); time.sleep(2)"))
+    words = [sys.executable, "-c", LATE, become.__file__, str(one.place), *one.words]
+    given: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "text": True}
+    late = subprocess.Popen(words, stdin=subprocess.PIPE, env=one.env, **given)
+    assert late.stdout is not None and late.stdout.readline() == "b'send'\n"
+    new = subprocess.Popen(one.proxy(), stdin=subprocess.DEVNULL, env={**one.env, "FTSUPERVISE_ATTEMPT": "2"}, **given)
+    assert new.stdout is not None and new.stdout.readline() == "begun\n"
+    assert late.communicate("go on\n", timeout=30)[0] == "b'a newer attempt has begun\\n'\n"
+    assert new.wait(30) == 0
+
+
 def test_a_place_that_somebody_else_made_keeps_nobody_waiting(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ftsupervise.job.hang import Detector, Health, Past, Patience, Verdict
+from ftsupervise.job.hang import CLOSER, Detector, Health, Past, Patience, Verdict
 from ftsupervise.truth import Pulse
 
 RANKS = 4
@@ -86,6 +86,28 @@ def test_a_stopped_rank_among_ranks_that_wait_is_named_within_ten_seconds() -> N
     assert alarm is not None
     assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], "stopped", True)
     assert alarm.waited <= 10
+
+
+@pytest.mark.parametrize("state", ["T", "S"])
+@pytest.mark.parametrize("first", [0.01, 0.3, 0.6, 0.99])
+def test_with_a_word_a_second_and_five_while_they_stand_still_it_is_found_when_its_time_has_come(
+    state: str, first: float
+) -> None:
+    """As agents and witness go about it: ``first`` seconds from the last step to the first word that follows."""
+    world = trained()
+    began, told = world.now, list(world.pulses)
+    look, word = began + 0.1, began + first
+    while True:
+        if word <= look:
+            how = state if word > began + 0.5 else "S"  # stopped half a second after its last step
+            told = [one._replace(seen=word, state=how if one.rank == 2 else "S") for one in told]
+            word += 0.2 if word - began > 4 else 1.0
+            continue
+        verdict = world.detector.look(look, told)
+        if verdict.health is Health.HUNG:
+            break
+        look += world.patience.period if verdict.health is Health.FINE else CLOSER
+    assert 9.0 <= look - began <= 9.5
 
 
 def test_a_rank_that_has_made_a_step_less_is_named_when_all_sleep() -> None:
