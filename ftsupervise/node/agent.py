@@ -291,6 +291,7 @@ class Agent:
         question = message.body.decode("utf-8", "replace")
         self.last_answer = (message.number, [])
         if question.startswith("kill ") and self.dying[0] != question:
+            self.eyes.look()  # one whose page is new may be dying already
             self.dying = (question, pack_dying(self.eyes.dying()))
         try:
             self.asked = Asked(question, self.orders.node, self.poll)

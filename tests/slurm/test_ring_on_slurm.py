@@ -77,8 +77,12 @@ _CLOSED = """
 import os, socket, time
 from ftsupervise import Guard
 again, rank = os.environ["FTSUPERVISE_RESTART"] != "0", os.environ["SLURM_PROCID"]
+place = os.path.dirname(os.environ["FTSUPERVISE_PAGES"])
 with Guard() as guard:
     guard.step(1)
+    while not again and sum(name.startswith("bell-") for name in os.listdir(place)) < 2:
+        time.sleep(0.05)
+    time.sleep(0.6)  # the agents of both nodes are there, and look for new pages four times a second
     peer = socket.socket(socket.AF_UNIX)
     if again:
         pass
