@@ -43,6 +43,8 @@ _SIGNALS = {
     "Illegal instruction": "killed by SIGILL",
     "Out Of Memory": "out of memory",
 }
+_EXIT = re.compile(r" exit \d+$")
+_CRASHES = ("Segmentation fault", "Bus error", "Floating point exception", "Illegal instruction")
 _READ = 256_000  # bytes looked at: the messages stand near the end
 
 
@@ -65,16 +67,24 @@ def first_death(output: str) -> str:
         return f"rank {worker['rank']} on {worker['host']} {how}"
     deaths = [_words(match) for match in _TASK.finditer(output)]
     # the first that was not just ended along with the others
-    return next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
+    first = next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
+    return (_crash(output) or first) if _EXIT.search(first) else first
 
 
 def words_of(death: Death, output: str) -> str:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed."""
     if death.failed and death.code is not None and death.code > 0:
-        return death.words()
+        return _crash(output) or death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
+
+
+def _crash(output: str) -> str:
+    """A rank that no signal of anybody's has ended: those that lose their connection to it leave with a code of their own, and
+    may be told of before it. "" if there is none. (An abort is no such sign: NCCL's watchdog aborts the victims.)"""
+    found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES)
+    return next((_words(match)[0] for match in found), "")
 
 
 def _words(match: re.Match[str]) -> tuple[str, bool]:

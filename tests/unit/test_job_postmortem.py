@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.job.postmortem import first_death
+from ftsupervise.job.postmortem import first_death, words_of
+from ftsupervise.job.pulse import Death
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,21 @@ from ftsupervise.job.postmortem import first_death
         ),
         (["srun: error: node-0: tasks 0-7: Exited with exit code 3"], "ranks 0-7 on node-0 exit 3"),
         (["srun: error: node-1: task 5: Segmentation fault (core dumped)"], "rank 5 on node-1 killed by SIGSEGV"),
+        (
+            [
+                "srun: error: node-0: task 0: Exited with exit code 1",
+                "srun: error: node-1: task 5: Bus error (core dumped)",
+            ],
+            "rank 5 on node-1 killed by SIGBUS",
+        ),
+        (
+            ["srun: error: node-0: task 0: Exited with exit code 1", "srun: error: node-1: task 5: Aborted"],
+            "rank 0 on node-0 exit 1",
+        ),
+        (
+            ["srun: error: node-0: task 0: Out Of Memory", "srun: error: node-1: task 5: Segmentation fault"],
+            "rank 0 on node-0 out of memory",
+        ),
         (["srun: error: node-1: task 1: Out Of Memory"], "rank 1 on node-1 out of memory"),
         (
             ["slurmstepd: error: Detected 1 oom-kill event(s) in StepId=2.0. Some of your"],
@@ -43,3 +59,10 @@ from ftsupervise.job.postmortem import first_death
 )
 def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], cause: str) -> None:
     assert first_death("\n".join(["step 1 loss 2.3", *lines, "ftsupervise: end"])) == cause
+
+
+def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
+    told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
+    said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
+    assert words_of(told, said) == "rank 5 on node-1 killed by SIGSEGV"
+    assert words_of(told, said.partition("\n")[2]) == "rank 0 on node-0 exit 1"
