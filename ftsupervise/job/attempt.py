@@ -172,8 +172,7 @@ class Running:
             return
         death = self._told_death() or (self.output.next_death() if self.listens else "")
         if death:
-            self.died_at = time.monotonic()
-            self.listens = False
+            self.died_at, self.listens = time.monotonic(), False
             since = self.death.at if self.death is not None else self.died_at
             self.kill_at = max(self.died_at, since + _VICTIMS)
             self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
@@ -338,7 +337,9 @@ class Running:
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
         if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
-            death = postmortem.words_of(self.agents.culprit(self.death) if self.agents else self.death, output)
+            agents = self.agents
+            one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
+            death = postmortem.words_of(one, output, failed)
         words = cause(
             code,
             finished=_exists(rundir.finished),
@@ -372,9 +373,8 @@ class Running:
     def _reached(self) -> Reached:
         """As the beats tell; of the last step the pages know more, they are looked at more often."""
         seen = reached(self.options.rundir, self.mine.number)
-        told = (
-            [one.step for one in self.agents.pulses.newest() if one.step is not None] if self.agents is not None else []
-        )
+        pulses = self.agents.pulses.newest() if self.agents is not None else []
+        told = [one.step for one in pulses if one.step is not None]
         return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
 
     def say(self, text: str) -> None:

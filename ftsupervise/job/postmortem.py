@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from ftsupervise.job.cause import NO_STEP, signal_name
@@ -71,11 +72,13 @@ def first_death(output: str) -> str:
     return (_crash(output) or first) if _EXIT.search(first) else first
 
 
-def words_of(death: Death, output: str) -> str:
+def words_of(death: Death, output: str, failed: Collection[int] = ()) -> str:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
-    the rank itself has said goes first: we did not wait for its process, srun may have seen it killed."""
+    the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
+    that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
+    """
     if death.failed and death.code is not None and death.code > 0:
-        return _crash(output) or death.words()
+        return _crash(output) or _left_first(output, {*failed, death.rank}) or death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
 
@@ -85,6 +88,14 @@ def _crash(output: str) -> str:
     may be told of before it. "" if there is none. (An abort is no such sign: NCCL's watchdog aborts the victims.)"""
     found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES)
     return next((_words(match)[0] for match in found), "")
+
+
+def _left_first(output: str, failed: Collection[int]) -> str:
+    """The first rank that left by itself, with a code; "" if it is one of ``failed``."""
+    first = next((match for match in _TASK.finditer(output) if match["how"] not in ("Killed", "Terminated")), None)
+    if first is None or not first["code"] or not first["tasks"].isdigit() or int(first["tasks"]) in failed:
+        return ""
+    return _words(first)[0]
 
 
 def _words(match: re.Match[str]) -> tuple[str, bool]:

@@ -130,6 +130,11 @@ class Pulses:
             news.append(self._news.popleft())
         return news
 
+    @property
+    def failed(self) -> frozenset[int]:
+        """The ranks that have told of a failure of their own."""
+        return frozenset(one.rank for one in list(self._dead.values()) if one.failed)
+
     def silent(self, nodes: Iterable[str], seconds: float) -> list[str]:
         """Those of ``nodes`` whose agent has not been heard for ``seconds``, or never."""
         since = monotonic() - seconds

@@ -66,3 +66,12 @@ def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
     assert words_of(told, said) == "rank 5 on node-1 killed by SIGSEGV"
     assert words_of(told, said.partition("\n")[2]) == "rank 0 on node-0 exit 1"
+
+
+def test_a_rank_that_left_without_a_word_is_named_before_one_that_has_raised_for_it() -> None:
+    told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
+    said = "srun: error: node-0: task 0: Killed\nsrun: error: node-1: task 5: Exited with exit code 7\n"
+    assert words_of(told, said) == "rank 5 on node-1 exit 7"
+    assert words_of(told, said, frozenset({5})) == "rank 0 on node-0 exit 1", "it raised too, and later"
+    own = "srun: error: node-0: task 0: Exited with exit code 1\n"
+    assert words_of(told, own + said) == "rank 0 on node-0 exit 1"
