@@ -47,7 +47,7 @@ class HangSettings(Strict):
     """When a command that stands still is ended and started again."""
 
     at_least: Annotated[Duration, Positive] = timedelta(seconds=10)
-    """Standing still for less is never a hang."""
+    """Standing still for less is never a hang; half of it is enough where a rank stays stopped (SIGSTOP)."""
     factor: Annotated[float, Field(ge=1, le=1000)] = 3.0
     """So many times the longest pause seen so far in that phase is a hang."""
     start: Annotated[Duration, Positive] = timedelta(minutes=30)

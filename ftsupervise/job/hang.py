@@ -4,7 +4,7 @@
     bound      max(floor, factor x the largest gap between two signs of progress seen in this phase), over all attempts
                of the job. Twice that while fewer than 100 gaps are known (30 visits), a generous default below 10.
     confirmed  the same ranks were looked at again and again before the bound. One that is
-                 stopped (T) all that time: sure, at max(floor, factor x the largest gap), known or not
+                 stopped (T) all that time: sure, at max(floor / 2, factor x the largest gap), known or not
                  gone while the others live, or traced (t): sure, at the bound
                  asleep (S or D), without CPU for 0.4 of the bound: at the bound
                  using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
@@ -38,6 +38,7 @@ _HEARD = 10.0  # seconds without a word after which a rank counts as not heard o
 _IDLE = 0.05  # share of a core below which a process does nothing
 JITTER = 0.05  # seconds by which the times of another node may move without meaning
 _AGAIN = 3.0  # times the bound at the place of the last alarm
+_STOPPED = 0.5  # of the floor: a stopped rank goes on only when somebody tells it to
 _REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
 CLOSER = 0.2  # seconds between two looks when it may be a hang
 _LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
@@ -251,7 +252,7 @@ class Detector:
     def _judge_stopped(self, sight: _Sight) -> Verdict:
         """A stopped rank gets nowhere, whatever the phase; who stopped it may let it go on in a moment."""
         gaps = self.past.phases.get(self._phase, Gaps())
-        bound = max(self.patience.floor, self.patience.factor * gaps.largest)
+        bound = max(_STOPPED * self.patience.floor, self.patience.factor * gaps.largest)
         stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
         odd = tuple(one for one in sight.active if one.rank in self._stopped)
         verdict = Verdict(

@@ -39,7 +39,7 @@ _TRY_AGAIN = (
 _REFUSED = 4  # times that the ring's host says that nobody listens there any more
 _LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
-_STILL, _LONG = 4, 60  # beats
+_STILL, _LONG = 3, 60  # beats
 _NEW = 0.25  # seconds between two looks as long as pages appear
 
 
