@@ -10,7 +10,9 @@ import os
 import pickle
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise import blame, bounded
 
@@ -26,6 +28,20 @@ _CHILD = (
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PATIENCE = 5.0  # seconds for a directory that is shared with others
+
+
+class Judged(NamedTuple):
+    """What to think of each node, what that rests on, and whether that was all there is."""
+
+    nodes: tuple[blame.Node, ...]
+    known: blame.Known
+    whole: bool
+
+
+def judge(places: Sequence[Path], settings: blame.Settings, now: datetime) -> Judged:
+    """Read what is known in ``places``, the run's own first, and judge every node by it."""
+    known, whole = read(places)
+    return Judged(blame.judge(known, settings, now), known, whole)
 
 
 def read(places: Sequence[Path], patience: float = _PATIENCE) -> tuple[blame.Known, bool]:

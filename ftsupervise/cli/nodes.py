@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ftsupervise import blame
     from ftsupervise.job.exclude import Applied
     from ftsupervise.rundir import RunDir
+    from ftsupervise.shared import Judged
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,24 +60,17 @@ def _edit(command: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
     """Every node with a past or a mark, those that are avoided first (the default)."""
-    from ftsupervise import blame, shared
-
     rundir = _find(run)
-    settings, places = _settings(rundir)
-    now = datetime.now(timezone.utc)
-    known, _ = shared.read(places)
-    judged = blame.judge(known, settings, now)
+    judged = _judged(rundir, quiet=as_json)
     if as_json:
-        click.echo(_json(rundir, settings, judged, known))
+        click.echo(_json(rundir, _settings(rundir)[0], judged))
         return
-    for problem in known.problems:
-        click.echo(f"ftsupervise: {problem}", err=True)
-    if not judged:
+    if not judged.nodes:
         click.echo(f"{rundir.root.name}: no node has a past that counts")
         return
-    width = max(len(node.name) for node in judged)
-    for node in judged:
-        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, now)}")
+    width = max(len(node.name) for node in judged.nodes)
+    for node in judged.nodes:
+        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, datetime.now(timezone.utc))}")
 
 
 @nodes.command()
@@ -113,9 +107,9 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
     click.echo(f"The past of {names} does not count any more for {rundir.root.name}.")
-    known = _judged(rundir)
-    _say_what_is_left(known[0], names)
-    _apply_after_an_edit(rundir, no_apply, known)
+    judged = _judged(rundir)
+    _say_what_is_left(judged.nodes, names)
+    _apply_after_an_edit(rundir, no_apply, judged)
 
 
 @nodes.command()
@@ -125,9 +119,7 @@ def apply(run: str | None) -> None:
     from ftsupervise.errors import SchedulerUnavailable
 
     rundir = _find(run)
-    done = _apply(rundir, *_judged(rundir))
-    for sentence in (*done.changed, *done.left_in):
-        click.echo(sentence)
+    done = _apply(rundir, _judged(rundir))
     if done.problem:
         raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
     if not done.changed:
@@ -230,34 +222,32 @@ def _say_what_is_left(judged: tuple[blame.Node, ...], names: str) -> None:
             click.echo(f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name}")
 
 
-def _judged(rundir: RunDir) -> tuple[tuple[blame.Node, ...], bool]:
-    """The nodes with what is known of them, and whether that is all there is."""
-    from ftsupervise import blame, shared
+def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
+    """The nodes with what is known of them; what could not be read is told, unless ``quiet``."""
+    from ftsupervise import shared
 
     settings, places = _settings(rundir)
-    known, whole = shared.read(places)
-    for problem in known.problems:
+    judged = shared.judge(places, settings, datetime.now(timezone.utc))
+    for problem in () if quiet else judged.known.problems:
         click.echo(f"ftsupervise: {problem}", err=True)
-    return blame.judge(known, settings, datetime.now(timezone.utc)), whole
+    return judged
 
 
-def _apply(rundir: RunDir, judged: tuple[blame.Node, ...], whole: bool) -> Applied:
-    from ftsupervise.job.exclude import Applied, apply
+def _apply(rundir: RunDir, judged: Judged) -> Applied:
+    """Tell Slurm, and the person what that has changed."""
+    from ftsupervise.job.exclude import bring_up_to_date
 
-    if not whole:  # what could not be read may keep the jobs away from a node: as it is
-        return Applied(problem="not all that is known of the nodes could be read")
-    return apply(rundir, os.environ, judged)
+    done = bring_up_to_date(rundir, os.environ, judged)
+    for sentence in (*done.changed, *done.left_in):
+        click.echo(sentence)
+    return done
 
 
-def _apply_after_an_edit(
-    rundir: RunDir, not_now: bool, known: tuple[tuple[blame.Node, ...], bool] | None = None
-) -> None:
+def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judged | None = None) -> None:
     """The mark stands, whatever Slurm says now."""
     if not_now:
         return
-    done = _apply(rundir, *(known or _judged(rundir)))
-    for sentence in (*done.changed, *done.left_in):
-        click.echo(sentence)
+    done = _apply(rundir, judged or _judged(rundir))
     if done.problem:
         click.echo(
             f"note: the jobs that wait do not know yet: {done.problem}; later: ftsupervise nodes apply", err=True
@@ -283,7 +273,7 @@ def _past(node: blame.Node, now: datetime) -> str:
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _json(rundir: RunDir, settings: blame.Settings, judged: tuple[blame.Node, ...], known: blame.Known) -> str:
+def _json(rundir: RunDir, settings: blame.Settings, judged: Judged) -> str:
     import json
 
     def plain(value: Any) -> Any:
@@ -297,8 +287,8 @@ def _json(rundir: RunDir, settings: blame.Settings, judged: tuple[blame.Node, ..
         "schema_version": 1,
         "run": rundir.root.name,
         "settings": plain(settings),
-        "nodes": [{**plain(node), "avoided": node.avoided} for node in judged],
-        "problems": list(known.problems),
+        "nodes": [{**plain(node), "avoided": node.avoided} for node in judged.nodes],
+        "problems": list(judged.known.problems),
     }
     return json.dumps(record, ensure_ascii=False, indent=1)
 

@@ -25,12 +25,9 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     if not blame.any_applied(rundir.nodes):
         return ()
     from ftsupervise import shared
-    from ftsupervise.job.exclude import apply
-    from ftsupervise.launch.avoid import settings
+    from ftsupervise.job.exclude import bring_up_to_date
+    from ftsupervise.launch.avoid import places_of, settings
     from ftsupervise.scheduler.slurm import clean_environment
 
-    known, whole = shared.read([rundir.nodes, *([run.nodes.directory] if run.nodes.directory is not None else [])])
-    if not whole:  # what is known there may keep the jobs away: as it is
-        return ()
-    judged = blame.judge(known, settings(run), now)
-    return apply(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed
+    judged = shared.judge(places_of(run), settings(run), now)
+    return bring_up_to_date(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed

@@ -14,6 +14,7 @@ from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.records import launches, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
+from ftsupervise.shared import Judged
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
 
@@ -29,6 +30,13 @@ class Applied(NamedTuple):
     def avoid(self, node: str) -> bool:
         """Will every member that waits keep away from it? False when none waits."""
         return bool(self.jobs) and not self.problem and all(node in nodes for nodes in self.jobs.values())
+
+
+def bring_up_to_date(rundir: RunDir, env: Mapping[str, str], judged: Judged, comment: str = "") -> Applied:
+    """``apply`` for who has only read. What could not be read may keep the jobs away from a node: then all stays as it is."""
+    if not judged.whole:
+        return Applied(problem="not all that is known of the nodes could be read")
+    return apply(rundir, env, judged.nodes, comment)
 
 
 def apply(rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "") -> Applied:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise import blame, shared
@@ -25,15 +26,19 @@ def settings(run: Run) -> blame.Settings:
     )
 
 
+def places_of(run: Run) -> list[Path]:
+    """Where it lies what is known of nodes: the run's own place first."""
+    assert run.run_dir is not None
+    return [place for place in (RunDir(run.run_dir).nodes, run.nodes.directory) if place is not None]
+
+
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[blame.Node, ...], tuple[str, ...]]:
     """The nodes to keep away from, a person's own first, then the worst; what could not be read. Reads files only, asks
     nobody."""
-    assert run.run_dir is not None
-    places = [place for place in (RunDir(run.run_dir).nodes, run.nodes.directory) if place is not None]
-    known, _ = shared.read(places)
-    judged = blame.judge(known, settings(run), now)
-    avoided = sorted((node for node in judged if node.avoided), key=lambda node: node.state != "by hand")
-    return tuple(avoided), known.problems
+    places = places_of(run)
+    judged = shared.judge(places, settings(run), now)
+    avoided = sorted((node for node in judged.nodes if node.avoided), key=lambda node: node.state != "by hand")
+    return tuple(avoided), judged.known.problems
 
 
 def that_fit(
