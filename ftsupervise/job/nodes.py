@@ -202,6 +202,13 @@ class Nodes:
             )
         self._told = wanted
 
+    def let_go(self, log: Path | None) -> None:
+        """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
+        self._owed = self._owed or blame.any_applied(self.options.rundir.nodes)
+        if self._owed and self.options.rundir.finished.exists():
+            self.judged = ()
+            self.tell_the_chain(log)
+
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _trouble(self, mine: ledger.Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> blame.Trouble:

@@ -141,6 +141,8 @@ class Ring:
             self._write_down(mine, ended, verdict)
             if verdict.move is Move.STOP:
                 self._brake(mine, ended, verdict)
+            if ended.failure is None:
+                self.nodes.let_go(mine.folder / "run.log")
             if verdict.move is not Move.RESTART or not self._wait(verdict.delay, mine):
                 return code
             self.restarts += 1

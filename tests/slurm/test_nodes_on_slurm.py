@@ -123,6 +123,20 @@ def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., H
     assert "used; one trouble" in one.type("nodes")
 
 
+def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callable[..., Here], until: Until) -> None:
+    """Of three nodes one is avoided and another one drained, and two are needed: the rest of the chain could never leave."""
+    one = here(nodes=3)
+    one.settings(BAD + MARK, jobs=4)
+    job = one.launch()
+    until(lambda: "up on node-2" in one.log(), "the second member")
+    until(lambda: one.waiting() == {f"{job}_[3-4%1]": "node-1"}, "those who wait")
+    one.sandbox.run(["scontrol", "update", "NodeName=node-2", "State=DRAIN", "Reason=test"])
+    (one.folder / "go").touch()
+    until(one.rundir.finished.exists, "the end of the run")
+    until(one.over, "the end of the queue")
+    assert len(ledger(one.rundir)) == 3
+
+
 def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Callable[..., Here], until: Until) -> None:
     one = here(nodes=3)
     one.settings(
