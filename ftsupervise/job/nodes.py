@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -155,7 +155,10 @@ class Nodes:
         """Write down whom this failure speaks against, and judge anew."""
         log = mine.folder / "run.log"
         self.gone |= frozenset(blamed(output))
-        found = [self._trouble(mine, ended, *one) for one in against(ended, lost, output)]
+        found = [
+            self._trouble(mine, ended, known_as(node, self.names), *more)
+            for node, *more in against(ended, lost, output)
+        ]
         known = self._note(found, log)
         for one in found:
             nodes = blame.follows(known.troubles, one)
@@ -240,6 +243,12 @@ def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str,
         return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
     kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)
     return [(where["node"], kind, where["rank"], ended.words)] if kind else []
+
+
+def known_as(host: str, nodes: Collection[str]) -> str:
+    """Slurm's name of the node where a program has told its host's whole one: gpu-1 for gpu-1.example.org. Pure."""
+    short = host.partition(".")[0]
+    return short if host not in nodes and short in nodes else host
 
 
 def _of_signal(words: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
 from collections.abc import Collection
 from pathlib import Path
@@ -30,7 +31,8 @@ _DUE_TO = re.compile(
 )
 # torchrun's agent exits with 1 whatever happened; this block says what did
 _TORCHRUN = re.compile(
-    r"Root Cause \(first observed failure\):.{0,400}?\bhost\s*: (?P<host>\S+).{0,400}?\brank\s*: (?P<rank>\d+)"
+    r"Root Cause \(first observed failure\):.{0,100}?\btime\s*: (?P<time>\S+).{0,400}?\bhost\s*: (?P<host>\S+)"
+    r".{0,400}?\brank\s*: (?P<rank>\d+)"
     r".{0,400}?\bexitcode\s*: (?P<code>-?\d+)",
     re.S,
 )
@@ -62,7 +64,8 @@ def first_death(output: str) -> str:
         return f"{NO_STEP} ({refused['why'].strip()})"
     if _OOM.search(output):
         return "out of memory (the kernel or Slurm killed a process)"
-    if worker := _TORCHRUN.search(output):
+    if workers := list(_TORCHRUN.finditer(output)):  # one of each node's agent: the earliest that was not told to leave
+        worker = min(workers, key=lambda one: (int(one["code"]) == -signal.SIGTERM, one["time"]))
         code = int(worker["code"])
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
         return f"rank {worker['rank']} on {worker['host']} {how}"

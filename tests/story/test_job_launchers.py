@@ -64,6 +64,14 @@ def test_the_block_at_torchruns_end_says_which_rank_died_and_how() -> None:
     assert first_death(BLOCK.replace("-9", "7 ")) == "rank 1 on node-3 exit 7"
 
 
+def test_of_several_agents_the_one_whose_rank_died_first_is_believed() -> None:
+    """Each node's tells of its own; a rank that it ended itself, with SIGTERM, is none."""
+    victim = BLOCK.replace("node-3", "node-4").replace("rank      : 1", "rank      : 3").replace("-9", "1 ")
+    late, told = victim.replace("17:50", "17:51"), victim.replace("17:50", "17:49").replace("1  (pid", "-15 (pid")
+    assert "-15 (pid" in told
+    assert first_death(late + BLOCK + told) == "rank 1 on node-3 killed by SIGKILL"
+
+
 def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(tmp_path: Path) -> None:
     assert run(tmp_path, sys.executable, "-c", AGENT).wait(60) == 1
     assert attempt(tmp_path).failure == "exit 1 (ValueError)"

@@ -14,7 +14,7 @@ from ftsupervise.blame import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Tr
 from ftsupervise.job import health
 from ftsupervise.job.attempt import End
 from ftsupervise.job.cause import Failure, Kind
-from ftsupervise.job.nodes import against
+from ftsupervise.job.nodes import against, known_as
 from ftsupervise.ledger import Reached
 from ftsupervise.scheduler.exclusions import Room, fitting
 
@@ -178,6 +178,12 @@ LAUNCH = "srun: error: Task launch for StepId=2.0 failed on node node-3: Communi
 )  # fmt: skip
 def test_whom_a_failure_speaks_against(end: End, output: str, blames: tuple[str, str, str] | None) -> None:
     assert [one[:3] for one in against(end, {}, output)] == ([blames] if blames else [])
+
+
+def test_a_host_that_torchrun_names_with_its_domain_is_slurms_node() -> None:
+    nodes = ("gpu-1", "gpu-2.lab")
+    names = ["gpu-1.example.org", "gpu-2.lab", "gpu-3.example.org", "gpu-1"]
+    assert [known_as(name, nodes) for name in names] == ["gpu-1", "gpu-2.lab", "gpu-3.example.org", "gpu-1"]
 
 
 def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> None:
