@@ -1,7 +1,8 @@
 """The brake: a mark in the run directory that says the chain is stopped, why, and how to go on.
 
     RUN/marks/brake           there: no member starts. JSON: what failed, how often, at which step, since when
-    RUN/marks/brake-released  which attempt was the last one when a person released it: failures before it do not count
+    RUN/marks/brake-released  which attempt was the last one when a person released it: failures before it do not count;
+                              and the jobs that are still to be let go
 
 Light (standard library): the gate, ``status`` and the watch read it.
 """
@@ -65,16 +66,36 @@ def write_brake(rundir: RunDir, brake: Brake, desk: Path | None = None) -> None:
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
-    """Take the brake off; failures so far do not count any more. The brake that was on, None if none was. Raises OSError."""
+    """Take the brake off; failures so far do not count any more. The brake that was on, None if none was. Raises OSError.
+
+    The jobs that it held stand in ``still_held`` until they have been let go, however often that takes.
+    """
     found = read_brake(rundir)
-    last = max(numbers(rundir), default=0)
-    write_json(rundir.marks / RELEASED, {"attempt": last, "who": who, "at": now.isoformat()})
+    held = list(dict.fromkeys([*still_held(rundir), *(found.held if found is not None else ())]))
+    if found is not None:
+        last = max(numbers(rundir), default=0)
+        write_json(rundir.marks / RELEASED, {"attempt": last, "who": who, "at": now.isoformat(), "held": held})
     try:
         os.unlink(rundir.marks / BRAKE)
     except FileNotFoundError:
         return None
     sync_directory(rundir.marks)
     return found
+
+
+def still_held(rundir: RunDir) -> tuple[str, ...]:
+    """Jobs on hold because of a brake that has been taken off. Raises OSError."""
+    try:
+        held = (read_json(rundir.marks / RELEASED, limit=64_000) or {}).get("held")
+    except ValueError:
+        return ()
+    return tuple(str(job) for job in held) if isinstance(held, list) else ()
+
+
+def let_go(rundir: RunDir, job: str) -> None:
+    """It may start again: it is held no longer. Raises OSError."""
+    raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
+    write_json(rundir.marks / RELEASED, {**raw, "held": [one for one in still_held(rundir) if one != job]})
 
 
 def counts_from(rundir: RunDir) -> int:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from ftsupervise.job.warm import Wanted
+
+
+class _Number(click.FloatRange):
+    """One that is a number: not nan, which is in every range, nor inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return found
 
 
 def _share_or_off(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
@@ -36,11 +47,11 @@ def _seconds_or_off(_ctx: click.Context, _param: click.Parameter, value: str | N
     if value in (None, "off"):
         return value
     try:
-        if 0 < float(value) <= 86400:
+        if 0 < float(value) < float("inf"):
             return value
     except ValueError:
         pass
-    raise click.BadParameter(f'"{value}" is not a number of seconds, nor "off"')
+    raise click.BadParameter(f'"{value}" is not a number of seconds above 0, nor "off"')
 
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
@@ -68,7 +79,14 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     show_default=True,
     help="Pass the warning signal on? auto: only to processes that handle it. A file tells the guards in any case.",
 )
-@click.option("--grace", type=click.FloatRange(min=0), default=25.0, show_default=True, metavar="S")
+@click.option(
+    "--grace",
+    type=_Number(min=0),
+    default=25.0,
+    show_default=True,
+    metavar="S",
+    help="When the job is told to end, the command gets so long before it is killed.",
+)
 @click.option(
     "--in-place", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Restarts in this job."
 )
@@ -83,7 +101,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.option("--budget", multiple=True, callback=_budgets, metavar="KIND=N", help="Another number for one kind.")
 @click.option(
     "--back-off",
-    type=click.FloatRange(min=0),
+    type=_Number(min=0),
     default=2.0,
     show_default=True,
     metavar="S",
@@ -91,7 +109,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--space-wait",
-    type=click.FloatRange(min=0),
+    type=_Number(min=0),
     default=600.0,
     show_default=True,
     metavar="S",
@@ -99,7 +117,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--stop-within",
-    type=click.FloatRange(min=0),
+    type=_Number(min=0),
     default=600.0,
     show_default=True,
     metavar="S",
@@ -107,10 +125,10 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option("--nodes-dir", metavar="DIR", help="Troubles of nodes, shared with other runs; besides this run's own.")
 @click.option(
-    "--nodes-half-life", type=click.FloatRange(min=1), metavar="S", help="After so long a trouble counts half."
+    "--nodes-half-life", type=_Number(min=0, min_open=True), metavar="S", help="After so long a trouble counts half."
 )
 @click.option(
-    "--nodes-exclude-at", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Score of a bad node."
+    "--nodes-exclude-at", type=_Number(min=0, min_open=True), metavar="X", help="Score of a bad node."
 )
 @click.option(
     "--nodes-at-most", type=click.IntRange(min=0), metavar="N", help="Avoid no more; default: the spare margin."
@@ -118,7 +136,14 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.option(
     "--health", metavar="COMMAND", default="", help="Shell command that says how a node is: exit 0, 1, 2 or 3."
 )
-@click.option("--health-timeout", type=click.FloatRange(min=0.1), default=30.0, show_default=True, metavar="S")
+@click.option(
+    "--health-timeout",
+    type=_Number(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="It may take so long on a node.",
+)
 @click.option(
     "--health-when",
     type=click.Choice(["start", "failure"]),
@@ -145,7 +170,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--hang-factor",
-    type=click.FloatRange(min=1),
+    type=_Number(min=1),
     default=3.0,
     show_default=True,
     metavar="X",
@@ -153,7 +178,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--hang-start",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Number(min=0, min_open=True),
     default=1800.0,
     show_default=True,
     metavar="S",
@@ -161,22 +186,22 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 )
 @click.option(
     "--hang-unknown",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Number(min=0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="S",
     help="A phase that was not seen often enough may take so long.",
 )
 @click.option(
-    "--guard-poll", type=click.FloatRange(min=0), metavar="S", help="Seconds between two looks at the switches."
+    "--guard-poll", type=_Number(min=0), metavar="S", help="Seconds between two looks at the switches."
 )
 @click.option(
     "--guard-memory", callback=_share_or_off, metavar="X", help='Memory share (0-1) at which to leave, or "off".'
 )
 @click.option(
-    "--guard-stop-before", type=click.FloatRange(min=0), metavar="S", help="Leave this long before the limit."
+    "--guard-stop-before", type=_Number(min=0), metavar="S", help="Leave this long before the limit."
 )
-@click.option("--guard-run-for", type=click.FloatRange(min=0), metavar="S", help="Leave after so long.")
+@click.option("--guard-run-for", type=_Number(min=0), metavar="S", help="Leave after so long.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     run_dir: str | None,

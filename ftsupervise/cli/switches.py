@@ -94,22 +94,24 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
 def _release(rundir: RunDir, name: str) -> None:
     from datetime import datetime, timezone
 
-    from ftsupervise.brake import release_brake
-    from ftsupervise.errors import from_os_error
+    from ftsupervise.brake import let_go, release_brake, still_held
+    from ftsupervise.errors import SchedulerUnavailable, from_os_error
     from ftsupervise.scheduler import open_scheduler
 
     try:
         was = release_brake(rundir, who=_me(), now=datetime.now(timezone.utc))
+        held = still_held(rundir)
+        click.echo(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
+        for job in held:
+            open_scheduler("local" if job.startswith("local-") else "slurm").release(job)
+            let_go(rundir, job)
+            click.echo(f"Job {job} may start again.")
     except OSError as error:
         raise from_os_error(error, f"take the brake of {name} off") from None
-    if was is None:
-        click.echo(f"The brake of {name} was not on.")
-        return
-    click.echo(f"The brake of {name} is off: {was.words()}")
-    for job in was.held:
-        open_scheduler("local" if job.startswith("local-") else "slurm").release(job)
-        click.echo(f"Job {job} may start again.")
-    if not was.held:
+    except SchedulerUnavailable as error:
+        again = f"the same command again lets them go:  ftsupervise clear --brake {_quote(rundir)}"
+        raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
+    if was is not None and not held:
         click.echo(f"Nothing was held. Go on:  ftsupervise launch   (run directory {_quote(rundir)})")
 
 

@@ -20,7 +20,7 @@ class Health(Strict):
     end while it ends on other nodes, the node is not used either."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=30)
     """How long it may take on a node. All are asked at the same time."""
-    when: tuple[Literal["start", "failure"], ...] = ("start", "failure")
+    when: Annotated[tuple[Literal["start", "failure"], ...], Field(min_length=1)] = ("start", "failure")
     """start: before the first start of each job; failure: after each failure, before the next start."""
 
     @field_validator("command")

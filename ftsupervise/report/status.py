@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.beats import read_beats
-from ftsupervise.brake import read_brake
+from ftsupervise.brake import read_brake, still_held
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.ledger import ledger
 from ftsupervise.records import launches, people
@@ -21,6 +21,8 @@ from ftsupervise.truth import Attempt, Beat, SwitchState
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
+
+HELD = "JobHeldUser"  # Slurm's word
 
 
 class Status(NamedTuple):
@@ -64,7 +66,9 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
             jobs = jobs_of_run(name, records, jobs, own_job_ids(env))
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
     finished = rundir.finished.exists()
-    verdict, why = _verdict(jobs, blind, attempts, switches[0], finished)
+    verdict, why = _verdict(jobs, blind, attempts, switches[0], finished, launched=bool(records))
+    if verdict == "WAITING" and why == HELD:
+        why = f"{HELD}: {_how_to_let_go(rundir)}"
     if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
         verdict, why = "STOPPED", brake
     return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished)
@@ -88,7 +92,22 @@ def _brake(rundir: RunDir) -> str:
         on = read_brake(rundir)
     except OSError:
         return ""
-    return f"brake: {on.words()}; mend it, then: ftsupervise clear --brake" if on else ""
+    return f"brake: {on.words()}; mend it, then: ftsupervise clear --brake {_quoted(rundir)}" if on else ""
+
+
+def _how_to_let_go(rundir: RunDir) -> str:
+    try:
+        ours = bool(still_held(rundir))
+    except OSError:
+        ours = False
+    how = f"ftsupervise clear --brake {_quoted(rundir)}" if ours else "scontrol release JOBID"
+    return f"on hold{' since the brake' if ours else ''}; let it go: {how}"
+
+
+def _quoted(rundir: RunDir) -> str:
+    import shlex
+
+    return shlex.quote(str(rundir.root))
 
 
 def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str]:
@@ -101,7 +120,13 @@ def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job
 
 
 def _verdict(
-    jobs: tuple[Job, ...] | None, blind: str, attempts: tuple[Attempt, ...], kill: SwitchState, finished: bool
+    jobs: tuple[Job, ...] | None,
+    blind: str,
+    attempts: tuple[Attempt, ...],
+    kill: SwitchState,
+    finished: bool,
+    *,
+    launched: bool,
 ) -> tuple[str, str]:
     if finished:
         return "FINISHED", ""
@@ -120,4 +145,6 @@ def _verdict(
         return "WAITING", waiting[0].state.value if held else waiting[0].reason
     if attempts and attempts[-1].host and not attempts[-1].ended and not attempts[-1].cause:
         return "RUNNING", f"attempt {attempts[-1].number}, outside the queue"
+    if launched and not attempts:
+        return "GONE", "no job of it is in the queue, and none has begun an attempt: read what they wrote to its logs"
     return ("GONE", "no job of it is in the queue") if attempts else ("NEW", "nothing was launched yet")

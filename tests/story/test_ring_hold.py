@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.brake import read_brake
+from ftsupervise.brake import Brake, read_brake, write_brake
 from ftsupervise.ledger import ledger
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.local import Local
@@ -24,8 +24,8 @@ Type = Callable[..., "subprocess.CompletedProcess[str]"]
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Type]:
     monkeypatch.setenv("FTSUPERVISE_STATE_DIR", str(tmp_path / "state"))
 
-    def one(*words: str) -> subprocess.CompletedProcess[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    def one(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = {**{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}, **more}
         argv = [sys.executable, "-m", "ftsupervise", *words]
         return subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
 
@@ -81,3 +81,45 @@ def test_nothing_is_launched_against_a_brake_that_held_nothing(typed: Type, tmp_
     assert "Nothing was held. Go on:  ftsupervise launch" in typed("clear", "--brake").stdout
     assert typed("launch").returncode == 0
     until(lambda: ledger(rundir)[-1].cause == "exit 0", "the second chain")
+
+
+def test_members_that_slurm_could_not_release_are_released_by_the_same_words_again(typed: Type, tmp_path: Path) -> None:
+    """scontrol answers for the first job only, until the controller is back."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scontrol = folder / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\nif [ "$2" = 89 ] && ! [ -e {tmp_path}/back ]; then\n'
+        'echo "Unable to contact slurm controller" >&2; exit 1; fi\n'
+        f'echo "$@" >> {tmp_path}/asked\n'
+    )
+    scontrol.chmod(0o755)
+    rundir = RunDir(tmp_path / "run")
+    for place in (rundir.marks, rundir.switches, rundir.attempts):
+        place.mkdir(parents=True)
+    write_brake(rundir, Brake("exit 1", "three times", 3, 0, held=("88", "89")))
+    path = f"{folder}:{os.environ['PATH']}"
+    first = typed("clear", "--brake", "run", PATH=path)
+    assert first.returncode == 69 and "Job 88 may start again." in first.stdout
+    assert f"ftsupervise clear --brake {rundir.root}" in first.stderr
+    assert read_brake(rundir) is None
+    (tmp_path / "back").touch()
+    second = typed("clear", "--brake", "run", PATH=path)
+    assert (second.returncode, "Job 89 may start again." in second.stdout) == (0, True)
+    assert (tmp_path / "asked").read_text().split() == ["release", "88", "release", "89"]
+    assert "was not on" in typed("clear", "--brake", "run", PATH=path).stdout
+
+
+def test_a_chain_of_which_no_job_got_as_far_as_an_attempt_is_gone_and_not_new(
+    typed: Type, tmp_path: Path, until: Until
+) -> None:
+    """As one whose environment has no ftsupervise: a launch would burn the next one."""
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: burnt\nscheduler: local\nlaunch:\n  command: echo never\n  setup: echo no such module >&2; exit 3\n  jobs: 2\n"
+    )
+    assert typed("status").returncode == 66 or "NEW" in typed("status").stdout
+    assert typed("launch").returncode == 0
+    until(lambda: not Local().queue(), "the end of the chain")
+    seen = typed("status").stdout
+    assert "GONE" in seen and "read what they wrote to its logs" in seen, seen
+    assert not ledger(RunDir(tmp_path / "runs" / "burnt"))
