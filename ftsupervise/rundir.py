@@ -105,6 +105,13 @@ class RunDir:
     def finished(self) -> Path:
         return self.marks / FINISHED
 
+    def has_finished(self) -> bool:
+        """Does the mark stand? False where that cannot be seen: then all goes on as it is."""
+        try:
+            return self.finished.exists()
+        except OSError:
+            return False
+
     def attempt(self, number: int) -> Path:
         return self.attempts / f"{number:04d}"
 

@@ -30,6 +30,4 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     from ftsupervise.scheduler.slurm import clean_environment
 
     judged = shared.judge(places_of(run), settings(run), now)
-    if rundir.finished.exists():  # nothing to do on whatever node
-        judged = judged._replace(nodes=(), whole=True)
     return bring_up_to_date(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed

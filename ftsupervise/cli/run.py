@@ -127,9 +127,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.option(
     "--nodes-half-life", type=_Number(min=0, min_open=True), metavar="S", help="After so long a trouble counts half."
 )
-@click.option(
-    "--nodes-exclude-at", type=_Number(min=0, min_open=True), metavar="X", help="Score of a bad node."
-)
+@click.option("--nodes-exclude-at", type=_Number(min=0, min_open=True), metavar="X", help="Score of a bad node.")
 @click.option(
     "--nodes-at-most", type=click.IntRange(min=0), metavar="N", help="Avoid no more; default: the spare margin."
 )
@@ -192,15 +190,11 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     metavar="S",
     help="A phase that was not seen often enough may take so long.",
 )
-@click.option(
-    "--guard-poll", type=_Number(min=0), metavar="S", help="Seconds between two looks at the switches."
-)
+@click.option("--guard-poll", type=_Number(min=0), metavar="S", help="Seconds between two looks at the switches.")
 @click.option(
     "--guard-memory", callback=_share_or_off, metavar="X", help='Memory share (0-1) at which to leave, or "off".'
 )
-@click.option(
-    "--guard-stop-before", type=_Number(min=0), metavar="S", help="Leave this long before the limit."
-)
+@click.option("--guard-stop-before", type=_Number(min=0), metavar="S", help="Leave this long before the limit.")
 @click.option("--guard-run-for", type=_Number(min=0), metavar="S", help="Leave after so long.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(

@@ -342,7 +342,7 @@ class Running:
             death = postmortem.words_of(one, output, failed)
         words = cause(
             code,
-            finished=_exists(rundir.finished),
+            finished=rundir.has_finished(),
             stopped=_stopped(self.mine.folder),
             told=self.told,
             past_end=self.end is not None and time.time() > self.end - _NEAR_END,
@@ -387,13 +387,6 @@ def _stopped(folder: Path) -> str:
     except (OSError, ValueError):
         return ""
     return str(record.get("cause", "")) if record else ""
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _now() -> datetime:

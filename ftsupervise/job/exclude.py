@@ -26,21 +26,30 @@ class Applied(NamedTuple):
     changed: tuple[str, ...] = ()  # one sentence for each job whose list is another one now
     left_in: tuple[str, ...] = ()  # one sentence for each node that would have to be avoided and is not
     problem: str = ""  # Slurm could not be asked, or refused: nothing is known of the rest
+    held: frozenset[str] = frozenset()  # those of ``jobs`` that are on hold
 
     def avoid(self, node: str) -> bool:
-        """Will every member that waits keep away from it? False when none waits."""
-        return bool(self.jobs) and not self.problem and all(node in nodes for nodes in self.jobs.values())
+        """Will every member that may start keep away from it? False when none waits."""
+        those = [nodes for job, nodes in self.jobs.items() if job not in self.held]
+        return bool(those) and not self.problem and all(node in nodes for nodes in those)
 
 
 def bring_up_to_date(rundir: RunDir, env: Mapping[str, str], judged: Judged, comment: str = "") -> Applied:
-    """``apply`` for who has only read. What could not be read may keep the jobs away from a node: then all stays as it is."""
-    if not judged.whole:
-        return Applied(problem="not all that is known of the nodes could be read")
-    return apply(rundir, env, judged.nodes, comment)
+    """``apply`` for who has only read."""
+    return apply(rundir, env, judged.nodes, comment, whole=judged.whole)
 
 
-def apply(rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "") -> Applied:
-    """Bring the lists of all waiting jobs of the run up to date with ``nodes``, as judged. Never raises."""
+def apply(
+    rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "", *, whole: bool = True
+) -> Applied:
+    """Bring the lists of all waiting jobs of the run up to date with ``nodes``, as judged. Never raises.
+
+    Without ``whole`` that is not all that is known of them, and nothing is taken off a list. Once the run has finished, no
+    node is too bad for who has nothing to do there.
+    """
+    if rundir.has_finished():
+        nodes, whole = (), True
+    held: set[str] = set()
     jobs: dict[str, tuple[str, ...]] = {}
     changed: list[str] = []
     left: dict[str, None] = {}
@@ -55,39 +64,77 @@ def apply(rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], c
         who = people(rundir)
         waiting = [w for w in slurm.waiting(who) if w.base_id in mine or (comment and w.comment.startswith(comment))]
         room = slurm.room() if waiting and any(node.avoided for node in nodes) else Room(frozenset(), {})
+        ours = Ours(rundir, waiting)
         for job in waiting:
             try:
-                said = _one(slurm, rundir, job, nodes, room, left)
+                wanted = _wanted(job, nodes, room, left, ours.of(job), whole)
+                if set(wanted) != set(job.excluded):
+                    ours.put(job, wanted)
+                    if not slurm.exclude(job.id, wanted):
+                        continue
+                    what = compress_hostlist(wanted) or "no node any more"
+                    changed.append(f"job {job.id} is kept away from {what}")
             except SchedulerUnavailable:
                 raise
             except (Error, OSError) as error:  # somebody else's job, or a mark that cannot be written
                 problem = str(error).partition("\n")[0]
+                ours.keep(job)
                 continue
-            if said is not None:
-                jobs[job.id] = said[0]
-                changed += said[1]
+            ours.settle(job, wanted)
+            jobs[job.id] = tuple(wanted)
+            held.update([job.id] if job.held else ())
+        ours.close()
     except (Error, OSError) as error:
         problem = str(error).partition("\n")[0]
-    return Applied(jobs, tuple(changed), tuple(left), problem)
+    if not whole and not problem:
+        problem = "not all that is known of the nodes could be read: none is given back"
+    return Applied(jobs, tuple(changed), tuple(left), problem, frozenset(held))
 
 
-def _one(
-    slurm: Exclusions, rundir: RunDir, job: Waiting, nodes: Sequence[blame.Node], room: Room, left: dict[str, None]
-) -> tuple[tuple[str, ...], list[str]] | None:
-    """One job's list. What is ours is on disk before Slurm hears of it, so that we never leave behind what we put there."""
-    ours = blame.applied(rundir.nodes, job.base_id)
+def _wanted(
+    job: Waiting, nodes: Sequence[blame.Node], room: Room, left: dict[str, None], ours: frozenset[str], whole: bool
+) -> list[str]:
+    """The nodes that one job is to be kept away from. What cannot be is added to ``left``."""
     theirs = [node for node in job.excluded if node not in ours]
+    stays = [] if whole else [node for node in job.excluded if node in ours]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
-    bad = [node.name for node in nodes if node.state == "excluded" and node.name not in theirs]
-    chosen = fitting(bad, [*theirs, *by_hand], job.nodes, job.partitions, room, job.features)
+    bad = [node.name for node in nodes if node.state == "excluded" and node.name not in (*theirs, *stays)]
+    chosen = fitting(bad, [*theirs, *stays, *by_hand], job.nodes, job.partitions, room, job.features)
     left.update((f"{node}: too few nodes would be left for job {job.id}", None) for node in bad if node not in chosen)
-    wanted = list(dict.fromkeys([*theirs, *by_hand, *chosen]))
-    keep = frozenset(wanted) - frozenset(theirs)
-    if set(wanted) != set(job.excluded):
-        blame.write_applied(rundir.nodes, job.base_id, ours | keep)
-        if not slurm.exclude(job.id, wanted):
-            return None
-        what = compress_hostlist(wanted) or "no node any more"
-        blame.write_applied(rundir.nodes, job.base_id, keep)
-        return tuple(wanted), [f"job {job.id} is kept away from {what}"]
-    return tuple(wanted), []
+    return list(dict.fromkeys([*theirs, *stays, *by_hand, *chosen]))
+
+
+class Ours:
+    """Which nodes on the lists are there because of us, by array: of one there may be several records. It is on disk before
+    Slurm hears of it, and stays there until all its records have been seen to, so that nothing of ours is left behind."""
+
+    def __init__(self, rundir: RunDir, jobs: Sequence[Waiting]) -> None:
+        self._place = rundir.nodes
+        self._before = {base: blame.applied(self._place, base) for base in {job.base_id for job in jobs}}
+        self._after: dict[str, frozenset[str]] = dict.fromkeys(self._before, frozenset())
+
+    def of(self, job: Waiting) -> frozenset[str]:
+        return self._before[job.base_id]
+
+    def put(self, job: Waiting, wanted: Sequence[str]) -> None:
+        """Soon on its list. Raises OSError."""
+        base = job.base_id
+        blame.write_applied(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
+
+    def settle(self, job: Waiting, wanted: Sequence[str]) -> None:
+        """It is on its list."""
+        self._after[job.base_id] |= self._new(job, wanted)
+
+    def keep(self, job: Waiting) -> None:
+        """Nobody knows what is on its list."""
+        self._after[job.base_id] |= self._before[job.base_id]
+
+    def close(self) -> None:
+        """All records were seen to. Raises OSError."""
+        for base, nodes in self._after.items():
+            if nodes != blame.applied(self._place, base):
+                blame.write_applied(self._place, base, nodes)
+
+    def _new(self, job: Waiting, wanted: Sequence[str]) -> frozenset[str]:
+        theirs = frozenset(job.excluded) - self._before[job.base_id]
+        return frozenset(wanted) - theirs

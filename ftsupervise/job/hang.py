@@ -41,7 +41,7 @@ _AGAIN = 3.0  # times the bound at the place of the last alarm
 _STOPPED = 0.5  # of the floor: a stopped rank goes on only when somebody tells it to
 _REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
 CLOSER = 0.2  # seconds between two looks when it may be a hang
-_LEAD = 0.9  # of the bound: the rest is for the evidence, so that it is acted on within the bound
+_LEAD, _MOST_LEAD = 0.1, 1.0  # of the bound, and seconds: for the evidence, so that it is acted on within the bound
 _WORD = 1.5  # seconds between two words of a node that is well heard
 _TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
 
@@ -160,11 +160,12 @@ class Detector:
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
 
-    def look(self, now: float, pulses: Sequence[Pulse]) -> Verdict:
-        """What to think of the run at monotonic ``now``."""
-        spacing = 0.0 if self._looked is None else now - self._looked
+    def look(self, now: float, pulses: Sequence[Pulse], due: float | None = None) -> Verdict:
+        """What to think of the run at monotonic ``now``; ``due``: when this look was planned (a period after the last)."""
+        if due is None:
+            due = now if self._looked is None else self._looked + self.patience.period
         self._looked = now
-        late = spacing - self.patience.period if spacing > 3 * self.patience.period else 0.0
+        late = now - due if now - due > 2 * self.patience.period else 0.0
         sight = _see(now, pulses)
         self._late += late
         if sight is None:
@@ -209,15 +210,16 @@ class Detector:
 
     def _bound(self, phase: str, step: int | None) -> float:
         patience = self.patience
+        again = self.past.times(phase, step)
         if phase == START:
-            return patience.start
+            return patience.start * again
         gaps = self.past.phases.get(phase)
         if gaps is None or not gaps.known or phase in (_LEAVING, _UNHEARD):
-            return max(patience.unknown, patience.factor * gaps.largest if gaps else 0.0)
+            return max(patience.unknown, patience.factor * gaps.largest if gaps else 0.0) * again
         bound = max(patience.floor, patience.factor * gaps.largest * (1 if gaps.sure else 2))
         if self._here.get(phase, 0) < _FIRST_GAPS:
             bound = max(bound, _SLOWER * patience.floor)
-        return bound * self.past.times(phase, step)
+        return bound * again
 
     # -------------------------------------------------------------------------------------------------- confirming
 
@@ -258,7 +260,7 @@ class Detector:
         verdict = Verdict(
             Health.SUSPECT, self._phase, sight.step, sight.progress, self._age, bound, odd, "stopped", sure=True
         )
-        enough = bound - max((1 - _LEAD) * bound, _TAKES * min(1.0, bound))
+        enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
         return verdict._replace(health=Health.HUNG) if stood >= enough else verdict
 
     def _judge(self, so_far: Verdict, sight: _Sight) -> Verdict:
@@ -284,8 +286,13 @@ class Detector:
         return self._hung_after(verdict._replace(odd=behind or _different(active), how="uses no CPU"), so_far.bound)
 
     def _hung_after(self, verdict: Verdict, bound: float) -> Verdict:
-        hung = self._age >= _LEAD * bound
+        hung = self._age >= _begin(bound)
         return verdict._replace(health=Health.HUNG if hung else Health.SUSPECT, bound=bound)
+
+
+def _begin(bound: float) -> float:
+    """When the evidence is taken, seconds after the last progress."""
+    return bound - min(_LEAD * bound, _MOST_LEAD)
 
 
 def _see(now: float, pulses: Sequence[Pulse]) -> _Sight | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 START, FAILURE = "start", "failure"
 _PATIENCE = 5.0  # seconds for a directory that is shared with others
+_DEAF = 600.0  # seconds after which one that has not answered is asked again
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
 _HARDWARE = re.compile(
     r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
@@ -57,7 +59,9 @@ class Nodes:
     def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
         self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
         self.names = allocation.nodes or (os.uname().nodename,)
-        self.shared = self.care.directory  # None from when it has not answered
+        self.deaf_until = 0.0  # monotonic: the directory that is shared has not answered, and is not asked before
+        self.others = blame.Known((), (), ())  # what it has answered last
+        self.whole = True  # has it answered now?
         self.job = ledger.job_id(env)
         mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
         self.book = blame.Book(mark)
@@ -115,6 +119,9 @@ class Nodes:
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: the next member takes over"
+        if self.better_next(found.nodes):
+            self._owed = True  # since they were told last they may have gone
+            self.tell_the_chain(None)
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
@@ -134,17 +141,25 @@ class Nodes:
         own = self.options.rundir.nodes
         problems = self.book.write([own]) if write else ()
         known = blame.read([own])
-        if self.shared is not None:
-            found = visit(self.shared, self.book if write else None, _PATIENCE)
-            if found is None:
-                tell(log, f"{self.shared} does not answer: what other runs know of nodes is not used")
-                self.shared = None
-            else:
-                problems, known = (*problems, *found[0]), together(known, found[1])
+        if self.care.directory is not None:
+            told, self.whole = self._ask_the_others(self.care.directory, log, write)
+            problems, known = (*problems, *told), together(known, self.others)
         for problem in (*problems, *known.problems):
             tell(log, problem)
         self.judged = blame.judge(known, self.settings, _now())
         return known
+
+    def _ask_the_others(self, place: Path, log: Path | None, write: bool) -> tuple[tuple[str, ...], bool]:
+        """What other runs know of nodes, as far as it can be had: what went wrong, and whether that is up to date."""
+        if time.monotonic() < self.deaf_until:
+            return (), False
+        found = visit(place, self.book if write else None, _PATIENCE)
+        if found is None:
+            tell(log, f"{place} does not answer: nothing new is known from other runs of nodes, and none is given back")
+            self.deaf_until = time.monotonic() + _DEAF
+            return (), False
+        self.others = found[1]
+        return found[0], True
 
     def _note(self, found: list[blame.Trouble], log: Path | None) -> blame.Known:
         """Write down and judge anew."""
@@ -194,22 +209,22 @@ class Nodes:
         from ftsupervise.job import exclude  # a job that goes well never needs it
 
         comment = f"ftsupervise:{self.options.name}:"
-        self.applied = exclude.apply(self.options.rundir, self.env, self.judged, comment)
+        self.applied = exclude.apply(self.options.rundir, self.env, self.judged, comment, whole=self.whole)
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)
         self._owed = bool(self.applied.problem)
         if self.applied.problem:
             tell(
                 log,
-                f"cannot keep those who wait away from bad nodes: {self.applied.problem}; after the next attempt again",
+                f"those who wait may be kept away from other nodes than they should: {self.applied.problem}; "
+                "after the next attempt again",
             )
         self._told = wanted
 
     def let_go(self, log: Path | None) -> None:
         """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
-        self._owed = self._owed or blame.any_applied(self.options.rundir.nodes)
-        if self._owed and self.options.rundir.finished.exists():
-            self.judged = ()
+        if self.options.rundir.has_finished() and blame.any_applied(self.options.rundir.nodes):
+            self._owed = True
             self.tell_the_chain(log)
 
     # --------------------------------------------------------------------------------------------------------- inside

@@ -21,7 +21,8 @@ from ftsupervise.truth import Pulse
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
 _RANKS = 64  # ranks of which everything is written down: the odd ones first
-_COST = 20.0  # looks take at most this part of the time
+_COST, _CLOSER_COST = 20.0, 4.0  # looks take at most this part of the time; and when it may be a hang
+_FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
 
 Pulses = Callable[[], Sequence[Pulse]]
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
@@ -41,10 +42,11 @@ class Witness:
         now = time.monotonic()
         if now < self.due:
             return None
-        verdict = self._detector.look(now, self._pulses())
+        verdict = self._detector.look(now, self._pulses(), self.due)
         took = time.monotonic() - now
-        period = self._patience.period if verdict.health is Health.FINE else min(self._patience.period, CLOSER)
-        self.due = now + max(period, _COST * took)
+        fine = verdict.health is Health.FINE
+        period = self._patience.period if fine else min(self._patience.period, CLOSER)
+        self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
         return self._testify(verdict) if verdict.health is Health.HUNG else None
 
     def _testify(self, verdict: Verdict) -> Verdict | None:
@@ -83,7 +85,12 @@ class Witness:
             pass
 
     def _went_on(self, verdict: Verdict) -> bool:
-        again = self._detector.look(time.monotonic(), self._pulses())
+        pulses, now = self._pulses(), time.monotonic()
+        again = self._detector.look(now, pulses, now)
+        if verdict.how == "stopped":
+            still = {one.rank for one in pulses if one.state in ("T", "t")}
+            if not still & {one.rank for one in verdict.odd}:  # somebody has let it go on
+                return True
         return again.since > verdict.since + JITTER or again.step != verdict.step
 
 

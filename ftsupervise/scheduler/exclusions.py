@@ -15,8 +15,8 @@ from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.scheduler.parse import FIELD, RECORD, SQUEUE_ENV
 from ftsupervise.scheduler.slurm import Slurm, me
 
-# squeue(1) letters: id, array's id, raw id, state, nodes, partition, excluded nodes, features, comment
-_LETTERS = "iFATDPxfk"
+# squeue(1) letters: id, array's id, raw id, state, nodes, partition, excluded nodes, features, reason, comment
+_LETTERS = "iFATDPxfrk"
 _FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
 _AWAY = re.compile(r"down|fail$|fail[*]|error|drain|unknown|no_respond|future|maint|reboot|inval|.*\*", re.I)
 
@@ -31,6 +31,7 @@ class Waiting(NamedTuple):
     excluded: tuple[str, ...]
     features: str
     comment: str
+    held: bool = False  # by somebody, until it is released
 
 
 class Room(NamedTuple):
@@ -93,7 +94,7 @@ def _waiting(record: str) -> Waiting:
     fields = record.rstrip("\n").split(FIELD, len(_LETTERS) - 1)
     if len(fields) != len(_LETTERS):
         raise ValueError(f"a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
-    job_id, base, raw, _, nodes, partitions, excluded, features, comment = fields
+    job_id, base, raw, _, nodes, partitions, excluded, features, reason, comment = fields
     return Waiting(
         id=re.sub(r"%\d+\]", "]", job_id),
         base_id=base or raw,
@@ -102,6 +103,7 @@ def _waiting(record: str) -> Waiting:
         excluded=expand_hostlist("" if excluded in ("(null)", "N/A") else excluded),
         features="" if features == "(null)" else features,
         comment="" if comment == "(null)" else comment,
+        held=reason.startswith("JobHeld"),
     )
 
 

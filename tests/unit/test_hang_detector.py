@@ -312,6 +312,36 @@ def test_a_place_at_which_the_run_was_ended_before_gets_three_times_as_long() ->
     assert world.alarm is None
 
 
+def test_a_start_that_was_ended_gets_three_times_as_long_the_next_time() -> None:
+    past = Past()
+    for seconds in (20.0, 60.0):
+        world = World(past=past, patience=Patience(start=20.0))
+        assert world.wait(0.9 * seconds) is None
+        alarm = world.wait(0.1 * seconds)
+        assert alarm is not None
+        past.remember(alarm)
+
+
+def test_looks_that_were_planned_far_apart_are_no_time_in_which_we_did_not_run() -> None:
+    """A hundred thousand ranks take a look a second, and so one is taken every few seconds only; or it comes late."""
+    for late, within in ((0.0, 13.0), (2.0, 30.0)):
+        world = trained()
+        began, due = world.now, world.now
+        while True:
+            world._advance(due + late)
+            verdict = world.detector.look(world.now, world.pulses, due)
+            if verdict.health is Health.HUNG:
+                break
+            due = world.now + 3.0
+        assert 9.0 <= world.now - began <= within
+
+
+def test_long_bounds_are_kept_but_for_a_second() -> None:
+    world = World(patience=Patience(start=1800.0))
+    assert world.wait(1798.0) is None
+    assert world.wait(2.0) is not None
+
+
 def test_a_stopped_rank_at_the_same_place_is_found_as_fast_as_before() -> None:
     past = Past()
     for _ in range(3):

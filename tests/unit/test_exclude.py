@@ -1,0 +1,144 @@
+"""Whom those who wait are kept away from: what is ours is taken back, all of it, and only when it is known to be over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise import blame, shared
+from ftsupervise.job import exclude
+from ftsupervise.job.allocation import Allocation
+from ftsupervise.job.attempt import End
+from ftsupervise.job.cause import Failure, Kind
+from ftsupervise.job.nodes import Care, Nodes
+from ftsupervise.job.options import Options
+from ftsupervise.job.placement import Placement
+from ftsupervise.ledger import Reached
+from ftsupervise.rundir import RunDir
+from tests.neighbours.queue import Queue
+
+NOW = datetime.now(timezone.utc)
+BAD = blame.Node("n7", 3.0, "excluded", "a failed health command", 1, None)
+ENDED = End(1, "exit 1", Failure(Kind.CODE, "exit 1"), 1.0, Reached(), None, "", False, None, "")
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "run")
+    found.marks.mkdir(parents=True)
+    return found
+
+
+def jobs(*ids: str, **more: Any) -> dict[str, dict[str, Any]]:
+    return {id: {"excluded": [], **more} for id in ids}
+
+
+def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, rundir: RunDir) -> None:
+    """One that was requeued, or held by itself, stands beside the rest."""
+    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_1", "88_[3-10]"))
+    queue.change(jobs={**jobs("88_1"), "88_[3-10]": {"excluded": ["n8"]}})
+    assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:").problem == ""
+    assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and both would be all"
+    queue.change(nodes=["n7", "n8", "n9"])
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8", "n7"]} or queue.excluded()["88_[3-10]"] == [
+        "n[7-8]"
+    ]
+    exclude.apply(rundir, queue.env, (), "ftsupervise:x:")
+    assert queue.excluded() == {"88_1": [], "88_[3-10]": ["n8"]}
+    assert not blame.any_applied(rundir.nodes)
+
+
+def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
+    queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_[3-10]"))
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), "ftsupervise:x:", whole=False)
+    assert "none is given back" in done.problem
+    assert done.changed == ("job 88_[3-10] is kept away from n[6-7]",)
+    exclude.apply(rundir, queue.env, (), "ftsupervise:x:")
+    assert queue.excluded() == {"88_[3-10]": []}
+
+
+def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: RunDir) -> None:
+    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]"))
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    rundir.finished.touch()
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=False)
+    assert queue.excluded() == {"88_[3-10]": []}
+
+
+def test_who_is_held_takes_over_from_nobody(tmp_path: Path, rundir: RunDir) -> None:
+    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]", reason="JobHeldUser"))
+    done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    assert queue.excluded() == {"88_[3-10]": ["n7"]}
+    assert not done.avoid("n7")
+
+
+class Ring:
+    """The nodes of a job in a queue of its own."""
+
+    def __init__(self, queue: Queue, rundir: RunDir, shared: Path | None, nodes: str) -> None:
+        env = {**queue.env, "SLURM_JOB_ID": "89", "SLURM_ARRAY_JOB_ID": "88", "SLURM_JOB_NODELIST": nodes}
+        options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=Care(directory=shared))
+        self.nodes = Nodes(options, env, Allocation(env))
+
+    def notes(self, node: str, kind: str) -> None:
+        self.nodes._note([blame.Trouble(node, kind, NOW, "x", "89")], None)
+        self.nodes.tell_the_chain(None)
+
+    def next(self, **states: str) -> str | Placement:
+        return self.nodes.next_place(ENDED, states)
+
+
+@pytest.fixture
+def ring(tmp_path: Path, rundir: RunDir) -> Callable[..., tuple[Ring, Queue]]:
+    def make(*, shared: Path | None = None, nodes: str = "n[1-3]") -> tuple[Ring, Queue]:
+        queue = Queue(tmp_path, [f"n{number}" for number in range(10)], jobs("88_[3-10]", nodes=2))
+        return Ring(queue, rundir, shared, nodes), queue
+
+    return make
+
+
+def test_what_others_know_counts_on_while_their_directory_does_not_answer(
+    ring: Callable[..., tuple[Ring, Queue]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blame.say(tmp_path / "share", blame.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    one, queue = ring(shared=tmp_path / "share")
+    one.notes("n1", "warning")
+    assert queue.excluded() == {"88_[3-10]": ["n7"]}
+    monkeypatch.setattr(shared, "_CHILD", "import time; time.sleep(60)")
+    monkeypatch.setattr("ftsupervise.job.nodes._PATIENCE", 0.5)
+    one.notes("n1", "warning")
+    one.nodes._owed = True
+    one.notes("n1", "warning")
+    assert queue.excluded() == {"88_[3-10]": ["n7"]}
+    assert "n7" in one.nodes.barred()
+
+
+def test_a_job_leaves_a_bad_node_only_to_members_that_are_still_there(
+    ring: Callable[..., tuple[Ring, Queue]],
+) -> None:
+    one, queue = ring()
+    one.notes("n1", "health")
+    assert queue.excluded() == {"88_[3-10]": ["n1"]}
+    found = one.next(n1="mixed", n2="mixed", n3="mixed")
+    assert isinstance(found, Placement) and set(found.nodes) == {"n2", "n3"}
+    down = {"n1": "mixed", "n2": "mixed", "n3": "down"}
+    assert "the next member will not get it" in str(one.next(**down))
+    queue.change(jobs={})
+    found = one.next(**down)
+    assert isinstance(found, Placement) and set(found.nodes) == {"n1", "n2"}, "nobody is left to take over"
+
+
+def test_what_a_site_prints_at_every_start_is_no_answer_of_the_shared_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit; print('welcome'); atexit.register(print, 'bye')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    blame.say(tmp_path / "share", blame.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    found = shared.visit(tmp_path / "share", None, 20.0)
+    assert found is not None and [mark.node for mark in found[1].marks] == ["n7"]

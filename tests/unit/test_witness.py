@@ -1,0 +1,63 @@
+"""The witness: what happens while it takes the evidence counts as well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.job.hang import Gaps, Past, Patience
+from ftsupervise.job.witness import Witness
+from ftsupervise.truth import Pulse
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path: Path, goes_on: bool) -> None:
+    """Its next step takes longer than the evidence."""
+    began, state = time.monotonic(), "T"
+
+    def pulses() -> list[Pulse]:
+        now = time.monotonic()
+        return [
+            Pulse(rank, "node-0", 50, "train", began, began, now, rank + 1, state if rank else "S", 1.0)
+            for rank in (0, 1)
+        ]
+
+    def evidence(_questions: Mapping[str, str], _bound: float) -> Mapping[str, str]:
+        nonlocal state
+        state = "R" if goes_on else "T"
+        return {}
+
+    past = Past({"train": Gaps(0.05, 1000)})
+    witness = Witness(Patience(floor=1.0), past, pulses, evidence, tmp_path)
+    verdict = None
+    while verdict is None and time.monotonic() - began < 5 and state == "T":
+        time.sleep(max(0.0, witness.due - time.monotonic()))
+        verdict = witness.alarm()
+    assert (verdict is None) == goes_on
+    assert (tmp_path / "evidence" / "hang.txt").exists() != goes_on
+
+
+def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> None:
+    """A look that takes 0.2 s where one each 0.1 s would be due: a fifth of the time at most goes to looking."""
+    began, spent = time.monotonic(), 0.0
+
+    def pulses() -> list[Pulse]:
+        nonlocal spent
+        time.sleep(0.2)
+        spent += 0.2
+        now = time.monotonic()
+        return [Pulse(rank, "node-0", 50, "train", began, began, now, rank + 1, "S", 1.0) for rank in (0, 1)]
+
+    past = Past({"train": Gaps(0.05, 1000)})
+    witness = Witness(Patience(floor=2.0), past, pulses, lambda *_: {}, tmp_path)
+    witness._detector._here["train"] = 100
+    verdict = None
+    while verdict is None and time.monotonic() - began < 60:
+        time.sleep(max(0.0, witness.due - time.monotonic()))
+        verdict = witness.alarm()
+    assert verdict is not None, "as if we had not run in between"
+    assert verdict.waited < 20
+    assert spent < 0.5 * (time.monotonic() - began)
