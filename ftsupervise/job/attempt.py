@@ -83,7 +83,8 @@ class Running:
         self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
         self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
         self.pid = 0
-        self.others = frozenset(processes.below(os.getpid()))  # the batch script started them before it became us
+        # the batch script started them before it became us
+        self.others = frozenset(processes.below(os.getpid())) - warm.branch()
         self.code: int | None = None
         self.told = ""  # the signal that told us to stop
         self.warned = False

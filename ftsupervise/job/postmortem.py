@@ -81,24 +81,31 @@ def words_of(death: Death, output: str, failed: Collection[int] = ()) -> str:
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
     """
     if death.failed and death.code is not None and death.code > 0:
-        return _crash(output) or _left_first(output, {*failed, death.rank}) or death.words()
+        told = {*failed, death.rank}
+        return _crash(output, told) or _left_first(output, told) or death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
 
 
-def _crash(output: str) -> str:
+def _crash(output: str, failed: Collection[int] = ()) -> str:
     """A rank that no signal of anybody's has ended: those that lose their connection to it leave with a code of their own, and
-    may be told of before it. "" if there is none. (An abort is no such sign: NCCL's watchdog aborts the victims.)"""
-    found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES)
+    may be told of before it. "" if there is none. (An abort is no such sign: NCCL's watchdog aborts the victims. Nor is the
+    crash of one of ``failed``: it had raised, and fell over in its teardown.)"""
+    found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES and not _one_of(match, failed))
     return next((_words(match)[0] for match in found), "")
 
 
 def _left_first(output: str, failed: Collection[int]) -> str:
     """The first rank that left by itself, with a code; "" if it is one of ``failed``."""
     first = next((match for match in _TASK.finditer(output) if match["how"] not in ("Killed", "Terminated")), None)
-    if first is None or not first["code"] or not first["tasks"].isdigit() or int(first["tasks"]) in failed:
+    if first is None or not first["code"] or not first["tasks"].isdigit() or _one_of(first, failed):
         return ""
     return _words(first)[0]
+
+
+def _one_of(match: re.Match[str], ranks: Collection[int]) -> bool:
+    tasks = match["tasks"].strip("[]")
+    return tasks.isdigit() and int(tasks) in ranks
 
 
 def _words(match: re.Match[str]) -> tuple[str, bool]:

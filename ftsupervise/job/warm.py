@@ -24,6 +24,7 @@ from ftsupervise.job.allocation import STANDBYS, Allocation
 from ftsupervise.job.pythons import Command, parse
 from ftsupervise.node import places
 from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.warm.become import COLD
 
 AUTO = "auto"
 _WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
@@ -108,15 +109,20 @@ class Warm:
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """``command`` as it is to be started now: through ``become.py`` where a standby is ready, or soon will be."""
         self.listen()
-        self._dressed = False
-        if self._doubts % 2:  # is it the command itself, or the way it was started?
-            return command
-        patience = self._takes if self._comes() else 0.0
+        cold = bool(self._doubts % 2)  # is it the command itself, or the way it was started?
+        patience = self._takes if self._comes() and not cold else 0.0
         found = parse(command) if self._found and self._place and (self._ready or patience) else None
+        self._dressed = isinstance(found, Command) and not cold
         if not isinstance(found, Command):
             return command
-        proxy = (found.python, "-IS", str(_PROGRAMS / "become.py"), str(self._place), f"{patience:.2f}", "--")
-        self._dressed = True
+        proxy = (
+            found.python,
+            "-IS",
+            str(_PROGRAMS / "become.py"),
+            str(self._place),
+            COLD if cold else f"{patience:.2f}",
+            "--",
+        )
         return (*command[: found.at], *proxy, *command[found.at :])
 
     def ended(self, *, stepped: bool) -> None:
@@ -263,8 +269,12 @@ class Warm:
         if self._pid is None:
             return pids
         serves = self._found is not None and not self._found.srun and self._pid in self._ready.values()
-        apart = {self._pid} if serves else {self._pid, *processes.below(self._pid)}
+        apart = {self._pid} if serves else self.branch()
         return [pid for pid in pids if pid not in apart]
+
+    def branch(self) -> frozenset[int]:
+        """The standby and all below it."""
+        return frozenset() if self._pid is None else frozenset({self._pid, *processes.below(self._pid)})
 
     def ranks(self) -> list[int]:
         """On this machine without Slurm: the ranks below the standby."""

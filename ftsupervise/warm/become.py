@@ -1,9 +1,10 @@
-"""``python -IS become.py PLACE SECONDS -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child works.
+"""``python -IS become.py PLACE SECONDS|cold -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child works.
 
 It hands over all a process has from its parent, then passes signals on and leaves as the child leaves. Where there is no
 standby, or it refuses, COMMAND is started here, cold: some 20 ms have been lost. Between the two lies one byte: a child does
 nothing of COMMAND before this process has told it to go, and this process starts nothing after it has. A standby that is still
 importing is waited for, SECONDS at most: it is ahead of us, and all ranks importing beside it would hold each other up.
+``cold``: COMMAND is started here in any case, once the standby has made sure that nothing of an older attempt lives.
 
 Imports are counted here: this start is paid at each restart, by each rank. Nothing of ftsupervise, nothing pure Python
 beyond ``os``.
@@ -26,12 +27,13 @@ TYPE_CHECKING = False  # typing alone takes longer than all the rest
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PROTOCOL = b"ftsupervise warm start 1\n"
+PROTOCOL = b"ftsupervise warm start 2\n"
+COLD = "cold"
 FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
 _APPEAR = 2.0  # seconds for a standby that was just started to say that it is coming
 _AGAIN = 0.02  # seconds between two looks whether it is there
 _CONNECT = 2.0  # seconds for a standby to take the connection
-_HEARD = 5.0  # seconds for it to say that we fit
+_HEARD = 8.0  # seconds for it to say that we fit, or, once nothing of an older attempt lives, that we do not (serve.py)
 _ANSWER = 20.0  # seconds from there to the child's readiness: what is left of an older attempt dies first (serve.py)
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
@@ -46,15 +48,15 @@ class Refused(Exception):
 
 
 def main() -> NoReturn:
-    place, patience, command = sys.argv[1], float(sys.argv[2]), sys.argv[4:]
+    place, cold, command = sys.argv[1], sys.argv[2] == COLD, sys.argv[4:]
     try:
-        link, child = hand_over(place, patience, command)
+        link, child = hand_over(place, 0.0 if cold else float(sys.argv[2]), command, cold)
     except (OSError, Refused, ValueError) as problem:
         start_cold(command, str(problem) or type(problem).__name__)
     follow(link, child)
 
 
-def hand_over(place: str, patience: float, command: list[str]) -> tuple[_socket.socket, int]:
+def hand_over(place: str, patience: float, command: list[str], cold: bool = False) -> tuple[_socket.socket, int]:
     """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises Refused, OSError."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     link = connect(place, node, patience)
@@ -62,7 +64,7 @@ def hand_over(place: str, patience: float, command: list[str]) -> tuple[_socket.
         raise Refused("the standby is somebody else's")
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    payload = marshal.dumps(myself(command, fds))
+    payload = marshal.dumps({**myself(command, fds), COLD: cold})
     link.settimeout(_HEARD)
     link.sendall(PROTOCOL + len(payload).to_bytes(8, "little") + payload)
     _expect(link.recv(4096), b"send")  # what lies unread in the queue of a standby that hangs would stay open there

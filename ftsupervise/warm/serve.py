@@ -4,7 +4,6 @@ buffer and its own bound, and what somebody else's process says is not even read
 
 from __future__ import annotations
 
-import marshal
 import os
 import select
 import signal
@@ -13,7 +12,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from ftsupervise import procfs
 from ftsupervise.node import places
 from ftsupervise.warm import become as proxy
 from ftsupervise.warm import becoming
+from ftsupervise.warm.caller import Caller, whole
 from ftsupervise.warm.judge import Judge, Misfit
 
 _LARGEST = 64 << 20  # bytes of a request
@@ -28,34 +27,12 @@ _MOST_FDS = 4096
 _READ_WITHIN = 5.0  # seconds from the connection to the whole request
 _GO_WITHIN = 10.0  # seconds a child waits to be told to go
 _CLEAR_WITHIN = 15.0  # seconds that what is left of an older attempt gets to die of SIGKILL; less than become.py waits
+_REFUSE_WITHIN = 5.0  # the same, before one that does not fit is told so; less than become.py waits for that
 _LOOK = 5.0  # milliseconds between two looks whether it has
 _AGAIN = 0.2  # seconds between two SIGKILLs for it
 _LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for what the ranks left running
 _DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
-
-
-@dataclass
-class Caller:
-    """One connection, and the child that was forked for it."""
-
-    link: socket.socket
-    until: float  # monotonic: it is dropped then, unless it has a child
-    data: bytearray = field(default_factory=bytearray)
-    request: dict[str, Any] | None = None
-    fds: list[int] = field(default_factory=list)
-    whole: bool = False  # it has sent all, and is forked for when nothing of an older attempt lives
-    pid: int = 0
-
-    @property
-    def attempt(self) -> int:
-        return _attempt(self.request)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-        self.link.close()
 
 
 class Serving:
@@ -76,6 +53,7 @@ class Serving:
         self.callers: dict[int, Caller] = {}
         self.newest = 0  # attempt of which a rank was asked for
         self.leaving = False
+        self.stale = False  # something has changed on disk: it leaves, and a new one reads it anew
         self.kill_at: float | None = None  # monotonic: SIGKILL for what the ranks of an ended attempt left
         self.kill_again = 0.0  # monotonic: not sooner
         self.poll = select.poll()
@@ -136,11 +114,13 @@ class Serving:
     def _look_around(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
-            self._refuse(caller, "processes of an older attempt do not die" if caller.whole else "timed out")
+            self._refuse(
+                caller, caller.refused or ("processes of an older attempt do not die" if caller.whole else "timed out")
+            )
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._send_below(signal.SIGKILL)
-        if self.leaving and not self.callers:
+        if (self.leaving or self.stale) and not self.callers:
             self._leave()
 
     def _leave(self) -> None:
@@ -211,31 +191,39 @@ class Serving:
         if not data or flags & socket.MSG_CTRUNC or len(caller.data) > _LARGEST or len(caller.fds) > _MOST_FDS:
             self._drop(caller)
             return
+        if caller.refused:
+            return
         if caller.request is not None:
             if not caller.whole and len(caller.fds) > len(caller.request["fds"]):
                 caller.whole, caller.until = True, time.monotonic() + _CLEAR_WITHIN
             return
         caller.data += data
-        request = _whole(caller.data)
+        request = whole(caller.data)
         if request is not None:
             caller.data.clear()
             self._judge(caller, request)
 
     def _judge(self, caller: Caller, request: dict[str, Any]) -> None:
-        """Ask for the descriptors of a rank that fits."""
+        """Ask for the descriptors of a rank that fits. One that does not is told so once nothing of an older attempt lives."""
+        caller.request = request
+        if caller.attempt < self.newest:
+            self._refuse(caller, "a newer attempt has begun")
+            return
+        self.newest = caller.attempt
         try:
             changed = self.fresh(request["env"].get(b"FTSUPERVISE_ATTEMPT", b""))
             if changed:
-                self.leaving = True  # a new one reads it anew
-                self.tell({"no": f"{changed} has changed"})
+                if not self.stale:
+                    self.tell({"no": f"{changed} has changed"})
+                self.stale = True
                 raise Misfit(f"{changed} has changed since it was imported")
-            if _attempt(request) < self.newest:
-                raise Misfit("a newer attempt has begun")
+            if request.get(proxy.COLD):
+                raise Misfit("an attempt that began warm took no step")
             self.judge.fits(request)
-            caller.request, self.newest = request, _attempt(request)
             caller.link.send(b"send")
         except (Misfit, OSError, KeyError, TypeError, AttributeError) as problem:
-            self._refuse(caller, str(problem) or type(problem).__name__)
+            caller.refused = str(problem) or type(problem).__name__
+            caller.whole, caller.until = True, time.monotonic() + _REFUSE_WITHIN
 
     def _end(self, caller: Caller) -> None:
         """SIGKILL to the rank and its group; its end is reaped as any other."""
@@ -258,6 +246,9 @@ class Serving:
         for caller in [one for one in self.callers.values() if one.whole and not one.pid]:
             if caller.attempt < self.newest:
                 self._refuse(caller, "a newer attempt has begun")
+            elif caller.refused:
+                if self._way_is_clear(caller):
+                    self._refuse(caller, caller.refused)
             elif self._way_is_clear(caller) and caller.request is not None and self._fork(caller, caller.request):
                 return True
         return False
@@ -372,23 +363,3 @@ class Serving:
             except (ProcessLookupError, PermissionError):
                 continue
         return len(pids)
-
-
-def _attempt(request: dict[str, Any] | None) -> int:
-    number = (request or {}).get("env", {}).get(b"FTSUPERVISE_ATTEMPT", b"")
-    return int(number) if number.isdigit() else 0
-
-
-def _whole(data: bytearray) -> dict[str, Any] | None:
-    """The request when all of it is there. Raises nothing: what is no request is dropped at its bound."""
-    head = len(proxy.PROTOCOL)
-    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
-        return None
-    size = int.from_bytes(data[head : head + 8], "little")
-    if len(data) < head + 8 + size:
-        return None
-    try:
-        request = marshal.loads(bytes(data[head + 8 : head + 8 + size]))
-        return dict(request) if isinstance(request["fds"], list) else None
-    except (EOFError, ValueError, TypeError, KeyError):
-        return None

@@ -270,6 +270,39 @@ def test_what_a_rank_left_running_is_gone_before_the_next_attempt_begins(
         assert out.read_text() == "False\n"
 
 
+@pytest.mark.parametrize("why", ["cold", "another environment", "a module was edited"])
+def test_nor_does_one_that_is_started_cold_meet_anything_of_an_older_attempt(
+    standby: Callable[..., Standby], tmp_path: Path, why: str
+) -> None:
+    """Its GPU's memory, its port and its locks would be in the way."""
+    site = tmp_path / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "slow.py").write_text("x = 1\n")
+    leaves = (
+        "import os, signal, slow, time\n"
+        "print(os.path.exists('pid') and os.path.exists('/proc/' + open('pid').read()), flush=True)\n"
+        "if os.environ['FTSUPERVISE_ATTEMPT'] == '1' and os.fork() == 0:\n"
+        "  os.setsid(); signal.signal(15, signal.SIG_IGN); open('pid', 'w').write(str(os.getpid())); time.sleep(600)\n"
+        "while os.environ['FTSUPERVISE_ATTEMPT'] == '1' and not os.path.exists('pid'): time.sleep(0.01)\n"
+    )
+    one = standby(script(tmp_path, leaves), modules=("slow",), PYTHONPATH=str(site))
+    out = tmp_path / "out"
+
+    def start(attempt: str, **more: str) -> str:
+        with out.open("w") as file:
+            env = {**one.env, "FTSUPERVISE_ATTEMPT": attempt, **more}
+            argv = one.proxy(patience="cold" if why == "cold" and attempt != "1" else 0)
+            subprocess.run(argv, cwd=tmp_path, env=env, stdout=file, stderr=file, timeout=60, check=True)
+        return out.read_text()
+
+    assert start("1") == "False\n"
+    if why == "a module was edited":
+        (site / "slow.py").write_text("x = 2  # another one\n")
+    said = start("2", **({"OMP_NUM_THREADS": "3"} if why == "another environment" else {}))
+    assert "started cold: " in said
+    assert said.splitlines()[-1] == "False", said
+
+
 def test_when_the_standby_is_killed_its_ranks_die_and_their_proxies_tell(
     standby: Callable[..., Standby], tmp_path: Path, until: Until
 ) -> None:

@@ -47,7 +47,7 @@ class Standby:
         assert self.process.poll() is None, self.said.read_text()
         return any(fact.get("ready") for fact in self.facts())
 
-    def proxy(self, *words: str, patience: float = 0) -> list[str]:
+    def proxy(self, *words: str, patience: float | str = 0) -> list[str]:
         become = [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), str(patience), "--"]
         return [*become, *(words or self.words)]
 

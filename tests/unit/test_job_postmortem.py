@@ -61,6 +61,15 @@ def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], caus
     assert first_death("\n".join(["step 1 loss 2.3", *lines, "ftsupervise: end"])) == cause
 
 
+def test_a_rank_that_has_raised_and_crashes_in_its_teardown_is_named_for_what_it_raised() -> None:
+    told = Death(5, "node-1", 77, 1.0, 1, leaving=True, failed=True, final=True)
+    said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
+    assert words_of(told, said) == "rank 5 on node-1 exit 1"
+    victim = "srun: error: node-0: task 2: Segmentation fault\n"
+    assert words_of(told, victim + said, {2, 5}) == "rank 5 on node-1 exit 1"
+    assert words_of(told, victim + said, {5}) == "rank 2 on node-0 killed by SIGSEGV"
+
+
 def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
     told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
