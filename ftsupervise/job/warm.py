@@ -102,7 +102,7 @@ class Warm:
         self.listen()  # one that has died meanwhile is to be replaced
         self._attempt, self._due = attempt, False
         self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
-        if self._found and self._pid is None:
+        if self._found:  # also beside a standby: it may refuse, and leave
             self._file = self._rundir.attempt(attempt) / "imports.json"
             env[imports.ENV_IMPORTS] = str(self._file)
 
@@ -160,7 +160,11 @@ class Warm:
             return False
         if seen is None or seen.get("attempt") != self._attempt:
             return False
-        self._takes = _number(seen.get("seconds"))
+        takes = _number(seen.get("seconds"))
+        if self._dressed and takes < _WORTH:  # a fork of the standby that has died since: it imported nothing itself
+            self._file = None
+            return False
+        self._takes = takes
         if not self._asked.modules and self._takes < _WORTH:
             self._found = None  # it is there in no time as it is
             return False

@@ -158,6 +158,23 @@ def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Call
         assert one.begun(4)[1] == "warm", one.said()  # type: ignore[index]
 
 
+def test_after_a_module_was_edited_one_start_is_cold_and_the_next_one_warm_again(
+    ring: Callable[..., Ring], tmp_path: Path, until: Until
+) -> None:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "numpy.py").write_text("import time; time.sleep(2)")
+    one = ring("--back-off", "0", PYTHONPATH=str(site))
+    until(one.ready, "the standby")
+    (site / "numpy.py").write_text("import time; time.sleep(2)  # edited")
+    one.fail(1)
+    assert until(lambda: one.begun(2), "the second attempt")[1] == "cold"
+    assert "has changed" in one.said()
+    until(lambda: one.ready() == 2, "another standby, within the same attempt")
+    one.fail(2)
+    assert until(lambda: one.begun(3), "the third attempt")[1] == "warm", one.said()
+
+
 def test_when_only_what_begins_warm_takes_no_step_a_cold_one_follows_and_in_the_end_all_are_cold(
     ring: Callable[..., Ring], tmp_path: Path, until: Until
 ) -> None:
