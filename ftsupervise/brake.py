@@ -36,7 +36,8 @@ class Brake(NamedTuple):
     def words(self) -> str:
         step = f" at step {self.step}" if self.step is not None else ""
         detail = f": {self.detail}" if self.detail else ""
-        return f"{self.failure}{step}, {self.why} (attempt {self.attempt}){detail}"
+        where = f"; see attempts/{self.attempt:04d}/evidence, and launch.restart.hang if it was only slow"
+        return f"{self.failure}{step}, {self.why} (attempt {self.attempt}){detail}{where if self.failure == 'hang' else ''}"
 
 
 def read_brake(rundir: RunDir) -> Brake | None:

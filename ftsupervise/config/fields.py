@@ -172,4 +172,5 @@ Share = Annotated[
     PlainSerializer(units.format_share, return_type=str),
     _text_schema("95%"),
 ]
+OffIsNull = BeforeValidator(lambda value: None if value is False or value == "off" else value)  # what many would write
 Positive = AfterValidator(_positive)

@@ -13,7 +13,17 @@ from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
-from ftsupervise.config.fields import Duration, Lines, Matching, Positive, Share, Strict, TimeLimit, wrong_at
+from ftsupervise.config.fields import (
+    Duration,
+    Lines,
+    Matching,
+    OffIsNull,
+    Positive,
+    Share,
+    Strict,
+    TimeLimit,
+    wrong_at,
+)
 from ftsupervise.config.nodes import NodeSettings
 from ftsupervise.config.slurm_options import (
     Constraint,
@@ -63,18 +73,18 @@ class Restart(Strict):
     """Most restarts inside one job, on the nodes it holds; then the next member takes over. 0: never in place."""
     same_failure: Annotated[int, Field(ge=0, le=1000)] = 3
     """So many times the same failure without progress, over restarts and members, and the chain is stopped: its members
-    are held, the brake alert fires. Progress is a newer checkpoint or a later first step. 0: never."""
+    are held, the brake alert fires. Progress is a newer checkpoint or a later first step. 0: never, whatever budgets say."""
     budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = {}  # noqa: RUF012 - pydantic copies it
     """Another number than same_failure for one kind of failure, such as {node: 20, memory: 1}. node is 10 by itself."""
     back_off: Duration = timedelta(seconds=2)
     """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
     stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
     """How long the command may take to leave after the kill switch was raised, before it is ended."""
-    warm: Literal["auto"] | tuple[ModuleName, ...] | None = "auto"
+    warm: Annotated[Literal["auto"] | tuple[ModuleName, ...] | None, OffIsNull] = "auto"
     """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
     the run turned out to import by its first step, where memory is not tight), a list such as [torch, numpy], or null:
     restarts are cold."""
-    hang: HangSettings | None = HangSettings()
+    hang: Annotated[HangSettings | None, OffIsNull] = HangSettings()
     """When a command that stands still is ended; null: never."""
 
 

@@ -21,6 +21,7 @@ MAX_CHARACTERS = 1_000_000  # of all text, aliases expanded
 KeyPath = tuple[str | int, ...]
 
 # C0 and C1 controls but tab and newline, line separators, surrogates, and what turns the direction of text around.
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufeff]")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]+(?:[eE][-+]?[0-9]{1,2})?")
@@ -296,7 +297,17 @@ class _Conversion:
             shown = "..." if secret_at(path) else text[:60]
             quoted = f'{last}: "{shown}"' if isinstance(last, str) and last else f'"{shown}"'
             known = str(trap) and not secret_at(path)
-            other = f"write {trap}, or, where text is meant, " if known else ""
+            meant = f"{trap}" if known else "" if secret_at(path) else _written_out(text)
+            other = f"write {meant}, or, where text is meant, " if meant else ""
             why = "is read differently by every YAML" if known else "is a number to YAML, not text"
             self.problem(node, path, f"{shown} without quotes {why}; {other}type {quoted}")
             return text
+
+
+def _written_out(text: str) -> str:
+    """1e3 as 1000; "" where that would be long, or it is another kind of number."""
+    if not _POWER.fullmatch(text):
+        return ""
+    number = float(text)
+    plain = f"{number:.0f}" if number.is_integer() else f"{number:.6f}".rstrip("0")
+    return plain if len(plain) < 20 and float(plain) == number else ""

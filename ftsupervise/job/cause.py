@@ -38,6 +38,7 @@ class Failure(NamedTuple):
 _GIVEN_UP = 93  # NVIDIA's ft_launcher: no progress over its own restarts, do not start it again
 _AGAIN = 16  # Megatron: computed twice with different results, start again to find out which was wrong
 _WRONG = 17  # Megatron: the same wrong result again
+_MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # others may end so for reasons of their own
 
 _TERM = "told to stop (SIGTERM)"  # the guard's word for it
 
@@ -111,7 +112,7 @@ def failure(
     the end of the command's output; ``oom``: the kernel killed one of the job's processes for its memory meanwhile.
     """
     if words.startswith("hang"):
-        return Failure(Kind.HANG, "hang")
+        return Failure(Kind.HANG, "hang", words.removeprefix("hang: "))
     if asked or code == 0 or words.startswith(_ASKED):
         return Failure(Kind.MEMORY, "host memory") if words.startswith("host memory") and not asked else None
     detail = _detail(output)
@@ -127,15 +128,15 @@ def failure(
         if found := pattern.search(output):
             return Failure(kind, sign, _line(output, found.start()))
     plain = re.sub(r"^ranks? \S+ on \S+ ", "", death) if death else ""
-    return _by_code(code, plain, detail)
+    return _by_code(code, plain, detail, megatron=bool(_MEGATRON.search(output)))
 
 
-def _by_code(code: int, plain: str, detail: str) -> Failure:
+def _by_code(code: int, plain: str, detail: str, *, megatron: bool) -> Failure:
     left = re.fullmatch(r"exit (\d+)", plain)
     number = int(left[1]) if left else code
     if number == _GIVEN_UP:
         return Failure(Kind.GIVEN_UP, "exit 93", "the launcher asks not to be started again (exit 93)")
-    if number in (_AGAIN, _WRONG):
+    if megatron and number in (_AGAIN, _WRONG):
         what = "asks to be started again to find out" if number == _AGAIN else "is wrong again"
         return Failure(Kind.NUMBERS, f"exit {number}", f"a result did not hold when computed twice; it {what}")
     if plain and not left:

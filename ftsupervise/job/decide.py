@@ -90,7 +90,11 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
     if last.failure == NO_STEP:
         return Verdict(Move.LEAVE, "this job's nodes take no step: the next member takes over", times=same)
     if situation.restarts >= budgets.in_place:
-        spent = f"all {budgets.in_place} restarts in place are used up" if budgets.in_place else "no restart in place"
+        spent = (
+            f"all {budgets.in_place} restarts in place are used up"
+            if budgets.in_place
+            else "no restart in place (--in-place 0)"
+        )
         return Verdict(Move.LEAVE, f"{spent}: the next member takes over", times=same)
     pause = delay(streak, budgets)
     need = time_needed(situation.attempts) + pause

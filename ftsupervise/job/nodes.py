@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import blame, procfs
 from ftsupervise.job import health, ledger
-from ftsupervise.job.cause import Kind
+from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
@@ -91,6 +91,11 @@ class Nodes:
             {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
         )
         return {**people, **self.unfit}
+
+    def not_well(self, why: str) -> Failure:
+        """Too few nodes are. Where the health command finds none it may be the command: that is not tried ten times."""
+        none = self.unfit.keys() >= set(self.names)
+        return Failure(Kind.START, "no node healthy", why) if none else Failure(Kind.NODE, "nodes not healthy", why)
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided and that the next member will not get."""

@@ -94,7 +94,11 @@ def place(
     if len(well) < want:
         gone = (node for node in allocation if node not in well)
         away = ", ".join(f"{node}: {barred[node]}" if node in barred else f"{node} is {states[node]}" for node in gone)
-        deaf = "" if is_srun(command) or follows(text) else f"; the command does not take its nodes from ${ENV_NODES}"
+        deaf = (
+            ""
+            if is_srun(command) or follows(text) or not well
+            else f"; the command does not take its nodes from ${ENV_NODES}"
+        )
         return Placement(command, (), f"{len(well)} of {want} nodes are left ({away}){deaf}")
     order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), _is_leaving(states.get(node, ""))))
     chosen = set(order[:want])

@@ -310,7 +310,7 @@ class Ring:
         mine = self._begin(Placement(self.options.command, self.nodes.names))
         if mine is None:
             return _NOT_NOW
-        failure = Failure(Kind.NODE, "nodes not healthy", why)
+        failure = self.nodes.not_well(why)
         ended = End(_NOT_NOW, f"not started: {why}", failure, 0.0, Reached(), None, "", False, None, "")
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:

@@ -29,7 +29,7 @@ def problems(text: str | bytes) -> list[str]:
         ("account: 0x1F", 'type account: "0x1F"'),
         ("account: 0b11", 'type account: "0b11"'),
         ("account: 1_000", 'type account: "1_000"'),
-        ("account: 1e3", 'type account: "1e3"'),
+        ("account: 1e3", 'write 1000, or, where text is meant, type account: "1e3"'),
         ("account: +5", 'type account: "+5"'),
         ("account: .5", 'type account: ".5"'),
         ("account: 5.", 'type account: "5."'),

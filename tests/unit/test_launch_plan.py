@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
 from ftsupervise.launch.plan import plan, train_command, warning_lead
@@ -23,8 +24,15 @@ def make(launch: dict[str, Any], **more: Any) -> Run:
     )
 
 
-def planned(launch: dict[str, Any], kind: str = "slurm", **more: Any) -> Any:
-    return plan(make(launch), kind=kind, token="t0", workdir=Path("/home/ada/tr11"), python="/venv/bin/python", **more)
+def planned(launch: dict[str, Any], kind: str = "slurm", nodes: Any = None, **more: Any) -> Any:
+    return plan(
+        make(launch, **({"nodes": nodes} if nodes else {})),
+        kind=kind,
+        token="t0",
+        workdir=Path("/home/ada/tr11"),
+        python="/venv/bin/python",
+        **more,
+    )
 
 
 def test_the_default_is_an_array_of_ten_one_at_a_time() -> None:
@@ -149,3 +157,24 @@ def test_an_own_template_is_used(tmp_path: Path) -> None:
     )
     script = render(planned({}), make({"template": own}).launch, ("--job-name=x",))
     assert script.startswith("#!/bin/sh\n#SBATCH --job-name=x\nexec /venv/bin/python -m ftsupervise run")
+
+
+@pytest.mark.parametrize("off", [None, False, "off"])
+def test_what_people_write_to_switch_something_off_does_so(off: Any) -> None:
+    words = " ".join(planned({"command": "python t.py", "restart": {"hang": off, "warm": off}}).command)
+    assert "--hang off" in words and "--warm off" in words
+
+
+@pytest.mark.parametrize(
+    ("restart", "nodes"),
+    [
+        ({"hang": {"at_least": "2d", "start": "30d", "unknown": "1ms", "factor": 1000}}, {}),
+        ({"hang": {"at_least": "1ms"}, "back_off": "0s", "stop_within": "1ms"}, {"half_life": "500ms"}),
+        ({"in_place": 100_000, "same_failure": 0, "budgets": {"node": 1000}}, {"exclude_at": 0.001, "at_most": 0}),
+        ({"stop_within": "400d"}, {"health": {"command": "true", "timeout": "10ms", "when": ("failure",)}}),
+    ],
+)
+def test_whatever_the_settings_take_the_ring_in_the_job_takes(restart: Any, nodes: Any) -> None:
+    """What is refused there burns the chain, a member after the other."""
+    words = list(planned({"command": "python t.py", "restart": restart}, nodes=nodes).command)
+    run_command.make_context("run", words[words.index("run") + 1 :])
