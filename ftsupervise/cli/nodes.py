@@ -31,7 +31,7 @@ def nodes() -> None:
 
     \b
     ftsupervise nodes                                    of the run of this directory
-    ftsupervise nodes exclude node-[3,7] --reason ECC    nobody gets them any more
+    ftsupervise nodes exclude "node-[3,7]" --reason ECC  nobody gets them any more
     ftsupervise nodes trust node-7                       whatever happened there
     ftsupervise nodes clear node-7                       it is mended: its past does not count
 
@@ -84,7 +84,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
     until = None if duration is None else _end(now, duration)
     rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
     end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
-    click.echo(f"{rundir.root.name} keeps away from {names}{end}. Undo:  ftsupervise nodes clear {names}")
+    click.echo(f"{rundir.root.name} keeps away from {names}{end}. Undo:  {_undo(rundir, names, shared)}")
     _apply_after_an_edit(rundir, no_apply)
 
 
@@ -95,7 +95,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
     from ftsupervise.blame import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
-    click.echo(f"{rundir.root.name} trusts {names}. Undo:  ftsupervise nodes clear {names}")
+    click.echo(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
     _apply_after_an_edit(rundir, no_apply)
 
 
@@ -133,6 +133,18 @@ def _find(run: str | None) -> RunDir:
     from ftsupervise.config.locate import find_run
 
     return find_run(run)
+
+
+def _find_after(run: str | None) -> RunDir:
+    """The run named after the nodes; who wrote several nodes there is told how."""
+    from ftsupervise.errors import NotFound
+
+    try:
+        return _find(run)
+    except NotFound as error:
+        if run is None:
+            raise
+        raise NotFound(error.message, hint=f"{error.hint}; several nodes are one word: node-7,node-8") from None
 
 
 def _settings(rundir: RunDir) -> tuple[blame.Settings, list[Path]]:
@@ -184,13 +196,25 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _undo(rundir: RunDir, names: str, shared: bool) -> str:
+    """To be typed anywhere."""
+    import shlex
+
+    return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])
+
+
 def _end(now: datetime, text: str) -> datetime:
     from ftsupervise.units import parse_duration
 
     try:
-        return now + parse_duration(text)
+        end = now + parse_duration(text)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--for: {error}") from None
+    if end <= now:
+        raise UsageError(
+            f"--for: {text} is no time at all", hint='such as "2h" or "2d"; without it: until it is cleared'
+        )
+    return end
 
 
 def _mark(
@@ -200,7 +224,7 @@ def _mark(
     from ftsupervise.errors import from_os_error
 
     wanted = _names(names)
-    rundir = _find(run)
+    rundir = _find_after(run)
     places = _settings(rundir)[1]
     if shared and len(places) < 2:
         raise UsageError(
@@ -219,7 +243,9 @@ def _say_what_is_left(judged: tuple[blame.Node, ...], names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
-            click.echo(f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name}")
+            click.echo(
+                f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name} RUN"
+            )
 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:

@@ -98,6 +98,8 @@ def _wanted(
     theirs = [node for node in job.excluded if node not in ours]
     stays = [] if whole else [node for node in job.excluded if node in ours]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
+    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in room.known]
+    left.update((f"{node}: Slurm knows no such node", None) for node in strange)
     bad = [node.name for node in nodes if node.state == "excluded" and node.name not in (*theirs, *stays)]
     chosen = fitting(bad, [*theirs, *stays, *by_hand], job.nodes, job.partitions, room, job.features)
     left.update((f"{node}: too few nodes would be left for job {job.id}", None) for node in bad if node not in chosen)

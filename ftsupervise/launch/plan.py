@@ -98,6 +98,7 @@ def plan(
             "no launch.time: the partition's default limit applies, and the warning before it may come too late "
             'to save; set it, such as time: "20:00:00"'
         )
+    notes += _of_spares(launch, kind)
     notes += [f"{node.name} is kept away from: {node.why} (ftsupervise nodes)" for node in avoid]
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
@@ -229,10 +230,36 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     srun = ["srun", *launch.srun_options]
     if launch.spare_nodes:
         # sbatch's own numbers, which srun would take over, count the spare nodes too
-        srun += [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes * (launch.tasks_per_node or 1)}"]
+        srun.append(f"--nodes={launch.nodes}")
+        if not _has(launch.srun_options, *_TASKS):
+            srun.append(f"--ntasks={launch.nodes * (launch.tasks_per_node or 1)}")
     if launch.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
     return [*srun, *container, *words]
+
+
+_TASKS = ("--ntasks", "-n", "--ntasks-per-node")
+_NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
+
+
+def _has(words: Sequence[str], *options: str) -> bool:
+    """Is one of these srun options among ``words``: --ntasks=8, --ntasks 8, -n8?"""
+    short = tuple(one for one in options if not one.startswith("--"))
+    return any(word.partition("=")[0] in options or (word[:2] in short and word[2:].isdigit()) for word in words)
+
+
+def _of_spares(launch: Launch, kind: str) -> list[str]:
+    """Spare nodes that the command would take for itself."""
+    words = _words(launch.command)
+    if not launch.spare_nodes or kind == "local" or "FTSUPERVISE_NODES" in " ".join(words):
+        return []
+    if words[0] == "srun" and _has(words, *_NODES):
+        return []
+    if words[0] == "srun" or not launch.srun:
+        how = f"--nodes={launch.nodes} --ntasks={launch.nodes * (launch.tasks_per_node or 1)}"
+        said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
+        return [f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]
+    return []
 
 
 def _words(command: str | tuple[str, ...]) -> list[str]:

@@ -19,6 +19,8 @@ def refused(line: str) -> str:
             _parse(ftsupervise, words[1:])
     except SystemExit as error:  # what is a Nagios plug-in ends by itself
         return f"exit {error.code}"
+    except click.exceptions.Exit as error:  # --help
+        return f"exit {error.exit_code}" if error.exit_code else ""
     except click.ClickException as error:
         return error.format_message()
     return ""

@@ -178,3 +178,24 @@ def test_whatever_the_settings_take_the_ring_in_the_job_takes(restart: Any, node
     """What is refused there burns the chain, a member after the other."""
     words = list(planned({"command": "python t.py", "restart": restart}, nodes=nodes).command)
     run_command.make_context("run", words[words.index("run") + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("launch", "noted"),
+    [
+        ({}, False),
+        ({"command": "srun python t.py"}, True),
+        ({"command": "srun --nodes=2 python t.py"}, False),
+        ({"command": "srun -n 16 python t.py"}, False),
+        ({"command": "bash run.sh", "srun": False}, True),
+        ({"command": "srun --nodelist=$FTSUPERVISE_NODES python t.py", "srun": False}, False),
+    ],
+)
+def test_who_would_take_the_spare_nodes_for_work_is_told(launch: Any, noted: bool) -> None:
+    notes = planned({"nodes": 2, "spare_nodes": 1, "tasks_per_node": 8, **launch}).notes
+    assert any("may take the spare ones too; its srun needs --nodes=2 --ntasks=16" in note for note in notes) == noted
+
+
+def test_tasks_that_the_person_counts_are_not_counted_again() -> None:
+    launch = {"nodes": 2, "spare_nodes": 1, "srun_options": ("--ntasks-per-node=8",)}
+    assert " ".join(planned(launch).command).endswith("srun --ntasks-per-node=8 --nodes=2 python train.py")
