@@ -265,8 +265,8 @@ class Warm:
                 self._step = str(facts.get("step", ""))
             if len(self._ready) == self._nodes:
                 self._say("a standby is ready on all nodes: restarts are warm")
-        elif facts.get("skipped"):
-            self._say(f"the standby leaves out {facts['skipped']}")
+        elif isinstance(skipped := facts.get("skipped"), dict) and skipped:
+            self._say(f"the standby leaves out {'; '.join(f'{name}: {why}' for name, why in skipped.items())}")
 
     def not_ours(self, pids: list[int]) -> list[int]:
         """``pids`` below the ring without the standby; the ranks below a standby that serves are the attempt's own."""

@@ -63,6 +63,7 @@ class Standby:
         self.cpus = int(learned.get("cpus") or told.get("cpus") or 0)  # that a rank has; 0: not known
         self.rss = int(learned.get("rss", 0))
         self.skipped: dict[str, str] = told.setdefault("skipped", {})
+        self.missing: dict[str, str] = {}  # of the modules that somebody has named
         self.env = dict(os.environb)
         self.stamps: dict[str, int] = {}
         self._looked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
@@ -109,7 +110,7 @@ class Standby:
             {
                 "modules": len(sys.modules),
                 "seconds": round(time.monotonic() - started, 2),
-                "skipped": self.skipped,
+                "skipped": {**self.skipped, **self.missing},
             }
         )
 
@@ -126,8 +127,9 @@ class Standby:
             try:
                 with warnings.catch_warnings():
                     importlib.import_module(name)
-            except Exception:  # the rank will meet it too, or not: it is not ours to judge
-                continue
+            except Exception as problem:  # the rank will meet it too, or not: it is not ours to judge
+                if self.told.get("modules"):  # but who has named it wants to know
+                    self.missing[name] = f"cannot be imported here: {problem}"[:200]
         left = _left(before) or _bad_fork()
         return {last or "the interpreter's start": left} if left else {}
 

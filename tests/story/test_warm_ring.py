@@ -140,6 +140,12 @@ def test_a_restart_waits_for_a_standby_that_is_importing(
     assert said.index("attempt 2 of") < said.index("a standby is ready"), said
 
 
+def test_a_module_that_was_named_and_is_not_there_is_told(ring: Callable[..., Ring], until: Until) -> None:
+    one = ring("--warm", "json,nosuchmodule")
+    until(one.ready, "the standby")
+    assert "leaves out nosuchmodule: cannot be imported here: No module named 'nosuchmodule'" in one.said()
+
+
 def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Callable[..., Ring], until: Until) -> None:
     pytest.importorskip("numpy")
     one = ring("--warm", "numpy", "--back-off", "0")
