@@ -42,8 +42,11 @@ class Status(NamedTuple):
 
     @property
     def step(self) -> int | None:
-        """The step all ranks have reached."""
-        return min((beat.step for beat in self.beats if beat.step is not None), default=None)
+        """The step all ranks have reached; once the attempt has ended, what the ledger says of it, which is the newer word."""
+        beats = min((beat.step for beat in self.beats if beat.step is not None), default=None)
+        last = self.attempts[-1] if self.attempts else None
+        told = last.last_step if last is not None and last.ended is not None else None
+        return max((step for step in (beats, told) if step is not None), default=None)
 
 
 def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
