@@ -21,7 +21,7 @@ from ftsupervise.truth import Pulse
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
 _RANKS = 64  # ranks of which everything is written down: the odd ones first
-_COST, _CLOSER_COST = 20.0, 4.0  # looks take at most this part of the time; and when it may be a hang
+_COST, _CLOSER_COST = 10.0, 4.0  # looks take at most this part of the time; and when it may be a hang
 _FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
 
 Pulses = Callable[[], Sequence[Pulse]]
