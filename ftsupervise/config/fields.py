@@ -148,6 +148,17 @@ def _text_schema(example: str, **more: object) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example], **more})
 
 
+def off_is_null(kind: object) -> BeforeValidator:
+    """For a setting of ``kind`` that null switches off: false and "off" do so too."""
+
+    def read(value: object) -> object:
+        if value is False or value == "off":
+            return None
+        return tuple(value) if isinstance(value, list) else value  # what follows takes no list for a tuple
+
+    return BeforeValidator(read, json_schema_input_type=kind)
+
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(_duration),
@@ -172,5 +183,4 @@ Share = Annotated[
     PlainSerializer(units.format_share, return_type=str),
     _text_schema("95%"),
 ]
-OffIsNull = BeforeValidator(lambda value: None if value is False or value == "off" else value)  # what many would write
 Positive = AfterValidator(_positive)

@@ -17,11 +17,11 @@ from ftsupervise.config.fields import (
     Duration,
     Lines,
     Matching,
-    OffIsNull,
     Positive,
     Share,
     Strict,
     TimeLimit,
+    off_is_null,
     wrong_at,
 )
 from ftsupervise.config.nodes import NodeSettings
@@ -50,6 +50,8 @@ Command = str | tuple[str, ...]
 ModuleName = Annotated[
     str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
 ]
+Off = Literal[False, "off"]
+_Warm = Literal["auto"] | tuple[ModuleName, ...]
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 
 
@@ -80,11 +82,11 @@ class Restart(Strict):
     """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
     stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
     """How long the command may take to leave after the kill switch was raised, before it is ended."""
-    warm: Annotated[Literal["auto"] | tuple[ModuleName, ...] | None, OffIsNull] = "auto"
+    warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = "auto"
     """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
     the run turned out to import by its first step, where memory is not tight), a list such as [torch, numpy], or null:
     restarts are cold."""
-    hang: Annotated[HangSettings | None, OffIsNull] = HangSettings()
+    hang: Annotated[HangSettings | None, off_is_null(HangSettings | None | Off)] = HangSettings()
     """When a command that stands still is ended; null: never."""
 
 

@@ -127,7 +127,10 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
     assert runs.one is not None
     assert runs.one.wait(60) == 5
     (only,) = ledger(runs.rundir)
-    assert (only.failure, only.then) == ("exit 5", "left: no restart in place: the next member takes over")
+    assert (only.failure, only.then) == (
+        "exit 5",
+        "left: no restart in place (--in-place 0): the next member takes over",
+    )
     assert runs.start("--", "true").wait(60) == 0
     assert [one.cause for one in ledger(runs.rundir)] == ["exit 5", "exit 0"]
 

@@ -80,6 +80,16 @@ def test_schema_and_load_accept_the_minimal_and_the_full_file(text: str) -> None
     assert not invalid(text)
 
 
+@pytest.mark.parametrize("warm", ["auto", "[torch, numpy.linalg]", "null", "false", '"off"'])
+@pytest.mark.parametrize("hang", ["{factor: 2, start: 1h}", "{}", "null", "false", '"off"'])
+def test_schema_and_load_accept_all_ways_to_say_it(warm: str, hang: str) -> None:
+    text = f"{MINIMAL}  restart: {{warm: {warm}, hang: {hang}}}\n"
+    restart = loads(text, environ={}).launch.restart
+    assert restart.warm == {"auto": "auto", "[": ("torch", "numpy.linalg")}.get(warm[:1] if warm[0] == "[" else warm)
+    assert (restart.hang is None) == (hang[0] != "{")
+    assert not invalid(text)
+
+
 def test_schema_and_load_accept_every_example() -> None:
     for path in EXAMPLES:
         assert loads(path.read_bytes(), path).name, path
