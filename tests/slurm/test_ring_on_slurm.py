@@ -36,7 +36,7 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()
-    assert first.failure == "killed by SIGKILL"
+    assert first.failure == "killed by SIGKILL", here.log()
     assert first.then.startswith("restarted in place")
     assert second.cause == "finished"
     assert first.job_id == second.job_id == f"{job}_1"
@@ -112,7 +112,7 @@ def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first = here.attempts()[0]
-    assert first.failure == "killed by SIGKILL"
+    assert first.failure == "killed by SIGKILL", here.log()
     assert first.cause.startswith("rank 1 on node-1 ")
 
 
