@@ -89,6 +89,7 @@ class Running:
         self.told = ""  # the signal that told us to stop
         self.warned = False
         self.ended = ""  # why we ended it ourselves, in the words of the ledger
+        self.untouched = True  # until we have told or killed any of it
         self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
@@ -143,6 +144,7 @@ class Running:
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self._reap()
                 if self.code is None:
+                    self.untouched = False
                     self.say("what is still there gets SIGKILL")
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
@@ -300,6 +302,7 @@ class Running:
         self._tell_to_leave(number, f"{self.told} at {_now():%Y-%m-%d %H:%M:%S} UTC")
 
     def _tell_to_leave(self, number: int, why: str) -> None:
+        self.untouched = False
         self._drop_warning(why)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
@@ -340,7 +343,7 @@ class Running:
         if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
             agents = self.agents
             one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
-            death = postmortem.words_of(one, output, failed)
+            death = postmortem.words_of(one, output, failed, untouched=self.untouched)
         words = cause(
             code,
             finished=rundir.has_finished(),

@@ -75,14 +75,16 @@ def first_death(output: str) -> str:
     return (_crash(output) or first) if _EXIT.search(first) else first
 
 
-def words_of(death: Death, output: str, failed: Collection[int] = ()) -> str:
+def words_of(death: Death, output: str, failed: Collection[int] = (), *, untouched: bool = False) -> str:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
+    ``untouched``: it was over before we ended anybody, so that one that was killed first was killed by somebody else.
     """
     if death.failed and death.code is not None and death.code > 0:
         told = {*failed, death.rank}
-        return _crash(output, told) or _left_first(output, told) or death.words()
+        killed = _killed_first(output, told) if untouched else ""
+        return _crash(output, told) or killed or _left_first(output, told) or death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
 
@@ -93,6 +95,13 @@ def _crash(output: str, failed: Collection[int] = ()) -> str:
     crash of one of ``failed``: it had raised, and fell over in its teardown.)"""
     found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES and not _one_of(match, failed))
     return next((_words(match)[0] for match in found), "")
+
+
+def _killed_first(output: str, failed: Collection[int]) -> str:
+    """The rank that was gone first, by SIGKILL, and not by srun, which kills only after it has told of another one."""
+    first = _TASK.search(output)
+    alone = first is not None and first["how"] == "Killed" and first["tasks"].isdigit()
+    return _words(first)[0] if first is not None and alone and not _one_of(first, failed) else ""
 
 
 def _left_first(output: str, failed: Collection[int]) -> str:
