@@ -6,6 +6,7 @@ import fcntl
 import os
 import pwd
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from ftsupervise.sandbox.conf import Layout
 
 ENV_DIRECTORY = "FTSUPERVISE_SANDBOX"  # where `ftsupervise sandbox` looks when no --dir is given
 
+_MOMENT = 1.0  # seconds
 _OUTER = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT", "SSTAT_", "SPRIO_", "PMI")
 
 
@@ -77,9 +79,20 @@ def alone(layout: Layout) -> Iterator[None]:
 
 
 def _lock(fd: int, path: Path) -> bool:
-    """Whether the lock is ours now: held by nobody else, and still the file of that name (``down`` removes it)."""
+    """Whether the lock is ours now: held by nobody else, and still the file of that name (``down`` removes it).
+
+    What was killed just now may have left a child that has not come to its exec, and holds the lock for that moment.
+    """
+    until = time.monotonic() + _MOMENT
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(0.02)
         return path.stat().st_ino == os.fstat(fd).st_ino
     except OSError:
         return False
