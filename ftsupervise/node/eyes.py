@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import signal
 import stat
 import struct
 from pathlib import Path
@@ -28,12 +29,14 @@ _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, 
 _INFO_EXIT = 1 << 3
 _GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
 _EXITING = 0x4  # PF_EXITING of the kernel
+_KILLED = 1 << signal.SIGKILL - 1  # among the signals that wait for it
 _ANCESTORS = 16
 _EARLY = 60.0  # seconds
 
 
 class _Stat(NamedTuple):
     state: str
+    killed: bool  # it has not been its turn since
     exiting: bool  # it is being taken down: its files are closed before it is gone
     parent: int
     cpu: float
@@ -52,8 +55,8 @@ def look_at(pid: int) -> _Stat | None:
     fields = rest.split()
     try:
         cpu = (int(fields[11]) + int(fields[12])) * _TICK
-        exiting = bool(int(fields[6]) & _EXITING)
-        return _Stat(fields[0], exiting, int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
+        killed, exiting = bool(int(fields[28]) & _KILLED), bool(int(fields[6]) & _EXITING)
+        return _Stat(fields[0], killed, exiting, int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
     except (IndexError, ValueError):
         return None
 
@@ -146,7 +149,7 @@ class Eyes:
             seen = look_at(last.pid)
             if seen is None or seen.start != last.pid_start:
                 code = one.code
-            elif seen.exiting or seen.state in "ZX":
+            elif seen.killed or seen.exiting or seen.state in "ZX":
                 code = _code_of(seen)
             else:
                 continue
@@ -346,8 +349,10 @@ def _exit_code(pidfd: int, pid: int) -> int | None:
     return os.waitstatus_to_exitcode(told[13]) if told[0] & _INFO_EXIT else None
 
 
-def _code_of(zombie: _Stat) -> int | None:
+def _code_of(ended: _Stat) -> int | None:
+    if ended.killed and not ended.status:
+        return None  # before Linux 5.17 it is told once the process has taken the signal
     try:
-        return os.waitstatus_to_exitcode(zombie.status)
+        return os.waitstatus_to_exitcode(ended.status)
     except ValueError:
         return None

@@ -19,6 +19,9 @@ RANK = """
 import os, sys, time
 from ftsupervise.pages import Page
 page = Page(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+if "IDLE" in os.environ:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 fill = os.memfd_create("fill")
 for _ in range(int(os.environ.get("FILL", "0"))):
     os.write(fill, bytes(1 << 20))
@@ -27,6 +30,13 @@ while True:
     step += 1
     page.step(step, time.monotonic())
     time.sleep(0.005)
+"""
+
+HOG = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+while True:
+    pass
 """
 
 ENDING = """
@@ -103,6 +113,10 @@ class Stage:
         # torchrun says so to its workers: nobody on this node would start them again
         given = {**os.environ, "TORCHELASTIC_MAX_RESTARTS": "0", **env}
         return self._start(words, given)
+
+    def hog(self) -> None:
+        """What takes the core that a rank with IDLE in its environment runs on: it is seldom its turn."""
+        self._start([sys.executable, "-c", HOG], dict(os.environ))
 
     def ends(self, how: str, go: Path, run: Path) -> subprocess.Popen[bytes]:
         """A program with a guard that ends in the words ``how``; its teardown then waits for the file ``go``."""

@@ -125,12 +125,16 @@ def test_a_rank_that_leaves_in_order_is_told_when_it_has_ended(
     assert rank.wait(20) == code
 
 
-def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", ["FILL", "IDLE"])
+def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tmp_path: Path, why: str) -> None:
+    """Its memory is freed before its process is gone, or it has not even been its turn since it was killed."""
     stage.agent()
     mark = {ENV_ATTEMPT_DIR: str(tmp_path / "1")}
-    heavy = stage.rank(0, FILL="600", **mark)  # its memory is freed before its process is gone
+    heavy = stage.rank(0, **{why: "600"}, **mark)
     light = stage.rank(1, **mark)
     until(lambda: stage.step(0) and stage.step(1))
+    if why == "IDLE":
+        stage.hog()
     heavy.kill()
     for number in (7, 8):
         answer = stage.ask(number, f"kill {tmp_path / '1'}")
