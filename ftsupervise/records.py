@@ -6,6 +6,7 @@ skipped by the readers and never an error: another process may be writing it at 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -34,6 +35,12 @@ def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
     except FileNotFoundError:
         return ()
     return tuple(_launch(run_dir, name) for name in names)
+
+
+def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozenset[str]:
+    """The jobs of those launches and the one that we are in, of an array its own number: ``base_id`` of what squeue lists."""
+    here = {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
+    return frozenset(here.union(*(record.job_ids for record in records)))
 
 
 def people(run_dir: RunDir) -> tuple[str, ...]:

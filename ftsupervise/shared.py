@@ -28,7 +28,7 @@ _CHILD = (
 
 _MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
 _ROOT = Path(__file__).resolve().parents[1]
-_PATIENCE = 5.0  # seconds for a directory that is shared with others
+PATIENCE = 5.0  # seconds for a directory that is shared with others
 
 
 class Judged(NamedTuple):
@@ -45,7 +45,7 @@ def judge(places: Sequence[Path], settings: blame.Settings, now: datetime) -> Ju
     return Judged(blame.judge(known, settings, now), known, whole)
 
 
-def read(places: Sequence[Path], patience: float = _PATIENCE) -> tuple[blame.Known, bool]:
+def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[blame.Known, bool]:
     """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
     among the problems."""
     known, whole = blame.read(places[:1]), True

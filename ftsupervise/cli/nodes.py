@@ -69,8 +69,9 @@ def list_nodes(run: str | None, as_json: bool) -> None:
         click.echo(f"{rundir.root.name}: no node has a past that counts")
         return
     width = max(len(node.name) for node in judged.nodes)
+    now = datetime.now(timezone.utc)
     for node in judged.nodes:
-        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, datetime.now(timezone.utc))}")
+        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, now)}")
 
 
 @nodes.command()
@@ -261,9 +262,9 @@ def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
 
 def _apply(rundir: RunDir, judged: Judged) -> Applied:
     """Tell Slurm, and the person what that has changed."""
-    from ftsupervise.job.exclude import bring_up_to_date
+    from ftsupervise.job import exclude
 
-    done = bring_up_to_date(rundir, os.environ, judged)
+    done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
     for sentence in (*done.changed, *done.left_in):
         click.echo(sentence)
     return done

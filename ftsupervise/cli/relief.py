@@ -25,9 +25,10 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     if not blame.any_applied(rundir.nodes):
         return ()
     from ftsupervise import shared
-    from ftsupervise.job.exclude import bring_up_to_date
+    from ftsupervise.job import exclude
     from ftsupervise.launch.avoid import places_of, settings
     from ftsupervise.scheduler.slurm import clean_environment
 
     judged = shared.judge(places_of(run), settings(run), now)
-    return bring_up_to_date(rundir, clean_environment(os.environ), judged, f"ftsupervise:{run.name}:").changed
+    env, comment = clean_environment(os.environ), f"ftsupervise:{run.name}:"
+    return exclude.apply(rundir, env, judged.nodes, comment, whole=judged.whole).changed

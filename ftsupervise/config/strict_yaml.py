@@ -21,7 +21,6 @@ MAX_CHARACTERS = 1_000_000  # of all text, aliases expanded
 KeyPath = tuple[str | int, ...]
 
 # C0 and C1 controls but tab and newline, line separators, surrogates, and what turns the direction of text around.
-_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufeff]")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]+(?:[eE][-+]?[0-9]{1,2})?")
@@ -32,6 +31,7 @@ _NUMBER_LIKE = re.compile(
     r"[-+]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9]+)?"
     r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
 )
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
 _SECRET = re.compile(
     r"(?:^|[_-])(?:password|passwd|passphrase|token|secret|webhook|credentials?|api_?key|access_?key|private_?key)"
     r"(?:[_-](?:url|key))?$|[_-](?:file|env)$",

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from ftsupervise import blame
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.records import launches, people
+from ftsupervise.records import job_ids, launches, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
-from ftsupervise.shared import Judged
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
 
@@ -34,13 +33,8 @@ class Applied(NamedTuple):
         return bool(those) and not self.problem and all(node in nodes for nodes in those)
 
 
-def bring_up_to_date(rundir: RunDir, env: Mapping[str, str], judged: Judged, comment: str = "") -> Applied:
-    """``apply`` for who has only read."""
-    return apply(rundir, env, judged.nodes, comment, whole=judged.whole)
-
-
 def apply(
-    rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "", *, whole: bool = True
+    rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "", *, whole: bool
 ) -> Applied:
     """Bring the lists of all waiting jobs of the run up to date with ``nodes``, as judged. Never raises.
 
@@ -53,42 +47,47 @@ def apply(
     jobs: dict[str, tuple[str, ...]] = {}
     changed: list[str] = []
     left: dict[str, None] = {}
-    problem = ""
+    problem = "" if whole else "not all that is known of the nodes could be read: none is given back"
     try:
         records = launches(rundir)
         if records and records[-1].kind == "local":
             return Applied()
-        slurm = Exclusions(env, timeout=_PATIENCE)
-        mine = {job for one in records for job in one.job_ids}
-        mine |= {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
-        who = people(rundir)
-        waiting = [w for w in slurm.waiting(who) if w.base_id in mine or (comment and w.comment.startswith(comment))]
+        slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(records, env)
+        everyone = slurm.waiting(people(rundir))
+        waiting = [one for one in everyone if one.base_id in mine or (comment and one.comment.startswith(comment))]
         room = slurm.room() if waiting and any(node.avoided for node in nodes) else Room(frozenset(), {})
         ours = Ours(rundir, waiting)
         for job in waiting:
             try:
                 wanted = _wanted(job, nodes, room, left, ours.of(job), whole)
-                if set(wanted) != set(job.excluded):
-                    ours.put(job, wanted)
-                    if not slurm.exclude(job.id, wanted):
-                        continue
-                    what = compress_hostlist(wanted) or "no node any more"
-                    changed.append(f"job {job.id} is kept away from {what}")
+                told = _tell(slurm, ours, job, wanted)
             except SchedulerUnavailable:
                 raise
             except (Error, OSError) as error:  # somebody else's job, or a mark that cannot be written
                 problem = str(error).partition("\n")[0]
                 ours.keep(job)
                 continue
+            if told is None:
+                continue
+            changed += told
             ours.settle(job, wanted)
             jobs[job.id] = tuple(wanted)
             held.update([job.id] if job.held else ())
         ours.close()
     except (Error, OSError) as error:
         problem = str(error).partition("\n")[0]
-    if not whole and not problem:
-        problem = "not all that is known of the nodes could be read: none is given back"
     return Applied(jobs, tuple(changed), tuple(left), problem, frozenset(held))
+
+
+def _tell(slurm: Exclusions, ours: Ours, job: Waiting, wanted: list[str]) -> list[str] | None:
+    """Change the list of one job where it is another one: in words what was done; None when it waits no longer. Raises Error,
+    OSError."""
+    if set(wanted) == set(job.excluded):
+        return []
+    ours.put(job, wanted)
+    if not slurm.exclude(job.id, wanted):
+        return None
+    return [f"job {job.id} is kept away from {compress_hostlist(wanted) or 'no node any more'}"]
 
 
 def _wanted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftsupervise.errors import Error
-from ftsupervise.records import launches
+from ftsupervise.records import job_ids, launches
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler import open_scheduler
 
@@ -14,19 +14,15 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str], comment: str) -> tuple[
     """Put every waiting job of the run on hold; their ids, and what went wrong ("" if nothing did). Never raises."""
     held: list[str] = []
     try:
-        kind, mine = _mine(rundir)
+        records = launches(rundir)
+        kind = records[-1].kind if records else ""
         scheduler = open_scheduler(kind or ("slurm" if env.get("SLURM_JOB_ID") else "local"), env)
-        own = {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
+        mine = job_ids(records, env)
         for job in scheduler.queue():
-            ours = job.base_id in mine | own or (comment and job.comment.startswith(comment))
+            ours = job.base_id in mine or (comment and job.comment.startswith(comment))
             if ours and job.state.waiting:
                 scheduler.hold(job.base_id)
                 held.append(job.base_id)
     except (Error, OSError) as error:
         return tuple(held), str(error).partition("\n")[0]
     return tuple(dict.fromkeys(held)), ""
-
-
-def _mine(rundir: RunDir) -> tuple[str, set[str]]:
-    records = launches(rundir)
-    return (records[-1].kind if records else ""), {job for record in records for job in record.job_ids}

@@ -21,7 +21,7 @@ from ftsupervise.job.cause import Failure, Kind
 from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
-from ftsupervise.shared import together, visit
+from ftsupervise.shared import PATIENCE, together, visit
 
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ftsupervise.job.options import Options
 
 START, FAILURE = "start", "failure"
-_PATIENCE = 5.0  # seconds for a directory that is shared with others
 _DEAF = 600.0  # seconds after which one that has not answered is asked again
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
 _HARDWARE = re.compile(
@@ -158,7 +157,7 @@ class Nodes:
         """What other runs know of nodes, as far as it can be had: what went wrong, and whether that is up to date."""
         if time.monotonic() < self.deaf_until:
             return (), False
-        found = visit(place, self.book if write else None, _PATIENCE)
+        found = visit(place, self.book if write else None, PATIENCE)
         if found is None:
             tell(log, f"{place} does not answer: nothing new is known from other runs of nodes, and none is given back")
             self.deaf_until = time.monotonic() + _DEAF

@@ -29,6 +29,8 @@ PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the jo
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
+_TASKS = ("--ntasks", "-n", "--ntasks-per-node")
+_NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
 
 
 @dataclass(frozen=True)
@@ -236,10 +238,6 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     if launch.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
     return [*srun, *container, *words]
-
-
-_TASKS = ("--ntasks", "-n", "--ntasks-per-node")
-_NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
 
 
 def _has(words: Sequence[str], *options: str) -> bool:

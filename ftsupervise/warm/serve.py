@@ -114,9 +114,8 @@ class Serving:
     def _look_around(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
-            self._refuse(
-                caller, caller.refused or ("processes of an older attempt do not die" if caller.whole else "timed out")
-            )
+            late = "processes of an older attempt do not die" if caller.whole else "timed out"
+            self._refuse(caller, caller.refused or late)
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = None
             self._send_below(signal.SIGKILL)

@@ -41,29 +41,29 @@ def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, run
     """One that was requeued, or held by itself, stands beside the rest."""
     queue = Queue(tmp_path, ["n7", "n8"], jobs("88_1", "88_[3-10]"))
     queue.change(jobs={**jobs("88_1"), "88_[3-10]": {"excluded": ["n8"]}})
-    assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:").problem == ""
+    assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True).problem == ""
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and both would be all"
     queue.change(nodes=["n7", "n8", "n9"])
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n[7-8]"]}
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:")
+    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_1": [], "88_[3-10]": ["n8"]}
     assert not blame.any_applied(rundir.nodes)
 
 
 def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), "ftsupervise:x:", whole=False)
     assert "none is given back" in done.problem
     assert done.changed == ("job 88_[3-10] is kept away from n[6-7]",)
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:")
+    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
 def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     rundir.finished.touch()
     exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=False)
     assert queue.excluded() == {"88_[3-10]": []}
@@ -71,7 +71,7 @@ def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: R
 
 def test_who_is_held_takes_over_from_nobody(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]", reason="JobHeldUser"))
-    done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:")
+    done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     assert not done.avoid("n7")
 
@@ -109,7 +109,7 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     monkeypatch.setattr(shared, "_CHILD", "import time; time.sleep(60)")
-    monkeypatch.setattr("ftsupervise.job.nodes._PATIENCE", 0.5)
+    monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 0.5)
     one.notes("n1", "warning")
     one.nodes._owed = True
     one.notes("n1", "warning")
