@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import pytest
 
+from ftsupervise.errors import SchedulerUnavailable
+
 T = TypeVar("T")
 
 
@@ -46,7 +48,7 @@ def no_subreaper() -> Iterator[None]:
 def until() -> Callable[..., T]:
     """``until(question, what="…", seconds=60)``: the first true answer; fails with the last one after ``seconds``.
 
-    A file that is not there yet is an answer too: not yet.
+    A file that is not there yet is an answer too: not yet. So is a controller that has no turn for a moment.
     """
 
     def wait(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
@@ -55,9 +57,9 @@ def until() -> Callable[..., T]:
             answer: T | Exception
             try:
                 answer = question()
-            except FileNotFoundError as error:
+            except (FileNotFoundError, SchedulerUnavailable) as error:
                 answer = error
-            if answer and not isinstance(answer, FileNotFoundError):
+            if answer and not isinstance(answer, (FileNotFoundError, SchedulerUnavailable)):
                 return answer
             if time.monotonic() > deadline:
                 pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")

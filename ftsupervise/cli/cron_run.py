@@ -105,5 +105,5 @@ def loop(place: CronDir, dry_run: bool) -> None:
             click.echo("cron: removed", err=True)
             return
         for line in (*(f"ran {name}" for name in done.worked.ran), *done.trouble, *done.told):
-            click.echo(f"{local(slot, installed)} {line}")
+            click.echo(f"{local(done.slot, installed)} {line}")  # a late one works for a later slot
     click.echo("cron: stopped", err=True)

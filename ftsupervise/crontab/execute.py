@@ -271,7 +271,8 @@ def _environment(pid: int) -> list[bytes]:
 
 def _end_the_rest(before: frozenset[int]) -> None:
     """Processes that shed tree and mark. Then reap what was handed to us."""
-    for _ in range(50):
+    until = time.monotonic() + _UNKILLABLE
+    while time.monotonic() < until:
         left = processes.below(os.getpid(), without=before)
         if not left or not processes.send(left, signal.SIGKILL):
             break

@@ -36,6 +36,8 @@ _AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two tellings of a question tha
 _PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)  # seconds before agents that ended are started again
 _LOOK = 0.5  # seconds between two looks at whether they run
 _END = 1.0  # seconds for them to leave
+_ALIVE = 3.0  # beats without a word of a node that is there
+AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
 
 
 class Agents:
@@ -172,6 +174,12 @@ class Agents:
             self._dying += [death_of(one, node) for one in dying]
             done.update({node} if killed else ())
         return frozenset(done)
+
+    def end_what_lives_on(self, attempt_dir: Path, nodes: Sequence[str]) -> None:
+        """``kill`` on nodes that Slurm has lost, where an agent is still heard; nobody waits for one that is not."""
+        heard = set(nodes) - set(self.pulses.silent(nodes, _ALIVE * self.pulses.every)) if self.remote else ()
+        if heard:
+            self.kill(attempt_dir, sorted(heard), AT_ONCE)
 
     def culprit(self, told: Death) -> Death:
         """Who began it. A process that is killed closes its connections before it is gone, and others, for whom that is an

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 
 from ftsupervise.job import ledger, postmortem, processes
 from ftsupervise.job.agents import Agents
@@ -26,7 +25,7 @@ from ftsupervise.job.voice import shown, tell
 from ftsupervise.job.warm import Warm
 from ftsupervise.job.witness import Witness, words
 from ftsupervise.ledger import Reached, reached
-from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, read_json, write_whole
+from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, write_whole
 
 _STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
@@ -97,6 +96,7 @@ class Running:
         self.kills = Kills()
         self.lookout: Lookout | None = None
         self.restarts = options.budgets.in_place > 0 and postmortem.may_end_with_a_rank(command)
+        self.names_ranks = self.restarts or postmortem.ends_with_a_rank(command)
         self.witness = witness
         self.hung: Verdict | None = None  # why it was ended, if it was for that
         self.listens = options.budgets.in_place > 0 and postmortem.ends_with_a_rank(command) and self.output.is_file
@@ -112,6 +112,7 @@ class Running:
                 self.options.rundir, self.mine.number, self.ears, self.options.look_every, self.warm.noticed
             )
             code = self._wait()
+            self._hear_the_last()
             self.died_at = self.died_at or time.monotonic()
             self._clear_away()
             self.lookout.close()
@@ -148,6 +149,13 @@ class Running:
                     self.say("what is still there gets SIGKILL")
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
+
+    def _hear_the_last(self) -> None:
+        """What came just before the command's end, and was not looked at any more."""
+        if self.kill_at is None:
+            self._told_death()
+        for number in self.ears.heard(0):
+            self._on_signal(number)
 
     def _patience(self) -> float | None:
         now = time.monotonic()
@@ -202,15 +210,18 @@ class Running:
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
     def _told_death(self) -> str:
-        """The first crash that a node has told of; "" if none, and if nobody here would start again."""
+        """The first crash that a node has told of; "" if none, and if nobody here would start again: then it is only noted."""
         if self.agents is None:
             return ""
         self.agents.tend()
         crashes = [one for one in self.agents.pulses.deaths() if one.crash]
-        if not crashes or self.warned or not self.restarts:
+        if not crashes or self.warned or not self.names_ranks:
             return ""
-        self.death = min(crashes, key=lambda one: one.failed)  # who has raised may have raised for another's end
-        return self.death.words()
+        known = [self.death] if self.death is not None else []
+        self.death = min(
+            [*known, *crashes], key=lambda one: one.failed
+        )  # who has raised may have done so for another's end
+        return self.death.words() if self.restarts else ""
 
     def _end_it(self, why: str, grace: float) -> None:
         """End the command because of something we saw."""
@@ -340,14 +351,14 @@ class Running:
         rundir = self.options.rundir
         output = self.output.since() if code else ""
         death = postmortem.first_death(output)
-        if self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
+        if code and self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
             agents = self.agents
             one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
             death = postmortem.words_of(one, output, failed, untouched=self.untouched)
         words = cause(
             code,
             finished=rundir.has_finished(),
-            stopped=_stopped(self.mine.folder),
+            stopped=postmortem.stopped(self.mine.folder / STOPPED),
             told=self.told,
             past_end=self.end is not None and time.time() > self.end - _NEAR_END,
             death=death,
@@ -383,14 +394,6 @@ class Running:
 
     def say(self, text: str) -> None:
         tell(self.mine.folder / "run.log", text)
-
-
-def _stopped(folder: Path) -> str:
-    try:
-        record = read_json(folder / STOPPED, limit=64_000)
-    except (OSError, ValueError):
-        return ""
-    return str(record.get("cause", "")) if record else ""
 
 
 def _now() -> datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ftsupervise.brake import read_brake
 from ftsupervise.errors import Error
 from ftsupervise.records import job_ids, launches
 from ftsupervise.rundir import RunDir
@@ -26,3 +27,13 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str], comment: str) -> tuple[
     except (Error, OSError) as error:
         return tuple(held), str(error).partition("\n")[0]
     return tuple(dict.fromkeys(held)), ""
+
+
+def keep_the_brake_on(rundir: RunDir, env: Mapping[str, str], comment: str) -> None:
+    """A member that started all the same (it was not held, or somebody released it): hold the rest again. Never raises."""
+    try:
+        on = read_brake(rundir)
+    except OSError:
+        return
+    if on is not None:
+        hold_pending(rundir, env, comment)

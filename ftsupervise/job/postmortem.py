@@ -141,6 +141,15 @@ def root_error(path: Path) -> str:
     return str(said).strip().partition("\n")[0][:500] if said else ""
 
 
+def stopped(path: Path) -> str:
+    """Why the guard has let the command stop, as it has written it down; "" if it has not. Never raises."""
+    try:
+        record = read_json(path, limit=64_000)
+    except (OSError, ValueError):
+        return ""
+    return str(record.get("cause", "")) if record else ""
+
+
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
     """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
     if not command or os.path.basename(command[0]) != "srun":

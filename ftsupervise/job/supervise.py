@@ -16,7 +16,7 @@ from ftsupervise import brake, deadline
 from ftsupervise.errors import Error
 from ftsupervise.fence import is_sealed, superseded
 from ftsupervise.job import fencing, gate, hold, ledger
-from ftsupervise.job.agents import Agents
+from ftsupervise.job.agents import AT_ONCE, Agents
 from ftsupervise.job.allocation import Allocation
 from ftsupervise.job.attempt import End, Running, not_started
 from ftsupervise.job.cause import Failure, Kind
@@ -41,7 +41,6 @@ __all__ = ["Options", "run"]
 
 _NOT_NOW = 75
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
-_AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
 
 
 def run(options: Options, env: Mapping[str, str]) -> int:
@@ -57,7 +56,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
         closed = gate.reason_not_to_start(options.rundir)
         if closed:
             tell(None, closed)
-            _keep_the_brake_on(options, env)
+            hold.keep_the_brake_on(options.rundir, env, f"ftsupervise:{options.name}:")
             return 0
         for odd in gate.odd_switches(options.rundir):
             tell(None, odd)
@@ -202,7 +201,7 @@ class Ring:
         ended = one.see_through(command_env(self, mine, placement))
         self.minder.mind(None)
         self.warm.ended(stepped=ended.reached.last is not None)
-        lost = self._look_for_lost_nodes(placement) if ended.failure is not None else {}
+        lost = self._look_for_lost_nodes(mine, placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:
             ended = replace(ended, note="; ".join(filter(None, (ended.note, left))))
@@ -218,7 +217,7 @@ class Ring:
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
         """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
         left = set(nodes or self.allocation.nodes)
-        left -= self.agents.kill(mine.folder, sorted(left), _AT_ONCE)
+        left -= self.agents.kill(mine.folder, sorted(left), AT_ONCE)
         if self.agents.remote:
             silent = self.allocation.silent() if left else frozenset()
             if left and not left <= silent:  # nobody waits for the agent of a node that is not there
@@ -242,13 +241,16 @@ class Ring:
         tell(mine.folder / "run.log", words := f"steps that do not end: {', '.join(left)}")
         return words
 
-    def _look_for_lost_nodes(self, placement: Placement) -> dict[str, str]:
-        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how."""
+    def _look_for_lost_nodes(self, mine: ledger.Claim, placement: Placement) -> dict[str, str]:
+        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
+        Slurm reaches nothing on one that it has lost, which may live on for us."""
         if len(self.allocation.nodes) < 2:
             return {}
         self.states = self.allocation.how_they_are(ended=True)
         used = placement.nodes or self.allocation.nodes
-        return {node: self.states[node].rstrip("*") for node in used if is_away(self.states.get(node, ""))}
+        lost = {node: self.states[node].rstrip("*") for node in used if is_away(self.states.get(node, ""))}
+        self.agents.end_what_lives_on(mine.folder, tuple(lost))
+        return lost
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
@@ -384,16 +386,6 @@ class Ring:
             tell(log, f"on hold: {', '.join(held)}")
             self.owed.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, f"mend it, then: ftsupervise clear --brake {self.options.rundir.root}")
-
-
-def _keep_the_brake_on(options: Options, env: Mapping[str, str]) -> None:
-    """A member that started all the same (it was not held, or somebody released it): hold the rest again."""
-    try:
-        on = brake.read_brake(options.rundir)
-    except OSError:
-        return
-    if on is not None:
-        hold.hold_pending(options.rundir, env, f"ftsupervise:{options.name}:")
 
 
 def _now() -> datetime:

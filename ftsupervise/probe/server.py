@@ -300,6 +300,9 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
             done, code = os.waitpid(pid, os.WNOHANG)
             if done:  # what it left running may hold the pipes open; half a second is given for the last words
                 status, until = os.waitstatus_to_exitcode(code), min(until, time.monotonic() + 0.5)
+    for fd in open_ends:  # what lies there already, however late we come to look
+        while len(texts_of[fd]) < most and select.select([fd], [], [], 0)[0] and (part := os.read(fd, 65536)):
+            texts_of[fd] += part[: most - len(texts_of[fd])]
     late = status is None
     if late:
         status = _end(pid, os.killpg)

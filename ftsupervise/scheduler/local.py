@@ -212,7 +212,7 @@ class Local:
             return []
         pid = cast("int", state.get("pid", 0))
         alive = bool(pid) and identity(pid) == state.get("pid_start")
-        if not alive and state.get("state") in ("RUNNING", "COMPLETING") and self._orphans(folder, marks):
+        if not alive and not _has_ended(state) and self._orphans(folder, marks):
             alive, state = True, {**state, "state": "COMPLETING"}  # the chain was killed, its member is still saving
             raw = {**raw, "members": min(1, cast("int", raw["members"]))}
         held = (folder / "hold").exists()
@@ -223,6 +223,13 @@ class Local:
                 f"the local queue {folder} cannot be read: {type(error).__name__}: {error}",
                 hint=f"if that job is over: rm -r {folder}",
             ) from None
+
+
+def _has_ended(state: dict[str, object]) -> bool:
+    try:
+        return JobState(str(state.get("state", "PENDING"))).ended
+    except ValueError:
+        return False
 
 
 def _records(

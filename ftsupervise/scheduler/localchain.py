@@ -105,6 +105,9 @@ class Chain:
         env = {**os.environ, ENV_JOB_ID: job_id, ENV_OF: mark, "FTSUPERVISE_LOCAL_MEMBER": str(member)}
         if limit is not None:
             env["FTSUPERVISE_DEADLINE"] = str(int(time.time() + limit))
+        now = time.time()
+        # before there is anybody: a member that lives is never one that waits, should this process be killed meanwhile
+        self.write(member=member, state="RUNNING", started=now, ends=now + limit if limit else None)
         try:
             output = self._output(member if members else None)
             shell = subprocess.Popen(
@@ -121,8 +124,6 @@ class Chain:
         except OSError as error:
             print(f"{job_id} could not be started: {error}", flush=True)
             return JobState.FAILED
-        now = time.time()
-        self.write(member=member, state="RUNNING", started=now, ends=now + limit if limit else None, shell=shell.pid)
         verdict = self._follow(shell, mark, member, limit)
         self.write(state="COMPLETING", exit_code=shell.returncode)
         _end_all(mark)
@@ -213,10 +214,16 @@ def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def _end_all(mark: str) -> None:
-    """SIGKILL whatever the member left behind, for at most five seconds."""
+    """SIGKILL whatever the member left behind, for at most five seconds. One that is dying has no environment any more, and may
+    still hold what the next member needs."""
     deadline = time.monotonic() + 5
-    while _processes(mark) and time.monotonic() < deadline:
+    left: set[tuple[int, int | None]] = set()
+    while time.monotonic() < deadline:
+        left |= {(pid, identity(pid)) for pid in _processes(mark)}
         _signal_all(mark, signal.SIGKILL)
+        left = {(pid, start) for pid, start in left if start is not None and identity(pid) == start}
+        if not left:
+            return
         time.sleep(0.05)
 
 

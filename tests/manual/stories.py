@@ -84,6 +84,7 @@ class Story:
             lines.append(f"echo '@@@{number}'")
             if " --every " in command:
                 log = self.place.parent / f"background-{number}.txt"
+                command = command.replace(" --every 60s", " --every 2s")  # nobody waits for a minute here
                 lines.append(f"{command} >{log} 2>&1 &\necho $! >>{self.place.parent}/pids")
             else:
                 lines.append(command)

@@ -91,7 +91,8 @@ def scene(
 ) -> Callable[..., Scene]:
     def make(**shape: Any) -> Scene:
         name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:35]
-        folder = short_tmp / name
+        while (folder := short_tmp / name).exists():  # of another parameter
+            name += "x"
         shutil.copytree(EXAMPLE, folder)
         shutil.rmtree(folder / "runs", ignore_errors=True)
         return Scene(folder, make_sandbox(**shape), name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from ftsupervise.crontab.place import CronDir, need_installed
 from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.crontab.successors import Chain, chain
+from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 
@@ -98,15 +99,23 @@ class OneCron:
         del slots[None]
         return max(slots.values(), default=0)
 
-    def running(self) -> list[str]:
-        lines = self.sandbox.run(["squeue", "-h", "-t", "RUNNING", "-o", "%i %k"]).splitlines()
+    def jobs(self, *which: str) -> list[str]:
+        """Jobs of the chain: all, or those in the states ``which``."""
+        asked = ["squeue", "-h", *(["-t", ",".join(which)] if which else []), "-o", "%i %k"]
+        while True:
+            try:
+                lines = self.sandbox.run(asked).splitlines()
+                break
+            except SchedulerUnavailable:  # a controller without a turn for a moment: wait, as any who asks
+                time.sleep(0.1)
         mark = f"ftsupervise-cron:{need_installed(self.cron).id}:slot:"
         return [line.split()[0] for line in lines if mark in line]
 
+    def running(self) -> list[str]:
+        return self.jobs("RUNNING")
+
     def pending(self) -> list[str]:
-        lines = self.sandbox.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %k"]).splitlines()
-        mark = f"ftsupervise-cron:{need_installed(self.cron).id}:slot:"
-        return [line.split()[0] for line in lines if mark in line]
+        return self.jobs("PENDING")
 
     def worked(self) -> list[str]:
         try:
@@ -169,7 +178,8 @@ class Lab:
         count.injected += injected
         for one in crons:
             live = one.live_chains()
-            until = time.monotonic() + self.period  # between a slot and the end of its tick there may be two ahead
+            # between a slot and the end of its tick there may be two ahead; a late one puts in order what it finds
+            until = time.monotonic() + max(self.period, 30)
             while (live != 1 or len(one.chain().ahead) < SPARES) and time.monotonic() < until:
                 time.sleep(0.1)
                 live = one.live_chains()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,6 +69,35 @@ class Scene:
 
     def queue(self) -> str:
         return self.sandbox.run(["squeue", "-h", "-n", self.name, "-o", "%i %T %r"]).strip()
+
+    def agents(self, node: str = "") -> list[int]:
+        """The node agents of this sandbox, or those of one node: their environment says which Slurm started them."""
+        words = {f"SLURM_CONF={self.sandbox.env()['SLURM_CONF']}".encode()}
+        words |= {f"SLURMD_NODENAME={node}".encode()} if node else set()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                is_agent = entry.name.isdigit() and b"ftsupervise.node" in (entry / "cmdline").read_bytes()
+                if is_agent and words <= set((entry / "environ").read_bytes().split(b"\0")):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def watched(self, *pids: int) -> bool:
+        """Does an agent hold a descriptor of each of these processes?"""
+        found = ""
+        for agent in self.agents():
+            try:
+                found += "".join(one.read_text() for one in Path(f"/proc/{agent}/fdinfo").iterdir())
+            except OSError:
+                continue
+        return all(re.search(rf"^Pid:\s+{pid}$", found, re.M) for pid in pids)
+
+    def cut_off(self, node: str = "") -> None:
+        """The network of a node, or of all, is gone for our agents: they hear and say nothing. Ends with the sandbox."""
+        for pid in self.agents(node):
+            os.kill(pid, signal.SIGSTOP)
 
     def processes(self) -> list[int]:
         """Living processes of this run's training, on all nodes."""

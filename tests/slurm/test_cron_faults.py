@@ -29,7 +29,7 @@ def home() -> Iterator[Path]:
 @pytest.fixture
 def make_lab(home: Path, make_sandbox: Callable[..., Sandbox]) -> Callable[..., Lab]:  # the jobs end before their home
     def make(chains: int, period: float, *, limit: float = 12.0) -> Lab:
-        sandbox = make_sandbox(nodes=3, message_timeout=2, slurmd_timeout=6)
+        sandbox = make_sandbox(nodes=3, message_timeout=4, slurmd_timeout=6)
         crons = [OneCron(sandbox, home / f"home-{n}", period, limit) for n in range(chains)]
         lab = Lab(sandbox, crons, random.Random(os.environ.get("FTSUPERVISE_TEST_SEED", "7")))
         lab.start()

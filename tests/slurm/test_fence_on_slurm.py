@@ -34,18 +34,21 @@ def number(path: Path) -> int:
 
 
 def outlive_their_slurmd(here: Scene, job: str, ranks: list[int], until: Until) -> list[int]:
-    """slurmd on node-1 is killed: the ring starts the next attempt on the spare node, rank 1 lives on."""
+    """slurmd on node-1 is killed, its network is gone: the ring starts the next attempt on the spare node, rank 1 lives on."""
+    here.cut_off("node-1")
     here.sandbox.node("node-1", "kill")
     return ranks[1:]
 
 
 def are_stuck_in_completing(here: Scene, job: str, ranks: list[int], until: Until) -> list[int]:
-    """Every slurmstepd of the job is stopped, as one in state D is; the job is cancelled, the next member starts."""
+    """Every slurmstepd of the job is stopped, as one in state D is; the job is cancelled, the next member starts. Its ring ends
+    what it can reach once it sees that."""
     supervisor = json.loads((here.rundir.attempt(1) / "start.json").read_text())["pid"]
     steps = {found.parent for pid in (*ranks, supervisor) if (found := procfs.process(pid))}
     for pid in steps:
         assert "slurmstepd" in (Path("/proc") / str(pid) / "comm").read_text()
         os.kill(pid, signal.SIGSTOP)
+    here.cut_off()
     here.sandbox.run(["scancel", f"{job}_1"])
     until(lambda: f"{job}_1 COMPLETING" in here.queue(), "the old job to be COMPLETING")
     return ranks
@@ -74,7 +77,7 @@ def play(
             os.kill(pid, signal.SIGCONT)
         watch_the_newer(here, [ranks.index(pid) for pid in old], until)
     finally:
-        for pid in ranks:
+        for pid in (*ranks, *here.agents()):
             if procfs.process(pid) is not None:
                 os.kill(pid, signal.SIGKILL)
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,12 +105,9 @@ def test_a_kill_switch_ends_a_ten_member_array_and_no_member_trains_after_it(
     ten = chain(10, "--steps", "100000", "--step-time", "0.01")
     until(lambda: len(ten.steps(1)) > 20)
     (ten.rundir.switches / KILL).write_text("no longer needed")
-    raised = time.monotonic()
     until(ten.gone, seconds=150)
-    took = time.monotonic() - raised
     seen = re.search(r"no longer needed: saving and stopping at step (\d+)", ten.said(1))
     assert seen and max(ten.steps(1)) == int(seen[1])
     assert not any(ten.steps(n) for n in range(2, 11))
     assert all("kill switch is up" in ten.said(n) for n in range(2, 11))
     assert [a.cause for a in ledger(ten.rundir)] == ["kill switch"]
-    assert took < 10 * 5 + 20, "each queued member is gone within seconds of its start"

@@ -162,7 +162,7 @@ def test_a_node_that_fails_its_health_command_is_not_used_and_one_that_hangs_nei
         "case $SLURMD_NODENAME in node-1) echo 'GPU 3: 12 uncorrectable errors'; exit 2;; "
         "node-2) sleep 600;; node-3) echo hot; exit 1;; esac"
     )
-    health = {"command": sick, "timeout": "2s", "when": ["start"]}
+    health = {"command": sick, "timeout": "8s", "when": ["start"]}
     one.settings("echo up; sleep 1", {"health": health}, spare_nodes=2, jobs=2)
     one.launch()
     until(lambda: ledger(one.rundir) and ledger(one.rundir)[-1].ended, "the first member")

@@ -27,7 +27,7 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=2)
-    job = here.train("--steps 150 --step-time 0.02 --save-every 20")
+    job = here.train("--steps 150 --step-time 0.06 --save-every 20")
     until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
     os.kill(here.trains(1)[1], signal.SIGKILL)
     struck = time.time()
@@ -49,7 +49,7 @@ again = os.environ["FTSUPERVISE_RESTART"] != "0"
 atexit.register(lambda: None if again else time.sleep(600))  # a communicator that waits for its peers
 from ftsupervise import Guard
 guard = Guard()
-for step in range(1, 60):
+for step in range(1, 60 if again else 100_000):
     time.sleep(0.05)
     guard.step(step)
     if step == 30 and os.environ["SLURM_PROCID"] == "1" and not again:
@@ -66,7 +66,9 @@ def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[.
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()
-    assert (first.kind, first.failure) == ("code", "exit 1 (ValueError)")
+    assert (first.kind, first.failure.partition(" (")[0]) == ("code", "exit 1"), (
+        "srun may be slow to pass the traceback on"
+    )
     assert first.cause.startswith("rank 1 on node-1 exit 1")
     assert "its last words" in here.log()
     assert first.then.startswith("restarted in place")
@@ -77,12 +79,10 @@ _CLOSED = """
 import os, socket, time
 from ftsupervise import Guard
 again, rank = os.environ["FTSUPERVISE_RESTART"] != "0", os.environ["SLURM_PROCID"]
-place = os.path.dirname(os.environ["FTSUPERVISE_PAGES"])
 with Guard() as guard:
     guard.step(1)
-    while not again and sum(name.startswith("bell-") for name in os.listdir(place)) < 2:
+    while not again and not os.path.exists("go"):  # the agents of both nodes watch us
         time.sleep(0.05)
-    time.sleep(0.6)  # the agents of both nodes are there, and look for new pages four times a second
     peer = socket.socket(socket.AF_UNIX)
     if again:
         pass
@@ -109,6 +109,9 @@ def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
     here = scene(nodes=2)
     (here.folder / "closed.py").write_text(_CLOSED)
     here.launch(f"{sys.executable} closed.py", jobs=1)
+    ranks = until(lambda: here.trains(1), "the ranks")
+    until(lambda: here.watched(*ranks.values()), "the agents to have found them")
+    (here.folder / "go").touch()
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first = here.attempts()[0]
@@ -119,17 +122,17 @@ def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
 def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
     scene: Callable[..., Scene], until: Until
 ) -> None:
-    here = scene(nodes=2, kill_wait=60)
+    here = scene(nodes=2, kill_wait=120)
     deaf = (
         "if [ $FTSUPERVISE_RESTART = 1 ]; then echo again; exit 0; fi; trap '' TERM; echo up; "
         "[ $SLURM_PROCID = 1 ] && sleep 1 && kill -9 $$; while :; do sleep 0.2; done"
     )
     began = time.monotonic()
     here.launch(deaf, jobs=1)
-    until(lambda: len(re.findall("^again$", here.log(), re.M)) == 2, "the second attempt on both nodes", 40)
+    until(lambda: len(re.findall("^again$", here.log(), re.M)) == 2, "the second attempt on both nodes", 90)
     first, second = (json.loads((here.rundir.attempt(n) / "start.json").read_text())["at"] for n in (1, 2))
     print(f"from start to start, with a second of life between: {first} {second}")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 90
     assert "rank 1 on node-1 killed by SIGKILL: the other ranks have" in here.log()
 
 
@@ -170,10 +173,12 @@ def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     until(lambda: not here.queue(), "the end of the queue")
 
 
+@pytest.mark.parametrize("cut_off", [True, False])
 def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_have_begun(
-    scene: Callable[..., Scene], until: Until
+    scene: Callable[..., Scene], until: Until, cut_off: bool
 ) -> None:
-    """No srun reaches them; each trains alone here, so that nothing but the fence stops the old ones."""
+    """No srun reaches them; each trains alone here, so that nothing but the fence stops the old ones; or, where our agent is
+    heard, it does: those are deaf."""
     here = scene(nodes=3)
     alone = (
         "import os, sys, time\nfrom pathlib import Path\nfrom ftsupervise import Guard\n"
@@ -185,11 +190,13 @@ def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_ha
         "    decision = guard.step(step)\n"
         "    if guard.may_save():\n"
         "        (folder / f'{attempt}-{rank}').write_text(str(step))\n"
-        "    if decision.stop: sys.exit(0)\n"
+        "    if decision.stop and (rank, attempt) != (int(sys.argv[1]), '1'): sys.exit(0)\n"
     )
     (here.folder / "alone.py").write_text(alone)
-    here.launch(f"{sys.executable} alone.py", spare_nodes=1, jobs=1)
+    here.launch(f"{sys.executable} alone.py {-1 if cut_off else 1}", spare_nodes=1, jobs=1)
     old = until(lambda: here.trains(1), "the first attempt")[1]
+    if cut_off:
+        here.cut_off("node-1")
     here.sandbox.node("node-1", "kill")
     until(lambda: here.trains(2), "the second attempt", 90)
     page = (here.rundir.attempt(1) / "end.json").read_text()
@@ -228,7 +235,7 @@ def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_
 
 
 def test_scancel_and_a_killed_supervisor_leave_nothing_on_any_node(scene: Callable[..., Scene], until: Until) -> None:
-    here = scene(nodes=2)
+    here = scene(nodes=2, kill_wait=30)
     job = here.train("--steps 100000 --step-time 0.02 --save-every 20", jobs=3)
     until(lambda: here.trains(1), "the first member")
     here.sandbox.run(["scancel", f"{job}_1"])

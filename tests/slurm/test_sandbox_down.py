@@ -97,7 +97,8 @@ def test_a_controller_that_hangs_or_is_dead_does_not_matter(place: Path, how: An
 
 def test_when_its_files_are_gone_its_processes_are_still_found(place: Path) -> None:
     Sandbox.up(place, nodes=2)
-    shutil.rmtree(place)
+    aside = place.rename(place.with_name("aside"))
+    shutil.rmtree(aside, ignore_errors=True)  # its daemons still write there
     assert place in [seen.directory for seen in sandboxes()]
     Sandbox.remains(place).down()
     assert traces(place) == []
@@ -122,8 +123,8 @@ def test_an_up_that_fails_half_way_leaves_nothing(place: Path) -> None:
     with pytest.raises(Error, match=r"slurmd of node-0 ended with exit code 1: .*"):
         Sandbox.up(place, nodes=2, overrides=("TaskPlugin=task/nonsense",))
     assert traces(place) == []
-    with pytest.raises(Error, match=r"not ready within \d s: node-0 inval, node-1 inval"):
-        Sandbox.up(place, nodes=2, timeout=2, overrides=("SlurmdParameters=l3cache_as_socket",))
+    with pytest.raises(Error, match=r"not ready within \d+ s: node-0 inval, node-1 inval"):
+        Sandbox.up(place, nodes=2, timeout=10, overrides=("SlurmdParameters=l3cache_as_socket",))
     assert traces(place) == []
 
 

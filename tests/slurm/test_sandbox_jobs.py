@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.sandbox import Sandbox
+from ftsupervise.sandbox.processes import environment
 
 pytestmark = pytest.mark.slurm
 
@@ -75,7 +76,7 @@ def test_nothing_of_an_outer_job_reaches_the_sandbox(
     assert env["SLURM_CONF"] == f"{inside.directory}/slurm.conf"
     assert inside.run(["srun", "-n1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_NTASKS"]).split() == ["1", "1"]
     for pid in (m.process.pid for m in inside._members()):
-        assert b"4711" not in Path(f"/proc/{pid}/environ").read_bytes()
+        assert "4711" not in environment(pid).values()
 
 
 def test_settings_of_slurm_conf_can_be_replaced_and_added(make_sandbox: Callable[..., Sandbox]) -> None:

@@ -47,7 +47,7 @@ def test_steps_of_a_shell_end_before_its_next_attempt_and_those_of_a_person_who_
 ) -> None:
     here = scene(nodes=2)
     job = submit(here, 2, "bash", "-c", LEAVES)
-    until(lambda: (here.folder / "rank-1").exists() and (here.folder / "rank-0").exists(), "its ranks")
+    until(lambda: all((here.folder / f"rank-{n}").stat().st_size for n in (0, 1)), "its ranks")
     ranks = [int((here.folder / f"rank-{n}").read_text()) for n in (0, 1)]
     looks = subprocess.Popen(
         ["srun", f"--jobid={job}", "--overlap", "-N1", "-n1", "bash", "-c", "echo > looks; exec sleep 300"],

@@ -49,7 +49,7 @@ class Night:
 
 @pytest.fixture
 def night(make_sandbox: Callable[..., Sandbox], short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[Night]:
-    sandbox = make_sandbox(nodes=1, message_timeout=2)
+    sandbox = make_sandbox(nodes=1, message_timeout=4)
     folder = short_tmp / f"night-{os.urandom(3).hex()}"
     folder.mkdir()
     with MailServer() as mail, SlackServer() as slack:
@@ -72,7 +72,7 @@ alerts:
 def test_three_ticks_without_slurmctld_are_one_slurm_alert_and_no_is_running_alert(night: Night, until: Until) -> None:
     sandbox = Sandbox.at(Path(night.env["FTS_SANDBOX"]))
     assert night.type("launch").returncode == 0
-    until(lambda: "RUNNING" in sandbox.run(["squeue", "-h", "-o", "%T"]), "the job to run")
+    until(lambda: list((night.folder / "runs/nightly/attempts").glob("*/start.json")), "the first attempt")
     assert night.tick() == 0
     night.mail.wait(1)
     before = len(night.mail.mails)  # it has started

@@ -41,7 +41,7 @@ def settings(receivers: list[dict[str, Any]], **more: Any) -> Alerts:
 
 
 def email(port: int, **more: Any) -> dict[str, Any]:
-    about = {"host": "127.0.0.1", "port": port, "from": "ft@example.org", "to": ["me@example.org"], "timeout": "1s"}
+    about = {"host": "127.0.0.1", "port": port, "from": "ft@example.org", "to": ["me@example.org"], "timeout": "15s"}
     return {"email": {**about, **more}}
 
 
@@ -51,7 +51,7 @@ def mailbox(server: MailServer, **more: Any) -> dict[str, Any]:
 
 def bot(server: SlackServer, directory: Path, **more: Any) -> dict[str, Any]:
     token = secret(directory, "token", TOKEN)
-    about = {"token_file": token, "channel": "C1", "api_url": server.api_url, "timeout": "1s"}
+    about = {"token_file": token, "channel": "C1", "api_url": server.api_url, "timeout": "15s"}
     return {"slack": {**about, **more}}
 
 

@@ -56,7 +56,7 @@ VERBS = ("EHLO", "MAIL", "RCPT", "DATA", ".")
 
 @pytest.mark.parametrize("mood", [f"{verb} 451" for verb in VERBS] + [f"hang {verb}" for verb in VERBS])
 def test_mail_that_is_put_off_arrives_once_later(mail: MailServer, journal: Journal, mood: str) -> None:
-    alerts = settings([mailbox(mail)])
+    alerts = settings([mailbox(mail, timeout="2s" if "hang" in mood else "15s")])
     mail.mood = mood
     _, delivered = tick(journal, alerts, T0, bad())
     assert not delivered.sent and delivered.critical_waiting == 1
@@ -144,7 +144,7 @@ def test_retry_after_is_obeyed_and_absurd_values_are_capped(
 def test_slack_in_trouble_gets_the_message_later(
     slack: SlackServer, journal: Journal, tmp_path: Path, mood: str
 ) -> None:
-    alerts = settings([bot(slack, tmp_path)])
+    alerts = settings([bot(slack, tmp_path, timeout="2s" if "slow" in mood else "15s")])
     slack.mood = mood
     tick(journal, alerts, T0, bad())
     slack.mood = "ok"
@@ -200,7 +200,7 @@ def test_a_message_nobody_can_render_goes_to_another_receiver(
 @pytest.mark.parametrize("mood", ["refuse", "half-open", "reset", "reset 200", "delay 0.05"])
 def test_a_bad_network_loses_no_mail(mail: MailServer, journal: Journal, mood: str) -> None:
     with Proxy(mail.port) as proxy:
-        alerts = settings([email(proxy.port)])
+        alerts = settings([email(proxy.port, timeout="2s" if "half" in mood else "15s")])
         proxy.mood = mood
         tick(journal, alerts, T0, bad())
         proxy.mood = "ok"
@@ -212,11 +212,11 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_others(
     mail: MailServer, slack: SlackServer, journal: Journal, tmp_path: Path
 ) -> None:
     mail.mood = "hang DATA"
-    alerts = settings([mailbox(mail, timeout="3s"), bot(slack, tmp_path)])
+    alerts = settings([mailbox(mail, timeout="60s"), bot(slack, tmp_path)])
     record(journal, [bad()], alerts, T0, run_name=RUN)
     start = time.monotonic()
-    deliver([journal], alerts, T0, budget=timedelta(seconds=1))
-    assert time.monotonic() - start < 15
+    deliver([journal], alerts, T0, budget=timedelta(seconds=3))
+    assert time.monotonic() - start < 40
     assert len(slack.posts) == 1
 
 

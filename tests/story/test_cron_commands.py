@@ -175,6 +175,7 @@ def test_a_loop_in_the_foreground_keeps_time_until_it_is_stopped(desk: Desk, unt
     loops = [subprocess.Popen(argv, cwd=desk.home, env=desk.env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
         until(lambda: len(list(desk.cron.glob("state/runs/*/2*/end.json"))) >= 3, "three slots")
+        until(lambda: "ALIVE" in desk.type("cron", "status"), "slots in time")
     finally:
         for loop in loops:
             loop.send_signal(signal.SIGTERM)
@@ -182,7 +183,6 @@ def test_a_loop_in_the_foreground_keeps_time_until_it_is_stopped(desk: Desk, unt
     assert [loop.returncode for loop in loops] == [0, 0]
     slots = [line.split()[1] for text in said for line in text.splitlines() if "ran crontab/" in line]
     assert len(slots) == len(set(slots)) >= 3  # two loops, and no slot twice
-    assert "ALIVE" in desk.type("cron", "status")
 
 
 def test_settings_come_from_the_project_and_from_the_persons_own_file(desk: Desk) -> None:

@@ -82,11 +82,11 @@ def test_an_interrupted_run_of_two_ranks_ends_with_the_bits_of_an_undisturbed_on
     calm = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "calm"))
     assert [p.wait(120) for p in calm] == [0, 0], said(calm[0])
 
-    first = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"), time="0.01")
-    until(lambda: len(steps(first[0])) > 100)
+    first = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"), time="0.03")
+    until(lambda: len(steps(first[0])) > 60)
     first[1].kill()
     assert first[0].wait(60) != 0, "the other rank must not wait for a dead one"
-    second = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"), time="0.01")
+    second = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"), time="0.03")
     until(lambda: len(steps(second[0])) > 60)
     second[0].send_signal(signal.SIGUSR1)
     assert [p.wait(60) for p in second] == [0, 0]
@@ -115,11 +115,12 @@ def test_a_save_switch_leaves_exactly_one_more_checkpoint_and_is_gone(
     start: Start, until: Until, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    train = start("--steps", "400", "--save-every", "1000", "--step-time", "0.01", run=run)
+    train = start("--steps", "100000", "--save-every", "200000", "--step-time", "0.01", run=run)
     until(lambda: len(steps(train)) > 20)
     switch = run / "switches" / "save-switch"
     switch.touch()
     until(lambda: not switch.exists())
+    (run / "switches" / "kill-switch").touch()
     assert train.wait(120) == 0
     assert len(re.findall("^saved step", said(train), re.M)) == 2, "one asked for, one at the end"
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
@@ -140,8 +141,11 @@ def test_forked_workers_die_of_sigterm_and_not_of_the_warning(tmp_path: Path) ->
 import multiprocessing, os, signal, time
 from ftsupervise import Guard
 guard = Guard()
-worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+fork = multiprocessing.get_context("fork")
+up = fork.Event()
+worker = fork.Process(target=lambda: (up.set(), time.sleep(60)))
 worker.start()
+assert up.wait(60)
 os.kill(worker.pid, signal.SIGUSR1)
 worker.join(0.3)
 assert worker.is_alive(), worker.exitcode

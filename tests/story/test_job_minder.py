@@ -55,7 +55,7 @@ def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp
     one.kill()
     one.wait()
     until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
-    assert [procfs.identity(pid) for pid in pids] == [None, None]
+    until(lambda: [procfs.identity(pid) for pid in pids] == [None, None], "their end")
     assert ledger(RunDir(tmp_path / "run"))[0].cause == LOST
 
 

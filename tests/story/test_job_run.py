@@ -160,7 +160,7 @@ def test_a_kill_switch_shuts_the_gate_and_says_who_and_why(run: Run, rundir: Run
 
 def test_attempts_started_at_the_same_moment_get_numbers_of_their_own(run: Run, rundir: RunDir) -> None:
     many = [run("true") for _ in range(6)]
-    assert [m.wait(60) for m in many] == [0] * 6
+    assert {m.wait(60) for m in many} <= {0, 143}, "a slow one is told to leave for the newer ones"
     assert [a.number for a in ledger(rundir)] == [1, 2, 3, 4, 5, 6]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.scheduler.local import Local
+
 SETTINGS = """\
 name: quiet
 scheduler: local
@@ -34,5 +36,6 @@ def test_the_variables_that_hold_the_alerts_secrets_do_not_reach_the_job(
     seen = (tmp_path / "seen").read_text()
     assert "MINE=taken along" in seen
     assert "CANARY" not in seen
+    until(lambda: not Local().queue(), "the end of the chain, which writes its pages")
     for path in (*own_home.rglob("*"), *(tmp_path / "runs").rglob("*")):
         assert not path.is_file() or b"CANARY" not in path.read_bytes(), path

@@ -105,7 +105,8 @@ def test_the_example_is_run_as_its_page_says(tmp_path: Path) -> None:
     copy_of("examples/minimal", story.place)
     for name in ("train.py", "ftsupervise.yaml"):
         path = story.place / name
-        path.write_text(path.read_text().replace("--step-time 0.05", "--step-time 0.001").replace("=0.02", "=0.001"))
+        text = path.read_text().replace("--step-time 0.05", "--step-time 0.001").replace("=0.02", "=0.001")
+        path.write_text(text.replace("--steps 2000", "--steps 200000"))
     config = story.place / "ftsupervise.yaml"
     config.write_text(config.read_text() + "scheduler: local\n")
     try:

@@ -58,7 +58,7 @@ def test_while_its_ranks_stand_still_it_speaks_more_often_and_not_for_ever(stage
     stage.agent("--every", "0.25", "--closer", "0.05")
     rank = stage.rank(0)
     until(lambda: stage.step(0) > 20)
-    assert words(1.5) <= 6
+    until(lambda: words(1.5) <= 6, "few words as long as it steps")
     rank.send_signal(signal.SIGSTOP)
     until(lambda: words(0.5) >= 10, "more words")
     until(lambda: words(1) <= 5, "as many as before, after a quarter of a minute", 60)
@@ -165,9 +165,10 @@ def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tm
 def test_what_was_caught_or_happened_in_a_child_is_not_told_early(
     stage: Stage, until: Until, tmp_path: Path, how: str, crash: bool
 ) -> None:
-    (tmp_path / "go").touch()
     stage.agent()
     rank = stage.ends(f"import os\n{how}", tmp_path / "go", tmp_path / "run")
+    until(lambda: [one for one in stage.pulses.newest() if one.state], "it to be seen alive")
+    (tmp_path / "go").touch()
     (death,) = until(stage.pulses.deaths)
     assert rank.wait(20) == 3
     assert death.crash is crash

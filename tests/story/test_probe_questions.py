@@ -18,7 +18,7 @@ from ftsupervise.procfs import identity
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Probe]:
-    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+    with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
         yield probe
 
 
