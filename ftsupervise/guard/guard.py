@@ -78,6 +78,7 @@ class Guard:
         self._stop: Decision | None = None  # decided: every later step says so too
         self._to_clear: Identity | None = None
         self._watch_due = _monotonic() + _WATCH_EVERY
+        self._took = 0.0  # seconds of the last look
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
         self._lookout = Lookout(place, limits, self._signals, self._voice)
@@ -328,8 +329,10 @@ class Guard:
         except Exception as error:  # law 7: a bad day of ours is never the training's
             self._voice.once(f"the guard could not look: {type(error).__name__}: {error}")
         took = _monotonic() - now
-        if took > _SLOW_LOOK:
-            self._set_due(now + max(self._poll, min(took / _LOOK_SHARE, _LONGEST_POLL)))
+        slow, self._took = min(took, self._took), took  # one alone was held up by something else
+        if slow > _SLOW_LOOK:
+            due = now + max(self._poll, min(slow / _LOOK_SHARE, _LONGEST_POLL))
+            self._set_due(min(due, end) if end > now else due)
         if self._signals.got and not self._want.stop:  # it came while we looked
             self._wake()
 

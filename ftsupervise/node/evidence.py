@@ -24,7 +24,7 @@ from ftsupervise.truth import Reading
 
 WITHIN = 3.0  # seconds for everything
 _ANSWER = 1.0  # seconds for a rank to write its stacks
-_SETTLED = 0.05  # seconds without more of it: that was all
+_SETTLED, _AT_WORK = 0.05, 0.2  # seconds without more of it: that was all; while the rank has a core, or waits for one
 _THREADS = 200  # shown of one process
 _TEXT = 60_000  # bytes shown of one rank's stacks
 _ALL = 240_000  # characters of one node's answer
@@ -154,7 +154,7 @@ class _Stacks:
     """A rank that is asked for its stacks."""
 
     def __init__(self, path: Path, pid: int) -> None:
-        self._path = path
+        self._path, self._pid = path, pid
         self._before = self._size()
         self.problem = "" if self._ask(pid) else "the rank has no handler for the question"
         if not self.problem and (found := procfs.process(pid)) is not None and found.state in "Tt":
@@ -170,7 +170,7 @@ class _Stacks:
             size = self._size()
             if size != seen:
                 seen, since = size, now
-            elif size > self._before and now - since >= _SETTLED:
+            elif size > self._before and now - since >= (_AT_WORK if self._runs() else _SETTLED):
                 break
             time.sleep(0.01)
         if seen <= self._before:
@@ -179,6 +179,10 @@ class _Stacks:
         with self._path.open("rb") as file:
             file.seek(max(0, self._before))
             return file.read(_TEXT).decode("utf-8", "replace")
+
+    def _runs(self) -> bool:
+        found = procfs.process(self._pid)
+        return found is not None and found.state == "R"
 
     def _ask(self, pid: int) -> bool:
         bit = 1 << (pages.STACK_SIGNAL - 1)

@@ -18,6 +18,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+_MOMENT = 1.0  # seconds
+
 
 @dataclass(frozen=True)
 class Note:
@@ -118,13 +120,27 @@ class Notes:
                 pass
 
     def stuck(self) -> list[Note]:
-        """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes."""
+        """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes.
+
+        One whose parent has gone just now may be on its way after it: it is given a moment.
+        """
         found = []
+        until = time.monotonic() + _MOMENT
         for note in self._all():
             if note.boot != self.boot or not alive(note.pid, note.start):
                 self.forget(note.pid)
             elif note.abandoned or not alive(note.parent, note.parent_start):
-                found.append(note)
+                while not note.abandoned and alive(note.pid, note.start) and time.monotonic() < until:
+                    time.sleep(0.02)
+                if alive(note.pid, note.start):
+                    note = (
+                        note
+                        if note.abandoned
+                        else self.write(note.pid, note.key, note.what, abandoned=True, since=note.since)
+                    )
+                    found.append(note)
+                else:
+                    self.forget(note.pid)
         return found
 
     def _all(self) -> list[Note]:

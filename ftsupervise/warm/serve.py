@@ -219,6 +219,7 @@ class Serving:
             if request.get(proxy.COLD):
                 raise Misfit("an attempt that began warm took no step")
             self.judge.fits(request)
+            caller.until = time.monotonic() + _READ_WITHIN  # for what it sends now
             caller.link.send(b"send")
         except (Misfit, OSError, KeyError, TypeError, AttributeError) as problem:
             caller.refused = str(problem) or type(problem).__name__

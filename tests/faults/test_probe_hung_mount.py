@@ -22,7 +22,7 @@ TICK = """
 import sys, time
 from pathlib import Path
 from ftsupervise.probe import Probe
-with Probe(bound=0.5, notes=Path(sys.argv[1])) as probe:
+with Probe(bound=3, notes=Path(sys.argv[1])) as probe:
     began = time.monotonic()
     hung = probe.space(sys.argv[2])
     other = probe.space("/tmp")
@@ -84,7 +84,9 @@ def test_a_tick_killed_while_its_probe_hangs_does_not_make_the_next_one_start_a_
     hung_mount.hang("statfs", "getattr")
     notes = tmp_path / "notes" / "probe"
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", TICK.replace("0.5", "60"), str(notes), str(hung_mount.point)])
+        process = subprocess.Popen(
+            [sys.executable, "-c", TICK.replace("bound=3", "bound=60"), str(notes), str(hung_mount.point)]
+        )
         try:
             wait_until(lambda: probes_on(hung_mount) >= 1, "the probe")
             time.sleep(0.3)
@@ -96,7 +98,7 @@ def test_a_tick_killed_while_its_probe_hangs_does_not_make_the_next_one_start_a_
 
 def test_only_the_hung_mount_is_dark_and_the_time_it_hangs_is_told(hung_mount: HungMount, tmp_path: Path) -> None:
     hung_mount.hang("statfs")
-    with Probe(bound=0.5, notes=tmp_path / "n" / "probe") as probe:
+    with Probe(bound=3, notes=tmp_path / "n" / "probe") as probe:
         first = probe.space(hung_mount.point)
         began = time.monotonic()
         again = [probe.space(hung_mount.point) for _ in range(100)]
@@ -113,10 +115,10 @@ def test_a_link_from_a_good_file_system_into_a_hung_one_does_not_condemn_the_goo
     hung_mount: HungMount, tmp_path: Path
 ) -> None:
     (tmp_path / "scratch").symlink_to(hung_mount.point)
-    with Probe(bound=0.5, notes=tmp_path / "n" / "probe") as probe:
+    with Probe(bound=3, notes=tmp_path / "n" / "probe") as probe:
         assert isinstance(probe.space(tmp_path / "scratch"), Space)
     hung_mount.hang("statfs", "getattr", "readdir")
-    with Probe(bound=0.5, notes=tmp_path / "n" / "probe") as probe:
+    with Probe(bound=3, notes=tmp_path / "n" / "probe") as probe:
         assert isinstance(probe.space(tmp_path / "scratch"), NotSeen)
         assert isinstance(probe.look(tmp_path), object)
         assert isinstance(probe.look(tmp_path / "nothing"), Missing)
@@ -127,7 +129,7 @@ def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
     freezer: Callable[[int], None], tmp_path: Path
 ) -> None:
     notes = tmp_path / "n" / "probe"
-    probe = Probe(bound=0.5, notes=notes)
+    probe = Probe(bound=3, notes=notes)
     assert isinstance(probe.space(tmp_path), Space)
     [child] = probe._children.values()
     freezer(child.pid)
@@ -137,7 +139,7 @@ def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
     began = time.monotonic()
     probe.close()
     assert time.monotonic() - began < 5
-    with Probe(bound=0.5, notes=notes) as later:
+    with Probe(bound=3, notes=notes) as later:
         still = later.space(tmp_path)
         assert isinstance(still, NotSeen)
         assert f"probe {child.pid} hangs" in still.why

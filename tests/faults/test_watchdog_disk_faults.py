@@ -21,7 +21,7 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Probe]:
-    with Probe(bound=0.5, notes=tmp_path / "notes" / "probe") as probe:
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as probe:
         yield probe
 
 
@@ -114,7 +114,7 @@ def test_checkpoints_that_are_measured_are_forecast(mounted: Callable[..., Path]
 def test_a_quota_command_is_asked_and_not_trusted(
     script: str, health: Health, said: str, tmp_path: Path, probe: Probe
 ) -> None:
-    quota = f"{{command: [sh, -c, {script!r}], format: lfs, timeout: 1s}}"
+    quota = f"{{command: [sh, -c, {script!r}], format: lfs, timeout: {'1s' if 'sleep' in script else '20s'}}}"
     watched = Watched(tmp_path, f"{{disk: [{{quota: {quota}}}]}}", probe=probe)
     found = watched.look("disk")[f"{watched.rundir.root} quota"]
     assert found.health is health

@@ -147,7 +147,7 @@ def test_nobody_knows_is_not_hung(tmp_path: Path, probe: Probe) -> None:
 
 @pytest.mark.root
 def test_logs_on_a_hung_mount_make_it_unknown(hung_mount: HungMount, tmp_path: Path) -> None:
-    with Probe(bound=0.5, notes=tmp_path / "notes" / "probe") as probe:
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as probe:
         watched = Watched(tmp_path, f"{{hang: {{log: {hung_mount.point}/log.txt}}}}", probe=probe)
         assert "step 2 in log.txt" in watched.look("hang")["progress"].summary
         hung_mount.hang("getattr", "read", "open")

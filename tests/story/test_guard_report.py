@@ -30,7 +30,7 @@ def test_the_loss_the_loop_reports_is_judged(tmp_path: Path, loss: float, health
             guard.step(step)
         assert read_beats(rundir)[0].facts["loss"] == f"{loss:.6g}"
         run = Run(name="r", run_dir=tmp_path, launch=Launch(command="true"))
-        with Probe() as probe:
+        with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
             look = Look(run=run, rundir=rundir, now=datetime.now(timezone.utc), jobs=(), probe=probe)
             found = list(Watchdog().check(look, Loss()))
     assert health in {finding.health for finding in found}

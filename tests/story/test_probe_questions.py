@@ -132,7 +132,8 @@ def test_one_child_answers_thousands_of_questions(probe: Probe, tmp_path: Path) 
 
 
 def test_children_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
-    script = "import sys, time; from ftsupervise.probe import Probe; p = Probe(); p.look('/'); "
+    script = "import sys, time; from pathlib import Path; from ftsupervise.probe import Probe; "
+    script += f"p = Probe(notes=Path({str(tmp_path / 'notes' / 'probe')!r})); p.look('/'); "
     script += "print(*[c.pid for c in p._children.values()], flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

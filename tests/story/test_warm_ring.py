@@ -109,7 +109,7 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     pytest.importorskip("numpy")
     one = ring("--back-off", "0")  # it is the default
     until(one.ready, "the standby")
-    standby = one.standby()
+    standby = until(one.standby, "its process")
     assert one.begun(1)[1] == "cold"  # type: ignore[index]
     for attempt in (1, 2):
         one.fail(attempt)
@@ -119,7 +119,7 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     (one.rundir.switches / "kill-switch").touch()
     assert one.process.wait(60) == 0
     assert [page.cause for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
-    assert not alive(standby)
+    until(lambda: not alive(standby), "the standby's end")
     print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
 
 
@@ -129,10 +129,16 @@ def test_a_restart_waits_for_a_standby_that_is_importing(
     """A failure soon after the first step: the standby is ahead of what would import beside it."""
     site = tmp_path / "site-packages"
     site.mkdir()
-    (site / "numpy.py").write_text("import time; time.sleep(4)")  # it is of no matter what it is
+    go = tmp_path / "go"
+    (site / "numpy.py").write_text(  # it is of no matter what it is; a standby's takes until it is told
+        "import os, time\ntime.sleep(4)\n"
+        f"while 'FTSUPERVISE_ATTEMPT' not in os.environ and not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    )
     one = ring("--back-off", "0", PYTHONPATH=str(site))
     until(one.importing, "the standby's import")
     one.fail(1)
+    until(lambda: "attempt 2 of" in one.said(), "the next attempt's start")
+    go.touch()
     until(lambda: one.begun(2), "the next attempt")
     assert one.begun(2)[1] == "warm", one.said()  # type: ignore[index]
     until(one.ready, "its word")
@@ -150,7 +156,9 @@ def test_a_standby_that_was_killed_costs_a_cold_start_and_is_replaced(ring: Call
     pytest.importorskip("numpy")
     one = ring("--warm", "numpy", "--back-off", "0")
     until(one.ready, "the standby")
-    os.kill(one.standby(), signal.SIGKILL)
+    pid = until(one.standby, "its process")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), "its end")
     one.fail(1)
     until(lambda: one.begun(2), "the next attempt")
     assert one.begun(2)[1] == "cold"  # type: ignore[index]

@@ -259,7 +259,9 @@ def test_what_a_rank_left_running_is_gone_before_the_next_attempt_begins(
     left = (
         "import os, signal, time\n"
         + look
-        + deaf.replace("  time.sleep", "  open('pid', 'w').write(str(os.getpid())); time.sleep")
+        + deaf.replace(
+            "  time.sleep", "  open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); time.sleep"
+        )
     )
     one = standby(script(tmp_path, left))
     for attempt in ("1", "2", "3"):
@@ -282,7 +284,8 @@ def test_nor_does_one_that_is_started_cold_meet_anything_of_an_older_attempt(
         "import os, signal, slow, time\n"
         "print(os.path.exists('pid') and os.path.exists('/proc/' + open('pid').read()), flush=True)\n"
         "if os.environ['FTSUPERVISE_ATTEMPT'] == '1' and os.fork() == 0:\n"
-        "  os.setsid(); signal.signal(15, signal.SIG_IGN); open('pid', 'w').write(str(os.getpid())); time.sleep(600)\n"
+        "  os.setsid(); signal.signal(15, signal.SIG_IGN); open('new', 'w').write(str(os.getpid()))\n"
+        "  os.rename('new', 'pid'); time.sleep(600)\n"
         "while os.environ['FTSUPERVISE_ATTEMPT'] == '1' and not os.path.exists('pid'): time.sleep(0.01)\n"
     )
     one = standby(script(tmp_path, leaves), modules=("slow",), PYTHONPATH=str(site))
@@ -309,6 +312,7 @@ def test_when_the_standby_is_killed_its_ranks_die_and_their_proxies_tell(
     one = standby(script(tmp_path, WAITS))
     with rank(one) as (process, pids):
         one.process.kill()
+        one.process.wait(30)
         assert process.wait(30) == -signal.SIGKILL
         until(lambda: not alive(pids["rank"]), "the rank's end", 30)
     done = one.run("true")

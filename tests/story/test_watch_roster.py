@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,11 +71,12 @@ def test_a_run_that_was_not_launched_yet_wakes_nobody_and_nothing_is_made_for_it
     assert not (two / "a" / "runs").exists()
 
 
-def test_a_run_directory_that_vanishes_is_an_alert_and_is_not_made_anew(two: Path) -> None:
+def test_a_run_directory_that_vanishes_is_an_alert_and_is_not_made_anew(two: Path, until: Callable[..., Any]) -> None:
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(two / "state")}
     ft = [sys.executable, "-m", "ftsupervise"]
     subprocess.run([*ft, "launch"], cwd=two / "a", env=env, check=True, timeout=120, capture_output=True)
     try:
+        until((two / "a/runs/a/attempts/0001/run.log").exists, "the job, which makes its directories when it begins")
         assert watch(two, "a").returncode in (0, 3)
         (two / "a" / "runs").rename(two / "a" / "moved")
         assert watch(two, "a").returncode == 2

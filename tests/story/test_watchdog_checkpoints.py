@@ -51,7 +51,7 @@ class Scene:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Probe]:
-    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+    with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
         yield probe
 
 

@@ -19,7 +19,7 @@ def test_two_hundred_histories_give_no_false_hang_and_no_missed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     false, missed, delays = [], [], []
-    with Probe(notes=tmp_path / "notes" / "probe") as probe:
+    with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
         for seed in SEEDS:
             history = generate(seed)
             folder = tmp_path / str(seed)

@@ -105,6 +105,7 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     ring: Callable[..., tuple[Ring, Queue]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blame.say(tmp_path / "share", blame.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 60.0)
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}

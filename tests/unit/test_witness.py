@@ -33,7 +33,7 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
     past = Past({"train": Gaps(0.05, 1000)})
     witness = Witness(Patience(floor=1.0), past, pulses, evidence, tmp_path)
     verdict = None
-    while verdict is None and time.monotonic() - began < 5 and state == "T":
+    while verdict is None and time.monotonic() - began < 60 and state == "T":
         time.sleep(max(0.0, witness.due - time.monotonic()))
         verdict = witness.alarm()
     assert (verdict is None) == goes_on
@@ -55,9 +55,9 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
     witness = Witness(Patience(floor=2.0), past, pulses, lambda *_: {}, tmp_path)
     witness._detector._here["train"] = 100
     verdict = None
-    while verdict is None and time.monotonic() - began < 60:
+    while verdict is None and time.monotonic() - began < 150:
         time.sleep(max(0.0, witness.due - time.monotonic()))
         verdict = witness.alarm()
     assert verdict is not None, "as if we had not run in between"
-    assert verdict.waited < 20
+    assert verdict.waited < 45
     assert spent < 0.5 * (time.monotonic() - began)
