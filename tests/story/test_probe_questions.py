@@ -140,6 +140,8 @@ def test_children_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
     child = int(parent.stdout.readline())
     parent.kill()
     parent.communicate(timeout=10)
+    with Probe(notes=tmp_path / "notes" / "probe", bound=60) as later:
+        assert isinstance(later.look("/"), Entry), "one that is on its way after its parent does not hang"
     until = time.monotonic() + 10
     while identity(child) is not None and time.monotonic() < until:
         time.sleep(0.02)
