@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from math import inf
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from types import TracebackType
 
 from ftsupervise.guard import settings
@@ -78,7 +80,7 @@ class Guard:
         self._stop: Decision | None = None  # decided: every later step says so too
         self._to_clear: Identity | None = None
         self._watch_due = _monotonic() + _WATCH_EVERY
-        self._took = 0.0  # seconds of the last look
+        self._slow_until = _NOW  # a slow look before this is not the first one
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
         self._lookout = Lookout(place, limits, self._signals, self._voice)
@@ -322,19 +324,29 @@ class Guard:
 
     def _look(self) -> None:
         """Find out what this rank wants. The next look is set first, so that a signal meanwhile makes one due."""
-        now, end = _monotonic(), self._lookout.end
+        now, end, before = _monotonic(), self._lookout.end, getrusage(RUSAGE_THREAD)
         self._set_due(min(now + self._poll, end) if end > now else now + self._poll)
         try:
             self._want = self._reasons(now)
         except Exception as error:  # law 7: a bad day of ours is never the training's
             self._voice.once(f"the guard could not look: {type(error).__name__}: {error}")
-        took = _monotonic() - now
-        slow, self._took = min(took, self._took), took  # one alone was held up by something else
-        if slow > _SLOW_LOOK:
-            due = now + max(self._poll, min(slow / _LOOK_SHARE, _LONGEST_POLL))
-            self._set_due(min(due, end) if end > now else due)
+        if (took := _monotonic() - now) > _SLOW_LOOK and (spent := min(took, self._own_time(before))) > _SLOW_LOOK:
+            if now < self._slow_until:
+                due = now + max(self._poll, min(spent / _LOOK_SHARE, _LONGEST_POLL))
+                self._set_due(min(due, end) if end > now else due)
+            self._slow_until = (
+                now + 2 * _LONGEST_POLL
+            )  # one alone, as when a server is away for a moment, puts no other off
         if self._signals.got and not self._want.stop:  # it came while we looked
             self._wake()
+
+    @staticmethod
+    def _own_time(before: struct_rusage) -> float:
+        """Seconds that we ourselves have taken since then: all of them where we have waited for something, but not those in
+        which this thread had no turn on a busy machine."""
+        here = getrusage(RUSAGE_THREAD)
+        waited = here.ru_nvcsw > before.ru_nvcsw
+        return inf if waited else here.ru_utime + here.ru_stime - before.ru_utime - before.ru_stime
 
     def _set_due(self, due: float) -> None:
         self._due = due

@@ -20,12 +20,12 @@ from ftsupervise.job.ears import STOP, Ears, Lookout
 from ftsupervise.job.hang import Verdict
 from ftsupervise.job.oom import Kills
 from ftsupervise.job.options import Options
-from ftsupervise.job.pulse import Death
-from ftsupervise.job.voice import shown, tell
+from ftsupervise.job.pulse import Death, who_began
+from ftsupervise.job.voice import shown, tell, warn
 from ftsupervise.job.warm import Warm
 from ftsupervise.job.witness import Witness, words
 from ftsupervise.ledger import Reached, reached
-from ftsupervise.rundir import ERROR_FILE, STOPPED, WARNING, write_whole
+from ftsupervise.rundir import ERROR_FILE, STOPPED
 
 _STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
@@ -34,6 +34,7 @@ _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is l
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
 _LISTEN = 0.1  # seconds between two looks at what srun says; deaths that agents tell of come at once
 _VICTIMS = 0.03  # seconds that the other ranks get after the first has died: to say what they saw, not to save
+_OUTLIVED = 60.0  # seconds after a rank's death at which its end is none of the command's; Slurm's KillWait is 30 s
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
 
 
@@ -78,7 +79,8 @@ class Running:
     ) -> None:
         self.agents = agents
         self.warm = warm
-        self.death: Death | None = None  # of the rank that began it, as its node has told
+        self.crashes: list[Death] = []  # of ranks, as their nodes have told
+        self.death: Death | None = None  # of the rank that began it
         self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
         self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
         self.pid = 0
@@ -154,6 +156,8 @@ class Running:
         """What came just before the command's end, and was not looked at any more."""
         if self.kill_at is None:
             self._told_death()
+        if self.death is not None and self.death.at < time.monotonic() - _OUTLIVED:
+            self.death = None  # what ended it now is another matter: its output tells
         for number in self.ears.heard(0):
             self._on_signal(number)
 
@@ -214,14 +218,11 @@ class Running:
         if self.agents is None:
             return ""
         self.agents.tend()
-        crashes = [one for one in self.agents.pulses.deaths() if one.crash]
-        if not crashes or self.warned or not self.names_ranks:
+        self.crashes += [one for one in self.agents.pulses.deaths() if one.crash]
+        if self.warned or not self.names_ranks:
             return ""
-        known = [self.death] if self.death is not None else []
-        self.death = min(
-            [*known, *crashes], key=lambda one: one.failed
-        )  # who has raised may have done so for another's end
-        return self.death.words() if self.restarts else ""
+        self.death = who_began(self.crashes)
+        return self.death.words() if self.death is not None and self.restarts else ""
 
     def _end_it(self, why: str, grace: float) -> None:
         """End the command because of something we saw."""
@@ -295,7 +296,7 @@ class Running:
         elif number == self.options.warning:
             self.warned = True
             self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
-            self._drop_warning(f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC")
+            warn(self.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say)
             self._forward(number)
         elif number == signal.SIGCONT:
             processes.send(self._ours(), number)
@@ -314,7 +315,7 @@ class Running:
 
     def _tell_to_leave(self, number: int, why: str) -> None:
         self.untouched = False
-        self._drop_warning(why)
+        warn(self.mine.folder, why, self.say)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         hearers = self._who_hears(number)
@@ -333,17 +334,6 @@ class Running:
 
     def _who_hears(self, number: int) -> list[int]:
         return [pid for root in (self.pid, *self.warm.ranks()) for pid in processes.who_hears(root, number)]
-
-    def _drop_warning(self, words: str) -> None:
-        """The file the guard finds, on any node. On a full disk an empty one says enough."""
-        path = self.mine.folder / WARNING
-        try:
-            write_whole(path, words + "\n")
-        except OSError as error:
-            try:
-                path.touch()
-            except OSError:
-                self.say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
 
     # ------------------------------------------------------------------------------------------------------ the end
 

@@ -10,6 +10,7 @@ They are read when somebody asks.
 from __future__ import annotations
 
 import gc
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -74,6 +75,20 @@ class Node:
         self.address: Address | None = None
         self.seen = 0.0
         self.acked = float("-inf")
+
+
+_TOGETHER = 0.3  # seconds
+
+
+def who_began(crashes: Sequence[Death]) -> Death | None:
+    """Of the ranks that have crashed so far the one that the others followed, in ``crashes`` as they were told of. Pure.
+
+    The first of them, but who has raised may have done so for another's end that is heard of a moment later, and who was told
+    to leave (SIGTERM) has begun nothing. Who dies long after them is a victim: of srun's SIGKILL, or of NCCL's watchdog.
+    """
+    first = min((one.at for one in crashes), default=0.0)
+    together = [one for one in crashes if one.at <= first + _TOGETHER]
+    return min(together, key=lambda one: (one.code == -signal.SIGTERM, one.failed), default=None)
 
 
 class Pulses:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+
+from ftsupervise.rundir import WARNING, write_whole
 
 
 def tell(log: Path | None, text: str) -> None:
@@ -19,6 +22,18 @@ def tell(log: Path | None, text: str) -> None:
             file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
     except OSError:
         return
+
+
+def warn(folder: Path, words: str, say: Callable[[str], None]) -> None:
+    """The file that the guards of an attempt find, on any node: leave. On a full disk an empty one says enough."""
+    path = folder / WARNING
+    try:
+        write_whole(path, words + "\n")
+    except OSError as error:
+        try:
+            path.touch()
+        except OSError:
+            say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
 
 
 def shown(command: tuple[str, ...]) -> str:

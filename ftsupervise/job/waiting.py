@@ -37,17 +37,19 @@ def shut(options: Options) -> str:
 def sit_out(
     seconds: float, ears: Ears, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
 ) -> bool:
-    """False when something came that ends it: a signal to leave, or what ``ask`` says."""
+    """False when something came that ends it: a signal to leave, however short the wait, or what ``ask`` says."""
     until = time.monotonic() + seconds
-    while (rest := until - time.monotonic()) > 0:
-        for number in ears.heard(min(rest, 1.0)):
+    while True:
+        rest = until - time.monotonic()
+        for number in ears.heard(min(max(rest, 0.0), 1.0)):
             if number in STOP or number == options.warning:
                 tell(log, "told to leave while waiting")
                 return False
+        if rest <= 0:
+            return True
         if why := ask(options):
             tell(log, why)
             return False
-    return True
 
 
 def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[float], bool]) -> bool:

@@ -303,6 +303,8 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
     for fd in open_ends:  # what lies there already, however late we come to look
         while len(texts_of[fd]) < most and select.select([fd], [], [], 0)[0] and (part := os.read(fd, 65536)):
             texts_of[fd] += part[: most - len(texts_of[fd])]
+    if status is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        status = os.waitstatus_to_exitcode(ended[1])
     late = status is None
     if late:
         status = _end(pid, os.killpg)

@@ -201,6 +201,12 @@ class Local:
     def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[int]:
         return [pid for mark, pids in marks().items() if mark.startswith(f"{folder}:") for pid in pids]
 
+    @staticmethod
+    def _orphaned(folder: Path, marks: Callable[[], dict[str, list[int]]]) -> int | None:
+        """The member that lives; None if none does."""
+        found = [mark.rpartition(":")[2] for mark, pids in marks().items() if mark.startswith(f"{folder}:") and pids]
+        return max((int(number) for number in found if number.isdigit()), default=None)
+
     def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
         """The job as one or two records: the member that runs, and the rest that waits."""
         try:
@@ -212,8 +218,9 @@ class Local:
             return []
         pid = cast("int", state.get("pid", 0))
         alive = bool(pid) and identity(pid) == state.get("pid_start")
-        if not alive and not _has_ended(state) and self._orphans(folder, marks):
-            alive, state = True, {**state, "state": "COMPLETING"}  # the chain was killed, its member is still saving
+        if not alive and not _has_ended(state) and (member := self._orphaned(folder, marks)) is not None:
+            # the chain was killed, its member is still saving; it may not have been able to write down which one that is
+            alive, state = True, {**state, "state": "COMPLETING", "member": member}
             raw = {**raw, "members": min(1, cast("int", raw["members"]))}
         held = (folder / "hold").exists()
         try:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked
 
 _PR_SET_PDEATHSIG = 1
+_Process = tuple[int, int]  # its number and its start
 _KILL_WAIT = float(os.environ.get("FTSUPERVISE_LOCAL_KILL_WAIT", "30"))
 
 
@@ -203,28 +204,32 @@ def _signal_all(mark: str, number: int) -> None:
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
     _signal_all(mark, signal.SIGTERM)
     _signal_all(mark, signal.SIGCONT)
-    deadline = time.monotonic() + _KILL_WAIT
-    while time.monotonic() < deadline and (shell.poll() is None or _processes(mark)):
+    deadline, left = time.monotonic() + _KILL_WAIT, set[_Process]()
+    while time.monotonic() < deadline:
+        left = _living(mark, left)
+        if not left and shell.poll() is not None:
+            break
         time.sleep(0.1)
-    _end_all(mark)
+    _end_all(mark, left)
     try:
         shell.wait(5)
     except subprocess.TimeoutExpired:
         print(f"{mark}: the batch shell {shell.pid} does not die", flush=True)
 
 
-def _end_all(mark: str) -> None:
-    """SIGKILL whatever the member left behind, for at most five seconds. One that is dying has no environment any more, and may
-    still hold what the next member needs."""
+def _end_all(mark: str, left: Set[_Process] = frozenset()) -> None:
+    """SIGKILL whatever the member left behind, for at most five seconds."""
     deadline = time.monotonic() + 5
-    left: set[tuple[int, int | None]] = set()
-    while time.monotonic() < deadline:
-        left |= {(pid, identity(pid)) for pid in _processes(mark)}
+    while time.monotonic() < deadline and (left := _living(mark, left)):
         _signal_all(mark, signal.SIGKILL)
-        left = {(pid, start) for pid, start in left if start is not None and identity(pid) == start}
-        if not left:
-            return
         time.sleep(0.05)
+
+
+def _living(mark: str, known: Set[_Process]) -> set[_Process]:
+    """Processes with ``mark``, and those ``known`` that still live: one that is dying has no environment any more, and may
+    still hold what the next member needs."""
+    seen = known | {(pid, start) for pid in _processes(mark) if (start := identity(pid)) is not None}
+    return {(pid, start) for pid, start in seen if identity(pid) == start}
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Serving:
         self.callers: dict[int, Caller] = {}
         self.newest = 0  # attempt of which a rank was asked for
         self.leaving = False
-        self.stale = False  # something has changed on disk: it leaves, and a new one reads it anew
+        self.stale = ""  # what has changed on disk: it leaves, and a new one reads it anew
         self.kill_at: float | None = None  # monotonic: SIGKILL for what the ranks of an ended attempt left
         self.kill_again = 0.0  # monotonic: not sooner
         self.poll = select.poll()
@@ -210,12 +210,11 @@ class Serving:
             return
         self.newest = caller.attempt
         try:
-            changed = self.fresh(request["env"].get(b"FTSUPERVISE_ATTEMPT", b""))
-            if changed:
-                if not self.stale:
-                    self.tell({"no": f"{changed} has changed"})
-                self.stale = True
-                raise Misfit(f"{changed} has changed since it was imported")
+            if not self.stale and (changed := self.fresh(request["env"].get(b"FTSUPERVISE_ATTEMPT", b""))):
+                self.tell({"no": f"{changed} has changed"})
+                self.stale = changed
+            if self.stale:
+                raise Misfit(f"{self.stale} has changed since it was imported")
             if request.get(proxy.COLD):
                 raise Misfit("an attempt that began warm took no step")
             self.judge.fits(request)

@@ -23,7 +23,7 @@ from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
-_LOOK_WITHIN = 3.0  # seconds; less than become.py waits for an answer
+_LOOK_WITHIN = 2.0  # seconds; less than become.py waits for an answer
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported

@@ -159,6 +159,22 @@ def test_what_outlives_its_killed_chain_is_still_in_the_queue_and_can_be_cancell
     until(lambda: identity(int((tmp_path / "pid").read_text())) is None, "its end")
 
 
+def test_one_that_could_not_write_down_that_it_runs_is_seen_to_run_all_the_same(
+    local: Local, tmp_path: Path, until: Until
+) -> None:
+    """On a full disk; and then its chain is killed."""
+    body = 'python3 -c \'import os, time; print(os.getpid(), file=open("pid", "w")); time.sleep(600)\'; true'
+    job = submit(local, tmp_path, body, "--array=1-3%1")
+    until(lambda: (tmp_path / "pid").read_text().strip())
+    kill_chain(local, job)
+    page = local.root / job.removeprefix("local-") / "state.json"
+    state = json.loads(page.read_text())
+    page.write_text(json.dumps({**state, "state": "PENDING", "member": 0}))
+    until(lambda: [(j.id, j.state) for j in local.queue()] == [(f"{job}_1", JobState.COMPLETING)])
+    local.cancel(job)
+    until(ended(local, job))
+
+
 def test_the_same_job_id_in_another_state_directory_is_another_job(local: Local, tmp_path: Path, until: Until) -> None:
     """Ids begin at 1 everywhere: a demo's local-1_1 that ends must not take somebody's training along."""
     submit(local, tmp_path, "sleep 600; true", "--array=1-2%1")

@@ -14,8 +14,10 @@ import pytest
 from ftsupervise.job import supervise
 from ftsupervise.job.attempt import Running
 from ftsupervise.job.decide import Budgets
+from ftsupervise.job.ears import Ears
 from ftsupervise.job.options import Options
-from ftsupervise.job.pulse import Death
+from ftsupervise.job.pulse import Death, who_began
+from ftsupervise.job.waiting import sit_out
 from ftsupervise.ledger import ledger
 from ftsupervise.rundir import RunDir
 
@@ -48,7 +50,7 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
 def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_path: Path, in_place: int) -> None:
     now = monotonic()
     raised = Death(0, "node-0", 10, now, 1, True, True, True)
-    killed = Death(1, "node-1", 11, now, -9, False, False, True)
+    killed = Death(1, "node-1", 11, now + 0.1, -9, False, False, True)
     news: list[list[Death]] = [[raised], [killed], []]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
@@ -66,3 +68,40 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     said = [one._told_death() for _ in range(2)]
     assert one.death == killed
     assert (said == ["", ""]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
+
+
+@pytest.mark.parametrize(("after", "code"), [(0.1, -15), (32.0, -9), (300.0, -6)])
+def test_who_dies_of_srun_or_of_the_watchdog_long_after_a_rank_that_raised_is_its_victim(
+    after: float, code: int
+) -> None:
+    raised = Death(3, "node-1", 10, 1000.0, 1, True, True, True)
+    victim = Death(0, "node-0", 11, 1000.0 + after, code, False, False, True)
+    assert who_began([raised, victim]) == who_began([victim, raised]) == raised
+    assert who_began([]) is None
+
+
+def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun without --kill-on-bad-exit: a rank left in the first hour, another one crashes in the twentieth."""
+    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    mine: Any = SimpleNamespace(folder=tmp_path)
+    nobody: Any = SimpleNamespace(branch=frozenset)
+    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    asked = options(tmp_path, "srun", "train", in_place=0)
+    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    for seconds, named in ((3600.0, False), (5.0, True)):
+        one.crashes = [Death(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
+        one._hear_the_last()
+        assert (one.death is not None) == named
+
+
+def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> None:
+    ears = Ears()
+    try:
+        asked = options(tmp_path, "true", in_place=5)
+        assert sit_out(0.0, ears, asked)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not sit_out(0.0, ears, asked)
+    finally:
+        ears.close()
