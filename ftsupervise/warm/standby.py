@@ -24,6 +24,8 @@ from ftsupervise.warm.serve import Serving
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
 _LOOK_WITHIN = 2.0  # seconds; less than become.py waits for an answer
+_THREAD_ENDS = 0.5  # seconds for one that was told to end, as pools do before a fork
+_EXITING = 0x4  # PF_EXITING of the kernel
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
@@ -174,18 +176,33 @@ def _left(before: set[str]) -> str:
     new = sorted(_traces() - before)
     if new:
         return f"opened or started {', '.join(new)[:200]}"
-    if len(os.listdir("/proc/self/task")) > 1:
+    if _threads():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()  # pools that know about forks (OpenBLAS) end theirs before one
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            return f"left {threads - 1} threads"
+        until = time.monotonic() + _THREAD_ENDS
+        while _threads() and time.monotonic() < until:
+            time.sleep(0.005)
+        if threads := _threads():
+            return f"left {threads} threads"
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return "initialised CUDA" if cuda is not None and cuda.is_initialized() else ""
+
+
+def _threads() -> int:
+    """Besides this one. One that is being taken down does not count: it was joined, and has had no turn since."""
+    living = 0
+    for name in os.listdir("/proc/self/task"):
+        try:
+            fields = Path(f"/proc/self/task/{name}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        living += fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
+    return living - 1
 
 
 def _bad_fork() -> str:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.node import places
 from ftsupervise.warm import become
 from tests.story.warm_scene import Standby, script
 
@@ -179,47 +178,6 @@ def test_what_was_edited_where_it_is_installed_is_imported_anew(
     done = one.run()
     assert done.stdout == "newer\n"
     assert "mine/__init__.py has changed since it was imported" in done.stderr
-
-
-LEAVES = {
-    "thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
-    "process": "import subprocess; child = subprocess.Popen(['sleep', '600'])",
-    "socket": "import socket; s = socket.socket()",
-    "device": "f = open('/dev/zero')",
-    "file": "f = open(__file__)",
-}
-
-
-def test_a_module_that_leaves_something_a_fork_cannot_carry_is_not_imported(
-    standby: Callable[..., Standby], tmp_path: Path
-) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    for name, text in LEAVES.items():
-        (own / f"leaves_{name}.py").write_text(text)
-    (own / "harmless.py").write_text("")
-    modules = ("json", *(f"leaves_{name}" for name in LEAVES), "harmless")
-    told = "import sys; print(*sorted(n for n in sys.modules if n.startswith(('leaves', 'harmless'))))"
-    one = standby(script(tmp_path, told), modules=modules, PYTHONPATH=str(own))
-    assert one.run().stdout == "harmless\n"
-    skipped = next(fact["skipped"] for fact in one.facts() if "skipped" in fact)
-    assert set(skipped) == {f"leaves_{name}" for name in LEAVES}
-
-
-def test_of_a_standby_that_gives_up_nothing_stays(
-    standby: Callable[..., Standby], tmp_path: Path, until: Until
-) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    names = tuple(f"leaves_{n}" for n in range(6))
-    for name in names:
-        (own / f"{name}.py").write_text(LEAVES["socket"])
-    one = standby(script(tmp_path, "pass"), modules=names, wait=False, PYTHONPATH=str(own))
-    assert one.process.wait(60) == 0
-    assert "leaves_5 opened or started descriptor" in one.facts()[-1]["no"]
-    assert why_cold(one).startswith("no standby here")
-    places.clear(str(one.place))
-    assert not one.place.exists()
 
 
 def test_a_python_that_would_not_stop_at_the_hook_is_never_given_the_program(

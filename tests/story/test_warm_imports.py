@@ -1,0 +1,68 @@
+"""What a standby imports, and what it leaves out: a fork carries no thread, and no connection twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ftsupervise.node import places
+from tests.story.warm_scene import Standby, script
+
+LEAVES = {
+    "thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "process": "import subprocess; child = subprocess.Popen(['sleep', '600'])",
+    "socket": "import socket; s = socket.socket()",
+    "device": "f = open('/dev/zero')",
+    "file": "f = open(__file__)",
+}
+
+
+def test_a_module_that_leaves_something_a_fork_cannot_carry_is_not_imported(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    for name, text in LEAVES.items():
+        (own / f"leaves_{name}.py").write_text(text)
+    (own / "harmless.py").write_text("")
+    modules = ("json", *(f"leaves_{name}" for name in LEAVES), "harmless")
+    told = "import sys; print(*sorted(n for n in sys.modules if n.startswith(('leaves', 'harmless'))))"
+    one = standby(script(tmp_path, told), modules=modules, PYTHONPATH=str(own))
+    assert one.run().stdout == "harmless\n"
+    skipped = next(fact["skipped"] for fact in one.facts() if "skipped" in fact)
+    assert set(skipped) == {f"leaves_{name}" for name in LEAVES}
+
+
+POOL = """
+import os, threading, time
+over = threading.Event()
+def work():
+    over.wait()
+    time.sleep(0.1)  # the last of it: without a turn on a busy machine
+threading.Thread(target=work, daemon=True).start()
+os.register_at_fork(before=over.set)
+"""
+
+
+def test_a_pool_that_ends_its_threads_before_a_fork_is_imported(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "pool.py").write_text(POOL)
+    one = standby(script(tmp_path, "import sys; print('pool' in sys.modules)"), modules=("pool",), PYTHONPATH=str(own))
+    assert one.run().stdout == "True\n", one.facts()
+
+
+def test_of_a_standby_that_gives_up_nothing_stays(standby: Callable[..., Standby], tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    names = tuple(f"leaves_{n}" for n in range(6))
+    for name in names:
+        (own / f"{name}.py").write_text(LEAVES["socket"])
+    one = standby(script(tmp_path, "pass"), modules=names, wait=False, PYTHONPATH=str(own))
+    assert one.process.wait(60) == 0
+    assert "leaves_5 opened or started descriptor" in one.facts()[-1]["no"]
+    assert "started cold: no standby here" in one.run().stderr
+    places.clear(str(one.place))
+    assert not one.place.exists()
