@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.ledger import read_time
-from ftsupervise.rundir import read_json, sync_directory, write_json
+from ftsupervise.rundir import for_the_group, read_json, sync_directory, write_json
 
 EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
 HALF_LIFE = 24 * 3600.0  # seconds after which a trouble counts half
@@ -307,9 +307,7 @@ def folder(place: Path, word: str) -> Path:
     """``PLACE/word``, made for the group to write in if it is not there. Raises OSError."""
     found = place / word
     for each in (place, found):
-        if not each.is_dir():
-            each.mkdir(parents=True, exist_ok=True)
-            each.chmod(0o2775)
+        for_the_group(each)
     return found
 
 

@@ -150,6 +150,19 @@ def write_whole(
         sync_directory(path.parent)
 
 
+def for_the_group(folder: Path) -> None:
+    """Make ``folder`` if it is not there, for the group to write in. Others may make it at the same moment. Raises OSError."""
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return
+    folder.chmod(0o2775)  # whose group that is, is the business of the directory above
+
+
 def sync_directory(directory: Path) -> None:
     """Make a rename in ``directory`` durable. File systems that cannot are left in peace."""
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ftsupervise import blame
 from ftsupervise.brake import read_brake
 from ftsupervise.errors import from_os_error
-from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.rundir import RunDir, for_the_group, read_json
 from ftsupervise.switches import KILL, SAVE, read_switch
 
 _ROOM = 16_384  # bytes
@@ -22,9 +22,7 @@ def prepare(rundir: RunDir) -> None:
     try:
         for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
-        if not rundir.switches.is_dir():
-            rundir.switches.mkdir()
-            rundir.switches.chmod(0o2775)  # who may use the switches is the directory's group
+        for_the_group(rundir.switches)
         blame.prepare(rundir.nodes)
         _probe(rundir.attempts)
     except OSError as error:

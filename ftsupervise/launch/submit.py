@@ -21,7 +21,7 @@ from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
 from ftsupervise.records import LaunchRecord, launches, people
-from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
+from ftsupervise.rundir import RunDir, for_the_group, read_json, write_json, write_whole
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
@@ -75,9 +75,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
         for folder in (run_dir.marks, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs):
             folder.mkdir(parents=True, exist_ok=True)
         for shared in (run_dir.switches, run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers"):
-            if not shared.is_dir():
-                shared.mkdir()
-                shared.chmod(0o2775)  # who may use the switches, and watch, is the directory's group
+            for_the_group(shared)
         blame.prepare(run_dir.nodes)
         run_dir.checkpoints.mkdir(exist_ok=True)
         if not os.path.lexists(run_dir.root / "README"):

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.job import supervise
+from ftsupervise.errors import Error
+from ftsupervise.job import gate, supervise
 from ftsupervise.job.attempt import Running
 from ftsupervise.job.decide import Budgets
 from ftsupervise.job.ears import Ears
@@ -105,3 +106,30 @@ def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> Non
         assert not sit_out(0.0, ears, asked)
     finally:
         ears.close()
+
+
+@pytest.mark.parametrize("name", ["nodes", "switches"])
+def test_of_several_who_make_a_directory_for_all_at_the_same_moment_none_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Six members of a chain that start together, before anybody was there."""
+    folder = tmp_path / "run" / name
+    there = Path.is_dir
+
+    def a_moment_ago(self: Path) -> bool:
+        if self == folder and not there(self):
+            folder.mkdir(parents=True)
+            return False
+        return there(self)
+
+    monkeypatch.setattr(Path, "is_dir", a_moment_ago)
+    gate.prepare(RunDir(tmp_path / "run"))
+    assert folder.exists()
+
+
+def test_what_stands_in_the_place_of_a_directory_is_told(tmp_path: Path) -> None:
+    gate.prepare(RunDir(tmp_path / "run"))
+    (tmp_path / "run" / "switches").rmdir()
+    (tmp_path / "run" / "switches").write_text("no directory")
+    with pytest.raises(Error, match="File exists"):
+        gate.prepare(RunDir(tmp_path / "run"))
