@@ -67,7 +67,8 @@ def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
     In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
     """
     try:
-        if not run_dir.launches.is_dir() and os.path.lexists(run_dir.config):
+        # in this order: another launch, at this moment, makes the folder before it writes the file
+        if os.path.lexists(run_dir.config) and not run_dir.launches.is_dir():
             raise Refused(
                 f"{run_dir.config} is there already, and no launch wrote it",
                 hint="name a directory of its own: run_dir: runs/NAME (the default)",

@@ -14,8 +14,9 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import Refused, SchedulerUnavailable
 from ftsupervise.launch.plan import plan
-from ftsupervise.launch.submit import Launched, launch_run
+from ftsupervise.launch.submit import Launched, launch_run, prepare
 from ftsupervise.model import Job, Submitted
+from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.local import Local
 
 NOW = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)
@@ -121,3 +122,19 @@ def test_what_lay_in_the_directory_before_it_became_a_run_s_is_not_written_over(
     with pytest.raises(Refused, match="no launch wrote it"):
         launch(other, local)
     assert [p.name for p in (tmp_path / "other").iterdir()] == ["run.yaml"]
+
+
+def test_a_directory_that_another_launch_makes_while_we_look_is_a_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir, there = RunDir(tmp_path / "run"), Path.is_dir
+
+    def the_other_is_quick(self: Path) -> bool:
+        found = there(self)
+        if self == rundir.launches and not rundir.config.exists():
+            rundir.launches.mkdir(parents=True, exist_ok=True)
+            rundir.config.write_text("theirs: 1\n")
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", the_other_is_quick)
+    prepare(rundir, "tr11", "ours: 1\n")
