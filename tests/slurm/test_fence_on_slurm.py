@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def play(
         watch_the_newer(here, [ranks.index(pid) for pid in old], until)
     finally:
         for pid in (*ranks, *here.agents()):
-            if procfs.process(pid) is not None:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
