@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ class Scene:
     def cut_off(self, node: str = "") -> None:
         """The network of a node, or of all, is gone for our agents: they hear and say nothing. Ends with the sandbox."""
         for pid in self.agents(node):
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # the child of one that answered a question
+                os.kill(pid, signal.SIGSTOP)
 
     def processes(self) -> list[int]:
         """Living processes of this run's training, on all nodes."""
