@@ -334,9 +334,8 @@ class Guard:
             if now < self._slow_until:
                 due = now + max(self._poll, min(spent / _LOOK_SHARE, _LONGEST_POLL))
                 self._set_due(min(due, end) if end > now else due)
-            self._slow_until = (
-                now + 2 * _LONGEST_POLL
-            )  # one alone, as when a server is away for a moment, puts no other off
+            # one alone, as when a server is away for a moment, puts no other off
+            self._slow_until = now + 2 * _LONGEST_POLL
         if self._signals.got and not self._want.stop:  # it came while we looked
             self._wake()
 

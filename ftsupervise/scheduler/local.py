@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -137,7 +138,7 @@ class Local:
             if pid and identity(pid) == state.get("pid_start"):
                 os.kill(pid, signal.SIGHUP)  # "look at the cancel file now"
             else:  # killed, and its member lives on
-                for orphan in self._orphans(folder):
+                for orphan in chain.from_iterable(self._orphans(folder).values()):
                     os.kill(orphan, signal.SIGTERM)
         except ProcessLookupError:
             return
@@ -198,14 +199,10 @@ class Local:
         child.returncode = 0  # it is nobody's child now; its end is not ours to wait for
 
     @staticmethod
-    def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[int]:
-        return [pid for mark, pids in marks().items() if mark.startswith(f"{folder}:") for pid in pids]
-
-    @staticmethod
-    def _orphaned(folder: Path, marks: Callable[[], dict[str, list[int]]]) -> int | None:
-        """The member that lives; None if none does."""
-        found = [mark.rpartition(":")[2] for mark, pids in marks().items() if mark.startswith(f"{folder}:") and pids]
-        return max((int(number) for number in found if number.isdigit()), default=None)
+    def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> dict[int, list[int]]:
+        """Living processes of the job, by member."""
+        found = ((mark.removeprefix(f"{folder}:"), pids) for mark, pids in marks().items())
+        return {int(member): pids for member, pids in found if member.isdigit()}
 
     def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
         """The job as one or two records: the member that runs, and the rest that waits."""
@@ -218,9 +215,9 @@ class Local:
             return []
         pid = cast("int", state.get("pid", 0))
         alive = bool(pid) and identity(pid) == state.get("pid_start")
-        if not alive and not _has_ended(state) and (member := self._orphaned(folder, marks)) is not None:
+        if not alive and not _has_ended(state) and (orphans := self._orphans(folder, marks)):
             # the chain was killed, its member is still saving; it may not have been able to write down which one that is
-            alive, state = True, {**state, "state": "COMPLETING", "member": member}
+            alive, state = True, {**state, "state": "COMPLETING", "member": max(orphans)}
             raw = {**raw, "members": min(1, cast("int", raw["members"]))}
         held = (folder / "hold").exists()
         try:
