@@ -6,5 +6,7 @@ gc.disable()
 
 from ftsupervise.cli import main  # noqa: E402
 
+__all__ = ["main"]
+
 if __name__ == "__main__":
     main()

@@ -1,0 +1,55 @@
+"""Files made and read so that nothing another account laid in their place can hold us, be followed or be overwritten.
+
+A FIFO is not waited for, a symbolic link is not followed, a folder or a device is refused, and a temporary file has a name
+that nobody can guess and is made by us alone (O_EXCL). Standard library only: the guard uses this in the training loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+_NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the most that a file system takes
+
+
+def create_temporary(folder: str | os.PathLike[str], name: str, mode: int = 0o644) -> tuple[int, str]:
+    """A new empty file in ``folder`` to be renamed to ``name``: its descriptor, open for writing, and its path.
+
+    The name begins with ``.tmp-`` and ends in 64 random bits. ``mode`` is cut by the umask. Raises OSError.
+    """
+    short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    path = f"{os.fspath(folder)}/.tmp-{short}-{os.getpid()}-{os.urandom(8).hex()}"
+    return os.open(path, flags, mode), path
+
+
+def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
+    """A descriptor to read the regular file ``path``. Never waits for a FIFO.
+
+    Raises OSError: ELOOP for a symbolic link unless ``follow``, EINVAL for a FIFO, a folder or a device.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    fd = os.open(path, flags, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return fd
+
+
+def read_bounded(path: str | os.PathLike[str], limit: int, *, follow: bool = False, dir_fd: int | None = None) -> bytes:
+    """The whole regular file ``path``. Raises OSError as ``open_regular`` does, and EFBIG for more than ``limit`` bytes."""
+    fd = open_regular(path, follow=follow, dir_fd=dir_fd)
+    with os.fdopen(fd, "rb") as file:
+        return read_open(file.fileno(), limit, path)
+
+
+def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
+    """What is left to read of ``fd``. Raises OSError, EFBIG when that is more than ``limit`` bytes."""
+    parts, left = [], limit + 1
+    while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    if left <= 0:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
+    return b"".join(parts)

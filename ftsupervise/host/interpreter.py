@@ -1,0 +1,22 @@
+"""The one way to start a Python of ours: a command line on which no other account has a say.
+
+Every ``python -m ftsupervise …`` that is put into a job script, a crontab line or a child process is built here, so that none
+runs what somebody laid into the current directory (see ``ftsupervise/start.py``). The environment is left alone: the training
+command below it keeps its PYTHONPATH and finds its own modules as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")  # noqa: PTH100, PTH118, PTH120
+
+
+def command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
+    """``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.node"), as a command line.
+
+    ``python``: the interpreter, by its full path; the one that runs this if it is not said.
+    """
+    program = ["-m", module] if module else []
+    return [python or sys.executable, "-I", START, *program, *words]

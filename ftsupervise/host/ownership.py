@@ -1,0 +1,133 @@
+"""Whose is it, and who may change it? One rule for all that is read and believed.
+
+A file is believed when its owner is this account, root, or an account named in the settings, and when no stranger may write it:
+not everybody, and not a group, unless the settings share it with that group or nobody else is in it. The file is judged by its
+open descriptor, so that it cannot be exchanged between the look and the reading.
+
+What may be changed by others is not an error of this account: the sentence says whose it is and what to type.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Collection
+
+from ftsupervise.errors import NotPermitted
+from ftsupervise.host import files
+
+_ACL = "system.posix_acl_access"
+LIMIT = 4_000_000  # bytes read of a file that is believed
+
+
+class NotTrusted(NotPermitted):
+    """Somebody else owns the file or may write it, so nothing in it is believed and nothing of it is run."""
+
+
+def distrust(
+    found: os.stat_result,
+    path: str | os.PathLike[str],
+    *,
+    accounts: Collection[int] = (),
+    group: int | None = None,
+) -> str:
+    """Why the file or folder ``path`` (``found`` is its stat) is not believed, as a clause; "" when it is.
+
+    ``accounts``: user ids that are believed besides this account and root. ``group``: a group id whose members may write it,
+    because the settings share it with them.
+    """
+    if found.st_uid not in (os.geteuid(), 0, *accounts):
+        return f"{os.fspath(path)} belongs to {user_name(found.st_uid)}"
+    if found.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+        return f"everybody may write {os.fspath(path)} (mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != group and not _harmless_group(found, path):
+        return (
+            f"the group {group_name(found.st_gid)} may write {os.fspath(path)} (mode {stat.S_IMODE(found.st_mode):04o})"
+        )
+    return ""
+
+
+def remedy(found: os.stat_result, path: str | os.PathLike[str]) -> str:
+    """What its reader can type: take the write bits away where the file is theirs, else look whose it is."""
+    word = shlex.quote(os.fspath(path))
+    return f"chmod go-w {word}" if found.st_uid == os.geteuid() else f"ls -ld {word}"
+
+
+def require(
+    found: os.stat_result,
+    path: str | os.PathLike[str],
+    *,
+    accounts: Collection[int] = (),
+    group: int | None = None,
+) -> None:
+    """Raises NotTrusted, with what to type, unless ``distrust`` has nothing to say."""
+    reason = distrust(found, path, accounts=accounts, group=group)
+    if reason:
+        raise NotTrusted(f"{reason}, so nothing in it is believed", hint=remedy(found, path))
+
+
+def read_trusted(
+    path: str | os.PathLike[str],
+    *,
+    limit: int = LIMIT,
+    accounts: Collection[int] = (),
+    group: int | None = None,
+    follow: bool = False,
+) -> bytes:
+    """The bytes of a regular file that is believed. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
+    fd = files.open_regular(path, follow=follow)
+    try:
+        require(os.fstat(fd), path, accounts=accounts, group=group)
+        return files.read_open(fd, limit, path)
+    finally:
+        os.close(fd)
+
+
+def account_id(name: str) -> int | None:
+    """The user id of the account ``name``; None when there is none."""
+    import pwd
+
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or "uid 1234" where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group_name(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"
+
+
+def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool:
+    """Is the group the owner's private one (its name, their primary group, no other member), and no access list behind it?
+
+    Many systems give each account such a group and the umask 002, so that all its files are writable for that group.
+    """
+    import grp
+    import pwd
+
+    try:
+        owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+    except KeyError:
+        return False
+    if owner.pw_gid != group.gr_gid or owner.pw_name != group.gr_name or set(group.gr_mem) - {owner.pw_name}:
+        return False
+    try:
+        return _ACL not in os.listxattr(path, follow_symlinks=False)
+    except OSError:  # a file system without them
+        return True

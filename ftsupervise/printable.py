@@ -1,0 +1,21 @@
+"""Text of others made harmless to print, once, where it enters or where it leaves.
+
+Job names, host names, file names, log lines and Slurm's own words come from strangers. A control character in them moves the
+cursor, clears the screen or renames the terminal; a direction mark shows words in another order than they stand.
+Standard library only, and little of it: the guard uses this inside the training loop.
+"""
+
+from __future__ import annotations
+
+
+def printable(text: str, limit: int = 0) -> str:
+    """``text`` with ``?`` for each character that is not seen (controls, escapes, direction marks, lone surrogates), line
+    feeds and tabs included; cut to ``limit`` characters, unless that is 0."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(char if char.isprintable() else "?" for char in text)
+    return text if not limit or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def printable_lines(text: str) -> str:
+    """The same for text of several lines: line feeds and tabs stay."""
+    return "".join(char if char in "\n\t" or char.isprintable() else "?" for char in text)

@@ -1,0 +1,53 @@
+"""``python -I start.py WORD …``: the program, with nothing on the module path that the current directory could change.
+
+``python -m ftsupervise`` looks for modules in the current directory first, and so does PYTHONPATH with an empty or relative
+entry: a ``click.py`` that somebody else laid there would run as the person who typed the command. ``-I`` leaves all of that
+out. What this package may need besides (it may be installed by PYTHONPATH or ``pip install --user``) is looked at last.
+
+    start.py WORD …             as ``ftsupervise WORD …``
+    start.py -m MODULE WORD …   another program of this package
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def prepare() -> None:
+    """Complete the module path by this package's own folder, the absolute entries of PYTHONPATH and the account's site."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    root = os.path.dirname(here)
+    outer = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    for folder in (root, *filter(os.path.isabs, outer)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    if sys.prefix == sys.base_prefix and "PYTHONNOUSERSITE" not in os.environ:
+        import site
+
+        account = site.getusersitepackages()
+        if account not in sys.path and os.path.isdir(account):
+            site.addsitedir(account)
+    import ftsupervise
+
+    if os.path.dirname(os.path.abspath(ftsupervise.__file__)) != here:  # another version is installed besides
+        del sys.modules["ftsupervise"]
+        sys.path.insert(0, root)
+
+
+def main() -> None:
+    prepare()
+    if sys.argv[1:2] == ["-m"]:
+        from runpy import run_module
+
+        module = sys.argv[2]
+        del sys.argv[1:3]
+        run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        from ftsupervise.__main__ import main as program
+
+        program()
+
+
+if __name__ == "__main__":
+    main()

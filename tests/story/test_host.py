@@ -1,0 +1,171 @@
+"""Whose file it is, how a file is made and read, how an interpreter of ours starts: with a stranger at work beside us."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.host import files, interpreter, ownership
+from ftsupervise.printable import printable, printable_lines
+
+HOSTILE = "import os; os.write(2, b'HOSTILE CODE RAN\\n'); raise SystemExit(3)\n"
+STRANGER = 65534
+
+
+def lay_modules(folder: Path) -> None:
+    for name in ("click", "signal", "yaml", "sitecustomize", "usercustomize", "runpy", "site", "ftsupervise"):
+        (folder / f"{name}.py").write_text(HOSTILE)
+
+
+@pytest.mark.parametrize("outer", [None, "", ":/nowhere", "/nowhere:", ".", "./:sub"])
+def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str | None) -> None:
+    lay_modules(tmp_path)
+    (tmp_path / "sub").mkdir()
+    lay_modules(tmp_path / "sub")
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | (
+        {"PYTHONPATH": outer} if outer is not None else {}
+    )
+    for argv in (
+        interpreter.command("--version"),
+        interpreter.command("/nowhere", module="ftsupervise.scheduler.localchain"),
+    ):
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        assert "HOSTILE" not in done.stderr
+        assert done.stdout.startswith("ftsupervise 0") or done.stderr == "/nowhere holds no job\n"
+
+
+def test_it_starts_where_only_pythonpath_knows_the_package(tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere" / "ftsupervise"
+    copy.parent.mkdir()
+    subprocess.run(["cp", "-r", str(Path(interpreter.START).parent), str(copy)], check=True)
+    code = "import ftsupervise; print(ftsupervise.__file__)"
+    (copy / "told.py").write_text(code)
+    argv = [sys.executable, "-I", str(copy / "start.py"), "-m", "ftsupervise.told"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(copy / "__init__.py"), "and not another version that is installed"
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def test_a_fifo_a_link_a_folder_and_a_device_are_refused_at_once(tmp_path: Path, fifo: Path) -> None:
+    (tmp_path / "real").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path, code in (
+        (fifo, errno.EINVAL),
+        (tmp_path, errno.EINVAL),
+        (tmp_path / "link", errno.ELOOP),
+        (Path("/dev/zero"), errno.EINVAL),
+    ):
+        with pytest.raises(OSError) as refused:
+            files.read_bounded(path, 100)
+        assert refused.value.errno == code
+    with pytest.raises(OSError, match="not a regular file"):
+        files.read_bounded(tmp_path / "zero", 100, follow=True)
+    assert files.read_bounded(tmp_path / "link", 100, follow=True) == b"x"
+
+
+def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(b"12345")
+    assert files.read_bounded(tmp_path / "page", 5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes") as refused:
+        files.read_bounded(tmp_path / "page", 4)
+    assert refused.value.errno == errno.EFBIG
+
+
+def test_two_temporary_files_never_have_one_name(tmp_path: Path) -> None:
+    made = [files.create_temporary(tmp_path, "ä" * 200) for _ in range(50)]
+    assert len({path for _, path in made}) == 50
+    for fd, path in made:
+        assert stat.S_IMODE(os.fstat(fd).st_mode) & 0o022 == 0
+        assert Path(path).name.startswith(".tmp-")
+        os.close(fd)
+
+
+def test_an_own_file_is_believed_and_one_that_all_may_write_is_not(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("x")
+    page.chmod(0o644)
+    assert ownership.read_trusted(page) == b"x"
+    page.chmod(0o666)
+    with pytest.raises(ownership.NotTrusted, match=r"everybody may write .*page \(mode 0666\)") as refused:
+        ownership.read_trusted(page)
+    assert refused.value.hint == f"chmod go-w {page}"
+    assert refused.value.exit_code == 77
+
+
+@pytest.mark.root
+def test_a_file_of_another_account_is_believed_only_when_that_account_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("x")
+    os.chown(page, STRANGER, 0)
+    with pytest.raises(ownership.NotTrusted, match="belongs to nobody"):
+        ownership.read_trusted(page)
+    assert ownership.read_trusted(page, accounts={STRANGER}) == b"x"
+
+
+@pytest.mark.root
+def test_a_group_that_others_are_in_may_not_write_unless_it_is_shared_with(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("x")
+    page.chmod(0o664)
+    assert ownership.read_trusted(page) == b"x", "the own private group"
+    os.chown(page, 0, 100)
+    with pytest.raises(ownership.NotTrusted, match="the group users may write"):
+        ownership.read_trusted(page)
+    assert ownership.read_trusted(page, group=100) == b"x"
+
+
+@pytest.mark.root
+def test_a_sticky_folder_is_no_danger_and_an_open_one_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    assert ownership.distrust(tmp_path.stat(), tmp_path) == ""
+    tmp_path.chmod(0o777)
+    assert "everybody may write" in ownership.distrust(tmp_path.stat(), tmp_path)
+
+
+@pytest.mark.root
+def test_an_access_list_behind_a_private_group_counts(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    page.write_text("x")
+    entries = (
+        (0x01, 6, 0xFFFFFFFF),
+        (0x02, 6, STRANGER),
+        (0x04, 4, 0xFFFFFFFF),
+        (0x10, 6, 0xFFFFFFFF),
+        (0x20, 4, 0xFFFFFFFF),
+    )
+    packed = (2).to_bytes(4, "little") + b"".join(
+        tag.to_bytes(2, "little") + bits.to_bytes(2, "little") + who.to_bytes(4, "little") for tag, bits, who in entries
+    )
+    try:
+        os.setxattr(page, "system.posix_acl_access", packed)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    with pytest.raises(ownership.NotTrusted):
+        ownership.read_trusted(page)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b]0;title\x07", "\x1b[2J", "a\rb", "\x9b31m", "\u202eevil", "\u2066x", "\udc80", "\x00"]
+)
+def test_no_control_character_passes(hostile: str) -> None:
+    assert printable(hostile).isprintable()
+    assert "?" in printable(hostile)
+    assert printable_lines(f"one\n\t{hostile}").startswith("one\n\t")
+    assert all(char.isprintable() or char in "\n\t" for char in printable_lines(hostile))
+
+
+def test_text_of_any_language_stays() -> None:
+    assert printable("Größe 大きさ ok") == "Größe 大きさ ok"
+    assert printable("0123456789", 5) == "0123…"
