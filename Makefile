@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test quick soak lint bench clean slurm debian
+.PHONY: demo test quick soak faults lint bench clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
@@ -18,6 +18,9 @@ quick: .venv/.test           ## what never leaves memory and files; seconds
 
 soak: .venv/.test debian      ## the long ones
 	@$(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+faults: .venv/.test debian    ## the tables of threats and faults: every row's test, and the tables with their results
+	@$(BIN)/python tests/matrix.py $(ARGS)
 
 lint: .venv/.test
 	@$(BIN)/ruff check -q .
