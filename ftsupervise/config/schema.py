@@ -186,6 +186,29 @@ class GuardSettings(Strict):
     """Stop after so long, whatever the limit of the job."""
 
 
+class Share(Strict):
+    """What the run's group may write besides the switches: nothing, unless it stands here.
+
+    Whoever may write a page speaks with the owner's voice, so each key says what it hands over.
+    """
+
+    group: Name | None = None
+    """The Unix group that the run directory is given to, and whose members may use the switches. Default: the group of the
+    directory that it is made in where that is set-group-ID, else your primary group."""
+    watch: bool = False
+    """Members may watch beside you. They share the alerts' journal: they can silence and acknowledge, and what they write
+    there goes out through your receivers."""
+    nodes: bool = False
+    """Members may exclude, trust and clear nodes, and what their runs saw of nodes counts, here and in nodes.directory."""
+    launch: bool = False
+    """Members may launch the run and go on with it. They write its settings, attempts and checkpoints: what stands there is
+    run by whoever launches or watches it next."""
+
+    @property
+    def anything(self) -> bool:
+        return self.watch or self.nodes or self.launch
+
+
 class Run(Strict):
     """One training effort that ftsupervise keeps alive."""
 
@@ -197,6 +220,8 @@ class Run(Strict):
     """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
     scheduler: Literal["auto", "slurm", "local"] = "auto"
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
+    share: Share = Share()
+    """What the run's group may write besides the switches; nothing by itself."""
     nodes: NodeSettings = NodeSettings()
     """Nodes that have failed the run are avoided: how long, and how many."""
     guard: GuardSettings = GuardSettings()

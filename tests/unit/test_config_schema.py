@@ -21,6 +21,7 @@ MINIMAL = "name: train-10b\nlaunch:\n  command: python train.py\n"
 FULL = """\
 name: train-10b
 scheduler: slurm
+share: {group: physics, watch: true, nodes: true, launch: false}
 run_dir: /scratch/train-10b
 launch:
   command: [python, train.py, --size, 10b]
@@ -120,6 +121,7 @@ def test_the_full_file_really_is_full() -> None:
     written = parse(FULL.encode(), "f").value
     assert set(written) == set(SCHEMA["properties"])
     assert set(written["launch"]) == set(SCHEMA["$defs"]["Launch"]["properties"])
+    assert set(written["share"]) == set(SCHEMA["$defs"]["Share"]["properties"])
     assert set(written["launch"]["restart"]) == set(SCHEMA["$defs"]["Restart"]["properties"])
     assert set(written["guard"]) == set(SCHEMA["$defs"]["GuardSettings"]["properties"])
 

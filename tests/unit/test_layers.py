@@ -17,6 +17,7 @@ WORDS = {"model", "jobs", "truth", "errors", "units", "hostlist", "printable"}
 FILES = {
     "host",
     "rundir",
+    "sharing",
     "switches",
     "beats",
     "pages",

@@ -1,0 +1,105 @@
+"""What of a run directory its group may write, and whose pages are believed there.
+
+By itself the group may write ``switches/`` and nothing else, whatever the umask says. ``share:`` in the settings adds to that.
+The mode of a folder is the record: ``launch`` gives a shared folder group-write and set-group-ID (2775), all others 0755, all
+files 0644. Only a folder's owner can change its mode, so it tells whom its owner trusts. It needs no settings to be read.
+Standard library only: the job ring and the guard use this.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+FOLDER = 0o755
+SHARED = 0o2775
+PAGE = 0o644
+SCRIPT = 0o755
+
+
+def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[int] = ()) -> str:
+    """Why whoever owns ``page``, which lies in ``folder``, is not believed there, as a clause; "" when they are.
+
+    Believed are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
+    them; nobody in a folder that everybody may write.
+    """
+    from ftsupervise.host.ownership import group_name, user_name
+
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return "it lies in a folder that everybody may write"
+    if page.st_uid in (0, os.geteuid(), folder.st_uid, *accounts):
+        return ""
+    if not is_shared(folder):
+        return f"it belongs to {user_name(page.st_uid)}, with whom the folder is not shared"
+    if not in_group(page.st_uid, folder.st_gid):
+        return f"it belongs to {user_name(page.st_uid)}, who is not in the group {group_name(folder.st_gid)}"
+    return ""
+
+
+def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.PathLike[str]) -> str:
+    """By whom ``page`` may be written besides those who are believed in ``folder``, as a clause; "" when by nobody."""
+    from ftsupervise.host.ownership import distrust
+
+    return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
+
+
+def in_group(uid: int, gid: int) -> bool:
+    """Is the account ``uid`` in the group ``gid``? False for accounts that nobody knows here."""
+    import pwd
+
+    try:
+        account = pwd.getpwuid(uid)
+        return gid in os.getgrouplist(account.pw_name, account.pw_gid)
+    except (KeyError, OSError):
+        return False
+
+
+def is_shared(folder: os.stat_result) -> bool:
+    """May the group write in it?"""
+    return bool(folder.st_mode & stat.S_IWGRP)
+
+
+# ----------------------------------------------------------------------------------------------------------------- making
+
+
+def make_folder(folder: Path, mode: int = FOLDER) -> None:
+    """Make ``folder``, and what is missing above it, with exactly that mode; what is there already stays as it is.
+
+    Others may make it at the same moment. Raises OSError, also when something else lies in its place.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir(mode=0o700)  # nobody else gets in before it has its mode
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        make_folder(folder, mode)
+        return
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return
+    set_mode(folder, mode)
+
+
+def set_mode(folder: Path, mode: int) -> None:
+    """Give a folder of ours that mode. It stays set-group-ID where the folder above made it so. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        now = stat.S_IMODE(os.fstat(fd).st_mode)
+        wanted = mode | now & stat.S_ISGID
+        if now != wanted:
+            os.fchmod(fd, wanted)
+    finally:
+        os.close(fd)
+
+
+def set_file_mode(fd: int, mode: int) -> None:
+    """The mode of a file we have just made, which the umask may have cut. A file system without modes is left in peace."""
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.fchmod(fd, mode)
+    except OSError:
+        return
