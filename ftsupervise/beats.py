@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.sharing import PAGE, set_file_mode
 from ftsupervise.truth import Beat
 
 WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
@@ -38,8 +39,9 @@ def write_beat(rundir: RunDir, beat: Beat, desk: Path | None = None) -> None:
     }
     path = rundir.beats / f"rank-{beat.rank}"
     temp = (desk or rundir.beats) / f".tmp-rank-{beat.rank}-{beat.pid}"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
     try:
+        set_file_mode(fd, PAGE)
         os.write(fd, (json.dumps(record) + "\n").encode())
     finally:
         os.close(fd)

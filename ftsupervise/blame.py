@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.ledger import read_time
-from ftsupervise.rundir import for_the_group, read_json, sync_directory, write_json
+from ftsupervise.rundir import read_json, sync_directory, write_json
+from ftsupervise.sharing import FOLDER, make_folder
 
-EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
+WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
 HALF_LIFE = 24 * 3600.0  # seconds after which a trouble counts half
 EXCLUDE_AT = 1.5  # two deaths within half a day; one failed health command
 SHARE = 0.02  # of the run's nodes that may be kept away from, when it has fewer spares
@@ -304,10 +305,10 @@ class Book:
 
 
 def folder(place: Path, word: str) -> Path:
-    """``PLACE/word``, made for the group to write in if it is not there. Raises OSError."""
+    """``PLACE/word``, made if it is not there, and shared with the group where the place is. Raises OSError."""
     found = place / word
-    for each in (place, found):
-        for_the_group(each)
+    make_folder(place, FOLDER, parents=True)
+    make_folder(found)
     return found
 
 
@@ -360,8 +361,8 @@ def forget(place: Path, half_life: float, now: datetime) -> None:
 
 
 def prepare(place: Path) -> None:
-    """Make the folders that people of the directory's group may write. Raises OSError."""
-    for word in (EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED):
+    """Make the folders of a place, so that ``touch`` is enough for people. Raises OSError."""
+    for word in WORDS:
         folder(place, word)
 
 

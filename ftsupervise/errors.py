@@ -87,7 +87,7 @@ def from_os_error(error: OSError, doing: str) -> Error:
     if error.errno in (errno.EROFS, errno.EIO, errno.ESTALE):
         return CannotWrite(text, hint="the file system refuses writes; check the mount, then try again")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return NotPermitted(text, hint="ask the owner for group access (chmod g+rwX), or use another directory")
+        return NotPermitted(text, hint="ask its owner, or use another directory")
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFound(text, hint="check the path")
     return Error(text)

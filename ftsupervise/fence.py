@@ -38,6 +38,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ftsupervise.rundir import RunDir
+from ftsupervise.sharing import claim_folder, make_folder
 
 STAGING = ".staging"  # beside the checkpoints
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -85,9 +86,9 @@ def staging(rundir: RunDir, checkpoints: Path) -> Path:
 def open_desk(desks: Path, number: int) -> Path | None:
     """The desk of attempt ``number``; None when a newer attempt has sealed it. Raises OSError."""
     desk = desks / f"{number:04d}"
-    desks.mkdir(parents=True, exist_ok=True)
+    make_folder(desks, parents=True)
     try:
-        desk.mkdir()
+        claim_folder(desk)
     except FileExistsError:
         if is_sealed(desk):
             return None
@@ -135,7 +136,7 @@ def seal(desks: Path, before: int, numbers: Iterable[int]) -> list[Path]:
     When this returns, no older attempt changes anything through its desk any more. Gives the folders that hold what lay on
     desks, also those an earlier attempt did not get to delete. Raises OSError when one could not be sealed.
     """
-    desks.mkdir(parents=True, exist_ok=True)
+    make_folder(desks, parents=True)
     fd = os.open(desks, _DIRECTORY)
     try:
         with os.scandir(fd) as found:
@@ -186,7 +187,7 @@ def _empty(sealed: Path, swept: Path) -> None:
     while True:
         try:
             for name in os.listdir(sealed):
-                swept.mkdir(exist_ok=True)
+                make_folder(swept)
                 count += 1
                 os.rename(sealed / name, swept / f"{name}.{os.getpid()}.{count}")
         except FileNotFoundError:  # another one seals too

@@ -4,7 +4,7 @@
       README              what this directory is and which switches it has
       run.yaml            the configuration as launched (paths made absolute, no secrets)
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
-      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; a group-writable directory
+      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       marks/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
       desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
@@ -24,6 +24,8 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from ftsupervise.sharing import PAGE, SHARED, make_folder, set_file_mode
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
@@ -117,12 +119,13 @@ class RunDir:
 
 
 def write_whole(
-    path: Path, data: bytes | str, *, mode: int = 0o664, sync: bool = True, desk: Path | None = None
+    path: Path, data: bytes | str, *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
 ) -> None:
     """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
 
     ``desk``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
-    leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut.
+    leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut. ``mode`` is what it
+    gets, whatever the umask.
 
     Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
     in between: such leftovers start with ``.tmp-`` and are nobody's input).
@@ -132,6 +135,7 @@ def write_whole(
     fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
+            set_file_mode(fd, mode)
             view = memoryview(payload)
             while view:
                 view = view[os.write(fd, view) :]
@@ -152,15 +156,7 @@ def write_whole(
 
 def for_the_group(folder: Path) -> None:
     """Make ``folder`` if it is not there, for the group to write in. Others may make it at the same moment. Raises OSError."""
-    if folder.is_dir():
-        return
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-        return
-    folder.chmod(0o2775)  # whose group that is, is the business of the directory above
+    make_folder(folder, SHARED, parents=True)  # whose group that is, is the business of the directory above
 
 
 def sync_directory(directory: Path) -> None:
@@ -178,7 +174,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def write_json(
-    path: Path, value: Mapping[str, object], *, mode: int = 0o664, sync: bool = True, desk: Path | None = None
+    path: Path, value: Mapping[str, object], *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
 ) -> None:
     text = json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n"
     write_whole(path, text, mode=mode, sync=sync, desk=desk)

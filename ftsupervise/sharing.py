@@ -8,6 +8,7 @@ Standard library only: the job ring and the guard use this.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection
@@ -64,34 +65,76 @@ def is_shared(folder: os.stat_result) -> bool:
 # ----------------------------------------------------------------------------------------------------------------- making
 
 
-def make_folder(folder: Path, mode: int = FOLDER) -> None:
-    """Make ``folder``, and what is missing above it, with exactly that mode; what is there already stays as it is.
+def mode_inside(parent: Path) -> int:
+    """The mode of a folder that is made in ``parent``, a folder of ours: shared where that is shared."""
+    try:
+        found = parent.stat().st_mode
+    except OSError:
+        return FOLDER
+    return SHARED if found & stat.S_IWGRP and found & stat.S_ISGID else FOLDER
 
-    Others may make it at the same moment. Raises OSError, also when something else lies in its place.
+
+def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False) -> None:
+    """Make ``folder`` with exactly that mode whatever the umask; what is there already stays as it is.
+
+    Without ``mode`` it is shared as its parent is. ``parents``: make what is missing above it too. Others may make it at the
+    same moment. Raises OSError, also when something else lies in its place.
     """
     if folder.is_dir():
         return
     try:
-        folder.mkdir(mode=0o700)  # nobody else gets in before it has its mode
+        claim_folder(folder, mode)
     except FileNotFoundError:
-        make_folder(folder.parent)
+        if not parents or folder.parent == folder:
+            raise
+        make_folder(folder.parent, FOLDER, parents=True)
         make_folder(folder, mode)
-        return
     except FileExistsError:
         if not folder.is_dir():
             raise
+
+
+def claim_folder(folder: Path, mode: int | None = None) -> None:
+    """Make ``folder``, for one caller only: FileExistsError for all others. Without ``mode`` it is shared as its parent is."""
+    wanted = mode_inside(folder.parent) if mode is None else mode
+    folder.mkdir(mode=FOLDER)  # never more than that, not for a moment
+    try:
+        set_mode(folder, wanted)
+    except (FileNotFoundError, NotADirectoryError):  # ours, and moved on by somebody who was quick
         return
-    set_mode(folder, mode)
+    except OSError:  # a file system without modes
+        if wanted != FOLDER:
+            raise
+
+
+def make_root(folder: Path) -> bool:
+    """Make a run's own directory: its group may read it and nobody else may write it; whether others may read it is the
+    umask's to say. False if it is there already. Raises OSError."""
+    if folder.is_dir():
+        return False
+    make_folder(folder.parent, FOLDER, parents=True)
+    try:
+        folder.mkdir(mode=FOLDER)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    set_mode(folder, 0o750 | folder.stat().st_mode & 0o005)
+    return True
 
 
 def set_mode(folder: Path, mode: int) -> None:
     """Give a folder of ours that mode. It stays set-group-ID where the folder above made it so. Raises OSError."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    now = stat.S_IMODE(found.st_mode)
+    wanted = mode | now & stat.S_ISGID
+    if now == wanted:
+        return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        now = stat.S_IMODE(os.fstat(fd).st_mode)
-        wanted = mode | now & stat.S_ISGID
-        if now != wanted:
-            os.fchmod(fd, wanted)
+        os.fchmod(fd, wanted)
     finally:
         os.close(fd)
 
@@ -103,3 +146,10 @@ def set_file_mode(fd: int, mode: int) -> None:
             os.fchmod(fd, mode)
     except OSError:
         return
+
+
+def as_page(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file that grows (an ``opener`` for ``open``); with mode 0644 if it is ours. Raises OSError."""
+    fd = os.open(path, flags, PAGE)
+    set_file_mode(fd, PAGE)
+    return fd

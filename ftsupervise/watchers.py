@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.rundir import RunDir, read_json, write_json
+from ftsupervise.sharing import make_folder
 
 LATE = 3  # times its own interval, and …
 AT_LEAST = timedelta(minutes=10)  # … never sooner: a tick over a thousand runs, a node that is rebooted
@@ -43,7 +44,7 @@ def own_name() -> str:
 def beat(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
     """This watcher has looked. Raises OSError."""
     place = folder(rundir)
-    place.mkdir(exist_ok=True)
+    make_folder(place)
     record: dict[str, object] = {"at": now.isoformat(), "host": os.uname().nodename, "pid": os.getpid()}
     if every is not None:
         record["every"] = every.total_seconds()

@@ -32,6 +32,7 @@ from ftsupervise.alerts.codec import decode, encode
 from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
 from ftsupervise.model import AlertState
+from ftsupervise.sharing import FOLDER, PAGE, make_folder, set_file_mode
 
 FORMAT = 1
 KEEP = 24  # generations, and …
@@ -148,8 +149,8 @@ class Journal:
 
     def _commit(self, state: State, highest: int) -> None:
         # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
-        self.directory.parent.mkdir(exist_ok=True)
-        self.directory.mkdir(exist_ok=True)
+        make_folder(self.directory.parent, FOLDER)
+        make_folder(self.directory)
         self._link(self.directory, state, highest)
         if _private(self.spare):
             for number in _numbers(self.spare):
@@ -168,9 +169,10 @@ class Journal:
         base = max(_numbers(self.directory), default=0)
         temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = directory / f"{number:08d}.json"
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
         try:
             try:
+                set_file_mode(fd, PAGE)
                 view = memoryview(_render(state, number, base))
                 while view:
                     view = view[os.write(fd, view) :]

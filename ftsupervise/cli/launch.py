@@ -35,6 +35,7 @@ def launch(
     of sbatch finds the job that was accepted instead of making a second one.
     """
     from ftsupervise.config.load import load
+    from ftsupervise.launch.folders import handed_over
     from ftsupervise.scheduler import kind_of
 
     run = load(config)
@@ -48,7 +49,8 @@ def launch(
     else:
         for sentence in _doubts(run):
             click.echo(f"note: {sentence}", err=True)
-        _tell(_carry_out(plan, run, again), plan)
+        done = _carry_out(plan, run, again)
+        _tell(done, plan, handed_over(done.run_dir, run.share))
         _tell_who_watches(plan, run)
 
 
@@ -123,7 +125,7 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
         raise
 
 
-def _tell(done: Launched, plan: Plan) -> None:
+def _tell(done: Launched, plan: Plan, handed: tuple[str, ...]) -> None:
     where = done.run_dir.root
     ids = " ".join(done.job_ids)
     members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
@@ -139,7 +141,7 @@ def _tell(done: Launched, plan: Plan) -> None:
     click.echo(f"  watch          ftsupervise watch --every 60s {_short(where)}")
     click.echo(f"  save now       touch {_short(where)}/switches/save-switch")
     click.echo(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
-    for note in plan.notes:
+    for note in (*plan.notes, *handed):
         click.echo(f"  note: {note}")
 
 

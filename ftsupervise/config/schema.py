@@ -186,7 +186,7 @@ class GuardSettings(Strict):
     """Stop after so long, whatever the limit of the job."""
 
 
-class Share(Strict):
+class Sharing(Strict):
     """What the run's group may write besides the switches: nothing, unless it stands here.
 
     Whoever may write a page speaks with the owner's voice, so each key says what it hands over.
@@ -199,7 +199,7 @@ class Share(Strict):
     """Members may watch beside you. They share the alerts' journal: they can silence and acknowledge, and what they write
     there goes out through your receivers."""
     nodes: bool = False
-    """Members may exclude, trust and clear nodes, and what their runs saw of nodes counts, here and in nodes.directory."""
+    """Members may exclude, trust and clear nodes, and what their runs saw of nodes counts."""
     launch: bool = False
     """Members may launch the run and go on with it. They write its settings, attempts and checkpoints: what stands there is
     run by whoever launches or watches it next."""
@@ -220,7 +220,7 @@ class Run(Strict):
     """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
     scheduler: Literal["auto", "slurm", "local"] = "auto"
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
-    share: Share = Share()
+    share: Sharing = Sharing()
     """What the run's group may write besides the switches; nothing by itself."""
     nodes: NodeSettings = NodeSettings()
     """Nodes that have failed the run are avoided: how long, and how many."""

@@ -19,6 +19,7 @@ from ftsupervise.crontab.place import CronDir, Installed, read_installed, stamp,
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.model import Finding, Health, Job, Severity, Submitted
+from ftsupervise.sharing import claim_folder, make_folder
 from ftsupervise.units import format_slurm_time, show_duration
 
 JOB_NAME = "ftsupervise-cron"
@@ -231,8 +232,8 @@ def _first_to_revive(cron: CronDir, slot: datetime) -> bool:
     """True for one caller per slot, so that twenty runs that find the chain dead make one new one."""
     folder = cron.state / "revivals"
     try:
-        folder.mkdir(exist_ok=True)
-        (folder / stamp(slot)).mkdir()
+        make_folder(folder)
+        claim_folder(folder / stamp(slot))
         for name in sorted(os.listdir(folder))[:-20]:
             (folder / name).rmdir()
     except FileExistsError:

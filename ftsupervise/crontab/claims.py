@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ftsupervise.crontab.place import CronDir, read_stamp, stamp
 from ftsupervise.rundir import read_json, write_json
+from ftsupervise.sharing import claim_folder, make_folder
 
 KEEP = 600  # slots whose records are kept
 ENSURED = "ensured"
@@ -38,13 +39,13 @@ def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str) -> bool:
     """True for exactly one caller per slot, ever. Raises OSError when the file system cannot say."""
     folder = cron.slots / stamp(slot)
     try:
-        folder.mkdir()
+        claim_folder(folder)
     except FileExistsError:
         return False
     except FileNotFoundError:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent, parents=True)
         try:
-            folder.mkdir()
+            claim_folder(folder)
         except FileExistsError:
             return False
     _write(

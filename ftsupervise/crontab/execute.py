@@ -19,6 +19,7 @@ from typing import IO
 
 from ftsupervise import procfs
 from ftsupervise.job import processes
+from ftsupervise.sharing import as_page
 
 MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -94,7 +95,7 @@ class Output:
         """Never raises: an entry's work is worth more than its words."""
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = open(self._path, "ab", buffering=0, opener=as_page)  # noqa: SIM115
             self._file.write(data)
         except OSError:
             return

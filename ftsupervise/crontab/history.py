@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ftsupervise.crontab.place import CronDir, read_stamp, stamp
 from ftsupervise.rundir import read_json, write_json, write_whole
+from ftsupervise.sharing import make_folder
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def first_seen(cron: CronDir, key: str, now: datetime) -> datetime:
     except (OSError, ValueError):
         pass
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, parents=True)
         write_whole(path, now.isoformat() + "\n")
     except OSError:
         pass
@@ -75,7 +76,7 @@ def claim(cron: CronDir, key: str, at: datetime, record: Mapping[str, object]) -
     fresh = folder.parent / f".claim-{os.uname().nodename}-{os.getpid()}-{stamp(at)}"
     if folder.exists():
         return None
-    fresh.mkdir(parents=True, exist_ok=True)
+    make_folder(fresh, parents=True)
     try:
         write_json(fresh / "start.json", record)
         os.rename(fresh, folder)  # does not replace a directory that has something in it

@@ -34,6 +34,7 @@ from ftsupervise.crontab.place import (
 from ftsupervise.crontab.successors import slot_of
 from ftsupervise.errors import ConfigError, Error, NotFound, Refused, from_os_error
 from ftsupervise.rundir import write_whole
+from ftsupervise.sharing import make_folder
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _changed(before: Installed, after: Installed) -> bool:
 def _write_folder(cron: CronDir, installed: Installed, script: str) -> None:
     try:
         for folder in (*(cron.folder(name) for name in FOLDERS), cron.slots, cron.runs, cron.log):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder, parents=True)
         words = {
             "owner": installed.owner,
             "root": cron.root,

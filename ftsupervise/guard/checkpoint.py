@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ftsupervise import fence
 from ftsupervise.guard.settings import Place
 from ftsupervise.guard.voice import Voice
 from ftsupervise.rundir import sync_directory
+from ftsupervise.sharing import SHARED, make_folder, mode_inside
 
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
@@ -38,7 +40,7 @@ class Checkpoints:
             raise ValueError(f"{name!r} is no name for a checkpoint: no path, and no dot in front")
         staged = self._desk / name
         try:
-            staged.mkdir(parents=True, exist_ok=True)
+            make_folder(staged, parents=True)
         except OSError:
             if not self.over():
                 raise
@@ -70,7 +72,7 @@ class Checkpoints:
         """Take an old checkpoint away. False: a newer attempt has begun, whose it is now. Raises OSError."""
         aside = self._desk / f".removed-{path.name}-{os.getpid()}"
         try:
-            self._desk.mkdir(parents=True, exist_ok=True)
+            make_folder(self._desk, parents=True)
             done = fence.move(path, aside, self._desk)
         except OSError:
             if not self.over():
@@ -119,7 +121,18 @@ def _delete(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def _close_to_others(fd: int) -> None:
+    """What is loaded into the next attempt is nobody else's to write, whatever the umask was."""
+    try:
+        found = os.fstat(fd)
+        if found.st_mode & 0o022 and found.st_uid == os.geteuid():
+            os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o022)
+    except OSError:
+        return
+
+
 def _sync(folder: Path) -> None:
+    shared = mode_inside(folder.parent) == SHARED
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
             try:
@@ -127,7 +140,22 @@ def _sync(folder: Path) -> None:
             except OSError:  # a link, another's file: not ours to sync
                 continue
             try:
+                if not shared:
+                    _close_to_others(fd)
                 os.fsync(fd)
             finally:
                 os.close(fd)
+        if not shared:
+            _close_folder(root)
         sync_directory(Path(root))
+
+
+def _close_folder(folder: str) -> None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        _close_to_others(fd)
+    finally:
+        os.close(fd)

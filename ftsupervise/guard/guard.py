@@ -25,6 +25,7 @@ from ftsupervise.guard.lookout import Lookout
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.voice import Voice
 from ftsupervise.rundir import STOPPED, write_json
+from ftsupervise.sharing import FOLDER, make_folder
 from ftsupervise.switches import SAVE, Identity, clear_answered
 
 _CONTINUE = Decision.CONTINUE
@@ -197,7 +198,7 @@ class Guard:
         if rundir is not None and self._place.rank == 0:
             record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
             try:
-                rundir.marks.mkdir(exist_ok=True)
+                make_folder(rundir.marks, FOLDER)
                 write_json(rundir.finished, record, desk=self._place.desk)
             except OSError as error:
                 if self.may_save():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from ftsupervise import blame
 from ftsupervise.brake import read_brake
 from ftsupervise.errors import from_os_error
 from ftsupervise.rundir import RunDir, for_the_group, read_json
+from ftsupervise.sharing import FOLDER, make_folder, make_root
 from ftsupervise.switches import KILL, SAVE, read_switch
 
 _ROOM = 16_384  # bytes
@@ -20,18 +22,36 @@ def prepare(rundir: RunDir) -> None:
     Before one is claimed: a claim tells an older attempt that it is over. Raises CannotWrite, DiskFull, NotPermitted.
     """
     try:
-        for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_root(rundir.root)
+        for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.desks, rundir.checkpoints):
+            make_folder(folder, FOLDER)
         for_the_group(rundir.switches)
         blame.prepare(rundir.nodes)
         _probe(rundir.attempts)
+        _close_output(rundir)
     except OSError as error:
         raise from_os_error(error, f"use the run directory {rundir.root}") from None
 
 
+def _close_output(rundir: RunDir) -> None:
+    """Slurm made the job's output with the umask of whoever submitted it. We read causes in it: nobody else writes it."""
+    for fd in (1, 2):
+        try:
+            found = os.fstat(fd)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if (
+                ours
+                and found.st_mode & 0o022
+                and Path(f"/proc/self/fd/{fd}").resolve().is_relative_to(rundir.root.resolve())
+            ):
+                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o022)
+        except OSError:
+            continue
+
+
 def _probe(folder: Path) -> None:
     path = folder / f".tmp-room-{os.uname().nodename}-{os.getpid()}"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, bytes(_ROOM))
         os.fsync(fd)  # quotas of network file systems speak up only now

@@ -15,6 +15,7 @@ from ftsupervise.fence import last_desk
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.ledger import numbers
 from ftsupervise.rundir import ENV_JOB_ID, RunDir, write_json
+from ftsupervise.sharing import claim_folder
 from ftsupervise.truth import Attempt
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def give_back(mine: Claim) -> None:
 
 def _make(rundir: RunDir, number: int) -> Claim:
     folder = rundir.attempt(number)
-    folder.mkdir()
+    claim_folder(folder)
     return Claim(number, folder)
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.rundir import WARNING, write_whole
+from ftsupervise.sharing import as_page
 
 
 def tell(log: Path | None, text: str) -> None:
@@ -18,7 +19,7 @@ def tell(log: Path | None, text: str) -> None:
     if log is None:
         return
     try:
-        with log.open("a", encoding="utf-8") as file:
+        with open(log, "a", encoding="utf-8", opener=as_page) as file:
             file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
     except OSError:
         return

@@ -17,6 +17,7 @@ from pathlib import Path
 from ftsupervise.job.hang import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
 from ftsupervise.node.evidence import BETWEEN, WITHIN, Sight, parse
 from ftsupervise.rundir import write_whole
+from ftsupervise.sharing import make_folder
 from ftsupervise.truth import Pulse
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
@@ -79,7 +80,7 @@ class Witness:
 
     def _write(self, name: str, text: str) -> None:
         try:
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             write_whole(self._folder / name, text)
         except OSError:  # the disk is full, or cannot be reached: the ranks wait for us
             pass

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import blame
 from ftsupervise.config.locate import state_dir
-from ftsupervise.errors import CannotWrite, NotFound, Refused, SchedulerUnavailable, from_os_error
+from ftsupervise.errors import CannotWrite, Error, NotFound, NotPermitted, Refused, SchedulerUnavailable, from_os_error
+from ftsupervise.host.ownership import user_name
+from ftsupervise.launch.folders import make_folders
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
 from ftsupervise.records import LaunchRecord, launches, people
-from ftsupervise.rundir import RunDir, for_the_group, read_json, write_json, write_whole
+from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
+from ftsupervise.sharing import SCRIPT, claim_folder, make_folder
 
 if TYPE_CHECKING:
-    from ftsupervise.config.schema import Launch, Run
+    from ftsupervise.config.schema import Launch, Run, Sharing
     from ftsupervise.scheduler import Scheduler
 
 _FRESH = timedelta(minutes=5)
@@ -61,8 +64,8 @@ def jobs_of(name: str, jobs: tuple[Job, ...], records: tuple[LaunchRecord, ...] 
     )
 
 
-def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
-    """Make the run directory: switches and watch for the group, the configuration as launched, a README.
+def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None) -> None:
+    """Make the run directory: its folders (the group may write the switches and what ``share`` says), the settings, a README.
 
     In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
     """
@@ -73,24 +76,31 @@ def prepare(run_dir: RunDir, name: str, config_text: str) -> None:
                 f"{run_dir.config} is there already, and no launch wrote it",
                 hint="name a directory of its own: run_dir: runs/NAME (the default)",
             )
-        for folder in (run_dir.marks, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        for shared in (run_dir.switches, run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers"):
-            for_the_group(shared)
-        blame.prepare(run_dir.nodes)
-        run_dir.checkpoints.mkdir(exist_ok=True)
+        make_folders(run_dir, share)
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
         write_whole(run_dir.config, config_text)
     except OSError as error:
-        raise from_os_error(error, f"write the run directory {run_dir.root}") from None
+        raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
+
+
+def _not_mine(run_dir: RunDir, error: Error) -> Error:
+    """Somebody else's run: its owner shares it, nobody opens it with chmod."""
+    try:
+        owner = run_dir.root.stat().st_uid
+    except OSError:
+        return error
+    if isinstance(error, NotPermitted) and owner != os.geteuid():
+        who = user_name(owner)
+        error.hint = f"the run is {who}'s: once {who} has launched it with share: {{launch: true}}, the group may"
+    return error
 
 
 def register(run_dir: RunDir, name: str) -> None:
     """Let ``ftsupervise status NAME`` find the run from anywhere. Best effort: a name is a convenience."""
     link = state_dir() / "runs" / name
     try:
-        link.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(link.parent, parents=True)
         temp = link.with_name(f".{link.name}.{os.getpid()}")
         temp.symlink_to(run_dir.root)
         temp.replace(link)
@@ -184,7 +194,7 @@ def launch_run(
         check_queue(plan, scheduler, again=again)
         for options in (plan.link(index) for index in range(plan.submissions)):
             render(plan, run.launch, options)  # a template that does not render must not leave half a chain behind
-        prepare(run_dir, plan.name, dump(run))
+        prepare(run_dir, plan.name, dump(run), run.share)
         given = without_secrets(env, run.alerts.model_dump())
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     register(run_dir, plan.name)
@@ -242,7 +252,7 @@ def submit(
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
-            write_whole(path, render(plan, launch, options), mode=0o755)
+            write_whole(path, render(plan, launch, options), mode=SCRIPT)
             write_json(folder / "launch.json", record)
             script = path.read_text("utf-8")
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
@@ -297,7 +307,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
         while True:
             folder = run_dir.launches / f"{number:04d}"
             try:
-                folder.mkdir()
+                claim_folder(folder)
             except FileExistsError:
                 number += 1
                 continue

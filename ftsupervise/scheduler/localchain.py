@@ -19,6 +19,7 @@ from ftsupervise.jobs import JobState
 from ftsupervise.procfs import identity
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked
+from ftsupervise.sharing import as_page, make_folder
 
 _PR_SET_PDEATHSIG = 1
 _Process = tuple[int, int]  # its number and its start
@@ -166,8 +167,8 @@ class Chain:
                 name += values.get(letter, f"%{letter}") + rest[index][1:]
                 index += 1
         path = Path(str(self.job["workdir"])) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
+        make_folder(path.parent, parents=True)
+        return as_page(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
 
 
 def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:

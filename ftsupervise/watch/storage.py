@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.probe import Missing, NotSeen, Probe
+from ftsupervise.sharing import PAGE, make_folder
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ def remember(runs: Iterable[Run], state: Path) -> None:
         mark = _seen_mark(run, state)
         try:
             if not mark.exists():
-                mark.parent.mkdir(parents=True, exist_ok=True)
-                mark.touch()
+                make_folder(mark.parent, parents=True)
+                mark.touch(mode=PAGE)
         except OSError:
             continue
 

@@ -23,6 +23,7 @@ from ftsupervise.model import Alert, Finding, Health, Notice
 from ftsupervise.probe import Probe
 from ftsupervise.records import people
 from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.sharing import FOLDER, make_folder
 from ftsupervise.watch import storage
 from ftsupervise.watch.belongs import own_job_ids
 from ftsupervise.watch.events import Event, events
@@ -192,7 +193,7 @@ def _tell_of_storage(
 def _make(folder: Path) -> None:
     """Best effort: without it the journal goes to its spare place and says so."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, FOLDER, parents=True)
     except OSError:
         return
 

@@ -121,7 +121,7 @@ def test_the_full_file_really_is_full() -> None:
     written = parse(FULL.encode(), "f").value
     assert set(written) == set(SCHEMA["properties"])
     assert set(written["launch"]) == set(SCHEMA["$defs"]["Launch"]["properties"])
-    assert set(written["share"]) == set(SCHEMA["$defs"]["Share"]["properties"])
+    assert set(written["share"]) == set(SCHEMA["$defs"]["Sharing"]["properties"])
     assert set(written["launch"]["restart"]) == set(SCHEMA["$defs"]["Restart"]["properties"])
     assert set(written["guard"]) == set(SCHEMA["$defs"]["GuardSettings"]["properties"])
 

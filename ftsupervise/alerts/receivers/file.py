@@ -18,7 +18,7 @@ def send(parcel: Parcel, settings: File) -> dict[str, str]:
     head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(settings.path, flags, 0o664)
+        fd = os.open(settings.path, flags, 0o644)
         try:
             data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")
             if os.write(fd, data) != len(data):

@@ -1,0 +1,108 @@
+"""The folders of a run and who may write them: the switches for the group, the rest for the owner, and what ``share`` adds.
+
+Modes are set, not left to the umask, at each launch: a folder that was open to the group and is not shared any more is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise import blame
+from ftsupervise.errors import Refused
+from ftsupervise.host.ownership import group_name
+from ftsupervise.rundir import RunDir
+from ftsupervise.sharing import FOLDER, SHARED, make_folder, make_root, set_mode
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Sharing
+
+
+def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
+    """Make all of them, or set the modes of those that are there and ours. Raises OSError, Refused for an unknown group."""
+    group = group_id(share)
+    new = make_root(run_dir.root)
+    launched = run_dir.launches.is_dir()  # else the directory was somebody's before it became a run's
+    if group is not None and (new or launched):
+        _give(run_dir.root, group)
+    if share is not None and share.launch:
+        _open(run_dir.root, SHARED, group)
+    elif launched:
+        _open(run_dir.root, stat.S_IMODE(run_dir.root.stat().st_mode) & ~0o022, None)
+    for folder, shared in _folders(run_dir, share):
+        mode = SHARED if shared else FOLDER
+        make_folder(folder, mode)
+        _open(folder, mode, group if shared else None)
+
+
+def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
+    """Every folder, those above first, and whether the group may write it."""
+    launch = share is not None and share.launch
+    watch = share is not None and share.watch
+    nodes = share is not None and (share.nodes or share.launch)  # its jobs write down what they saw of nodes
+    own = (run_dir.marks, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs)
+    found = [(folder, launch) for folder in (*own, run_dir.checkpoints, run_dir.desks)]
+    found += [(run_dir.switches, True)]
+    found += [(folder, watch) for folder in (run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers")]
+    found += [(run_dir.nodes, nodes)]
+    return found + [(run_dir.nodes / word, nodes) for word in blame.WORDS]
+
+
+def _open(folder: Path, mode: int, group: int | None) -> None:
+    """Group and mode of a folder of ours; another person's is theirs to open."""
+    found = folder.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):  # a link to another disk is its target's affair
+        return
+    if group is not None:
+        _give(folder, group)
+    set_mode(folder, mode)
+
+
+def _give(folder: Path, group: int) -> None:
+    found = folder.lstat()
+    if found.st_gid == group or found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        return
+    try:
+        os.chown(folder, -1, group, follow_symlinks=False)
+    except PermissionError:
+        raise Refused(
+            f"you are not in the group {group_name(group)}, so {folder} cannot be given to it",
+            hint="share.group takes one of yours: id -Gn",
+        ) from None
+
+
+def group_id(share: Sharing | None) -> int | None:
+    """The number of ``share.group``; None when none is named. Raises Refused when nobody knows it here."""
+    import grp
+
+    if share is None or share.group is None:
+        return None
+    try:
+        return grp.getgrnam(share.group).gr_gid
+    except KeyError:
+        raise Refused(f"no group is called {share.group} here", hint="share.group takes one of yours: id -Gn") from None
+
+
+def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
+    """What the run's group may do, a sentence each: said at launch, so that nobody shares more than they meant to."""
+    try:
+        found = run_dir.switches.stat()
+    except OSError:
+        return ()
+    group = f"the group {group_name(found.st_gid)}"
+    told = []
+    if share.watch:
+        told.append(
+            f"{group} may watch beside you: it can silence alerts, and what it writes goes out by your receivers"
+        )
+    if share.nodes:
+        told.append(f"{group} may exclude, trust and clear nodes of this run")
+    if share.launch:
+        told.append(f"{group} may launch and continue the run: what it writes into {run_dir.root} is run as you")
+    root = run_dir.root.stat()
+    if root.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not share.launch:
+        whoever = "everybody" if root.st_mode & stat.S_IWOTH else f"the group {group_name(root.st_gid)}"
+        told.append(f"{whoever} may write {run_dir.root} itself, and so exchange all in it: chmod go-w {run_dir.root}")
+    return tuple(told)
