@@ -35,7 +35,6 @@ def launch(
     of sbatch finds the job that was accepted instead of making a second one.
     """
     from ftsupervise.config.load import load
-    from ftsupervise.launch.folders import handed_over
     from ftsupervise.scheduler import kind_of
 
     run = load(config)
@@ -49,6 +48,8 @@ def launch(
     else:
         for sentence in _doubts(run):
             click.echo(f"note: {sentence}", err=True)
+        from ftsupervise.launch.folders import handed_over
+
         done = _carry_out(plan, run, again)
         _tell(done, plan, handed_over(done.run_dir, run.share))
         _tell_who_watches(plan, run)

@@ -75,10 +75,10 @@ def _give(folder: Path, group: int) -> None:
 
 def group_id(share: Sharing | None) -> int | None:
     """The number of ``share.group``; None when none is named. Raises Refused when nobody knows it here."""
-    import grp
-
     if share is None or share.group is None:
         return None
+    import grp
+
     try:
         return grp.getgrnam(share.group).gr_gid
     except KeyError:

@@ -1,0 +1,236 @@
+"""What a group may write is the switches and nothing else, whatever the umask: with real accounts in one group."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
+
+OWNER, MEMBER, STRANGER = "daemon", "games", "nobody"  # every Debian has them
+GROUP = pwd.getpwnam(MEMBER).pw_gid  # the group of all of OWNER's processes; MEMBER is in it, STRANGER is not
+
+TRAIN = """
+import os, pathlib, time
+from ftsupervise import Guard
+with Guard() as guard:
+    for step in range(3):
+        guard.step(step)
+        with guard.checkpoint(step) as folder:
+            (folder / "model").mkdir(exist_ok=True)
+            (folder / "model" / "weights").write_text("1")
+            (folder / "state").write_text("2")
+        guard.saved(step)
+    guard.finished(step)
+"""
+
+Do = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder of OWNER's that all may enter, in the group's name."""
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    os.chown(top, pwd.getpwnam(OWNER).pw_uid, GROUP)
+    top.chmod(0o755)
+    yield top
+    shutil.rmtree(top)
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """An interpreter that every account may run, with what this one has installed."""
+    plain = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    if not os.access(plain, os.X_OK):
+        pytest.skip(f"needs {plain}: other accounts cannot run {sys.executable}")
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    subprocess.run([plain, "-m", "venv", "--without-pip", str(top / "venv")], check=True, timeout=60)
+    packages = next((top / "venv").glob("lib/python*/site-packages"))
+    (packages / "ours.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    yield str(top / "venv" / "bin" / "python")
+    shutil.rmtree(top)
+
+
+@pytest.fixture
+def do(place: Path, python: str) -> Iterator[Do]:
+    states = {who: Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp")) for who in (OWNER, MEMBER)}
+    for who, state in states.items():
+        os.chown(state, pwd.getpwnam(who).pw_uid, GROUP)
+
+    def run(who: str, umask: int, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(place),
+            "FTSUPERVISE_TEST_PYTHON": python,
+            "FTSUPERVISE_STATE_DIR": f"{states[who]}",
+            "FTSUPERVISE_LOCAL_KILL_WAIT": "1",
+        }
+        group = GROUP if who in (OWNER, MEMBER) else pwd.getpwnam(who).pw_gid
+        done = subprocess.run(
+            [python, "-m", "ftsupervise", *words],
+            cwd=place, env=env, user=who, group=group, extra_groups=[], umask=umask,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    yield run
+    for state in states.values():
+        shutil.rmtree(state)
+
+
+def configure(place: Path, **more: object) -> Path:
+    (place / "train.py").write_text(TRAIN)
+    command = ["sh", "-c", f'exec "$FTSUPERVISE_TEST_PYTHON" {place}/train.py']
+    output = str(place / "runs" / "r" / "logs" / "%u-%A.out")  # two accounts, two local queues
+    settings = {"name": "r", "scheduler": "local", "launch": {"command": command, "jobs": 1, "output": output}}
+    (place / "ftsupervise.yaml").write_text(json.dumps({**settings, **more}))
+    os.chown(place / "ftsupervise.yaml", pwd.getpwnam(OWNER).pw_uid, GROUP)
+    return place / "runs" / "r"
+
+
+def wait_for(true: Callable[[], bool], what: Callable[[], object]) -> None:
+    until = time.monotonic() + 90
+    while not true():
+        assert time.monotonic() < until, what()
+        time.sleep(0.1)
+
+
+def open_to_others(root: Path) -> set[str]:
+    """What below ``root`` (itself: ".") the group or everybody may write."""
+    found = [root, *(Path(at, name) for at, folders, files in os.walk(root) for name in (*folders, *files))]
+    return {str(path.relative_to(root)) for path in found if path.lstat().st_mode & 0o022 and not path.is_symlink()}
+
+
+def closed_to_the_group(root: Path) -> set[str]:
+    """What the group may not read, but for stacks and temporary files."""
+    found = [root, *(Path(at, name) for at, folders, files in os.walk(root) for name in (*folders, *files))]
+    needed = {path: stat.S_IRGRP | (stat.S_IXGRP if path.is_dir() else 0) for path in found}
+    checkpoints = root / "checkpoints"  # the run's own files in them are the training's
+    return {
+        str(path.relative_to(root))
+        for path, bits in needed.items()
+        if path.lstat().st_mode & bits != bits and checkpoints not in path.parents
+    }
+
+
+def train(place: Path, do: Do, umask: int) -> Path:
+    """A whole life of a run under that umask: launched, trained to the end, watched, its nodes marked."""
+    run = place / "runs" / "r"
+    do(OWNER, umask, "launch")
+    wait_for(
+        (run / "marks" / "finished").exists,
+        lambda: [p.read_text() for p in (*run.glob("logs/*"), *run.glob("attempts/*/end.json"))],
+    )
+    wait_for(lambda: any(run.glob("attempts/*/end.json")), lambda: sorted(run.rglob("*")))
+    do(OWNER, umask, "watch", "runs/r", code=None)
+    do(OWNER, umask, "nodes", "exclude", "node-7", "--reason", "loud fan")
+    return run
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077, 0o027], ids=lambda u: f"umask {u:03o}")
+def test_the_group_may_write_the_switches_and_nothing_else_and_read_all(place: Path, do: Do, umask: int) -> None:
+    configure(place)
+    run = train(place, do, umask)
+    assert open_to_others(run) == {"switches"}
+    assert stat.S_IMODE((run / "switches").stat().st_mode) == 0o2775
+    assert closed_to_the_group(run) == set()
+    assert run.stat().st_mode & 0o005 == 0o005 & ~umask  # whether others may look is what the umask says
+    for seen in ("attempts/0001/end.json", "launches/0001/launch.json", "watch/journal", "nodes/exclude/node-7"):
+        assert (run / seen).exists(), seen
+    assert any(run.glob("checkpoints/*/model/weights")), sorted(run.rglob("*"))
+
+
+def test_a_colleague_looks_and_raises_a_switch_and_can_change_nothing_else(place: Path, do: Do) -> None:
+    configure(place)
+    run = train(place, do, 0o002)
+    for words in (("status",), ("check", "all"), ("nodes",), ("watch", "--no-send")):
+        done = do(MEMBER, 0o002, *words, str(run), code=None) if words != ("nodes",) else do(MEMBER, 0o002, "nodes")
+        assert done.stdout.strip(), (words, done)
+    before = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
+    do(MEMBER, 0o002, "save", str(run))
+    assert (run / "switches" / "save-switch").exists()
+    do(MEMBER, 0o002, "clear", str(run))
+    for tried in ("watch/watchers/x", "watch/journal/00000009.json", "nodes/exclude/node-1", "marks/x", "attempts/9"):
+        with pytest.raises(subprocess.CalledProcessError):
+            subprocess.run(
+                ["touch", str(run / tried)],
+                user=MEMBER, group=GROUP, extra_groups=[], check=True, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+    do(MEMBER, 0o002, "alerts", "silence", "r", "--for", "1h", "--run", str(run), code=None)
+    do(MEMBER, 0o002, "nodes", "exclude", "node-1", "--reason", "mine", code=77)
+    after = {path: path.lstat().st_mtime_ns for path in run.rglob("*")}
+    assert {path for path in after if before.get(path) != after[path]} <= {run / "switches"}
+
+
+def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_hands_over(place: Path, do: Do) -> None:
+    configure(place, share={"watch": True, "nodes": True})
+    run = place / "runs" / "r"
+    said = do(OWNER, 0o077, "launch").stdout
+    assert "may watch beside you" in said and "may exclude, trust and clear nodes" in said
+    assert "may launch" not in said
+    wait_for((run / "marks" / "finished").exists, lambda: sorted(run.rglob("*")))
+    words = {f"nodes/{word}" for word in ("exclude", "trust", "cleared", "troubles", "applied")}
+    assert open_to_others(run) == {"switches", "nodes", "watch", "watch/journal", "watch/watchers"} | words
+    do(MEMBER, 0o077, "nodes", "exclude", "node-1", "--reason", "mine")
+    assert "games: mine" in do(OWNER, 0o077, "nodes").stdout
+    do(MEMBER, 0o077, "watch", str(run), code=None)
+    assert {path.owner() for path in (run / "watch" / "journal").glob("*.json")} == {MEMBER}
+    configure(place)  # taken back: the next launch closes what was open
+    (run / "marks" / "finished").unlink()
+    said = do(OWNER, 0o002, "launch", "--again").stdout
+    assert "may watch" not in said
+    assert open_to_others(run) == {"switches"}
+
+
+def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: Do) -> None:
+    configure(place)
+    run = train(place, do, 0o002)
+    (run / "marks" / "finished").unlink()
+    refused = do(MEMBER, 0o002, "launch", "--again", code=77)
+    assert "share: {launch: true}" in refused.stderr and "daemon" in refused.stderr
+    configure(place, share={"launch": True})
+    said = do(OWNER, 0o002, "launch", "--again").stdout
+    assert "may launch and continue the run" in said
+    wait_for((run / "attempts" / "0002" / "end.json").exists, lambda: sorted(run.rglob("*")))
+    (run / "marks" / "finished").unlink()
+    do(MEMBER, 0o002, "launch", "--again")
+    wait_for((run / "attempts" / "0003" / "end.json").exists, lambda: [p.read_text() for p in run.glob("logs/*")])
+    assert (run / "attempts" / "0003" / "end.json").owner() == MEMBER
+    assert json.loads((run / "attempts" / "0003" / "end.json").read_text())["exit_code"] == 0
+    assert (run / "marks" / "finished").exists()
+
+
+def test_a_group_one_is_not_in_is_refused_before_anything_is_submitted(place: Path, do: Do) -> None:
+    configure(place, share={"group": "shadow", "watch": True})
+    refused = do(OWNER, 0o022, "launch", code=None)
+    assert refused.returncode and "not in the group shadow" in refused.stderr
+    configure(place, share={"group": "nosuchgroup"})
+    refused = do(OWNER, 0o022, "launch", code=None)
+    assert refused.returncode and "no group is called nosuchgroup" in refused.stderr
+    assert not list((place / "runs" / "r" / "launches").glob("*"))
+
+
+def test_a_run_directory_of_ones_own_that_others_may_write_is_told_at_launch(place: Path, do: Do) -> None:
+    run = configure(place, run_dir=str(place / "mine")).parent.parent / "mine"
+    run.mkdir()
+    os.chown(run, pwd.getpwnam(OWNER).pw_uid, GROUP)
+    run.chmod(0o2775)
+    said = do(OWNER, 0o022, "launch").stdout
+    assert "the group games may write" in said and "chmod go-w" in said
+    assert open_to_others(run) - {"switches"} == {"."}  # it was there before: its owner's to close
+    wait_for(lambda: any(run.glob("attempts/*/end.json")), lambda: sorted(run.rglob("*")))
