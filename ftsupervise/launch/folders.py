@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise import blame
 from ftsupervise.errors import Refused
+from ftsupervise.fence import STAGING
 from ftsupervise.host.ownership import group_name
 from ftsupervise.rundir import RunDir
 from ftsupervise.sharing import FOLDER, SHARED, make_folder, make_root, set_mode
@@ -35,6 +37,21 @@ def make_folders(run_dir: RunDir, share: Sharing | None) -> None:
         mode = SHARED if shared else FOLDER
         make_folder(folder, mode)
         _open(folder, mode, group if shared else None)
+    for folder in _of_attempts(run_dir):
+        _open(folder, SHARED if share is not None and share.launch else FOLDER, group)
+
+
+def _of_attempts(run_dir: RunDir) -> Iterator[Path]:
+    """The folders that attempts have made so far: the next one seals and sweeps them, whoever launched it."""
+    staging = run_dir.checkpoints / STAGING
+    if staging.is_dir():
+        yield staging
+    for above in (run_dir.attempts, run_dir.desks, staging):
+        try:
+            with os.scandir(above) as found:
+                yield from [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            continue
 
 
 def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:

@@ -211,7 +211,9 @@ def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: D
     do(MEMBER, 0o002, "launch", "--again")
     wait_for((run / "attempts" / "0003" / "end.json").exists, lambda: [p.read_text() for p in run.glob("logs/*")])
     assert (run / "attempts" / "0003" / "end.json").owner() == MEMBER
-    assert json.loads((run / "attempts" / "0003" / "end.json").read_text())["exit_code"] == 0
+    ended = (run / "attempts" / "0003" / "end.json").read_text()
+    logs = "\n".join(p.read_text() for p in run.glob("logs/*"))
+    assert json.loads(ended)["exit_code"] == 0, logs
     assert (run / "marks" / "finished").exists()
 
 
