@@ -16,7 +16,7 @@ from typing import Any
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.sandbox import processes
 from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.keeper import Keeper
+from ftsupervise.sandbox.keeper import Keeper, end_marked, end_sandbox
 from ftsupervise.sandbox.place import default_directory, real
 
 
@@ -87,7 +87,10 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
         yield sandbox
     finally:
         try:
-            sandbox.down()
+            end_marked(keeper.mark)
+            end_sandbox(root, keeper.mark)
+        except NotFound:  # somebody took it down
+            pass
         except BaseException:
             keeper.abandon()
             raise
