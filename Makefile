@@ -4,14 +4,20 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH := .venv-torch
+PYTEST ?= -m pytest
+LOCKS := $(wildcard .ci/lock/*.txt)
 
-.PHONY: demo test quick soak faults lint bench clean slurm debian
+.PHONY: demo test test-torch quick soak faults lint lock bench clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
 
 test: .venv/.test debian lint
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-torch: $(TORCH)/.test debian  ## what needs torch, in an environment of its own; says so where torch cannot be had
+	@[ ! -e $(TORCH)/.test ] || $(TORCH)/bin/python $(PYTEST) -m "torch and not slow" $(ARGS)
 
 quick: .venv/.test           ## what never leaves memory and files; seconds
 	@$(BIN)/python -m pytest tests/unit tests/story -m "not slow" $(ARGS)
@@ -36,18 +42,25 @@ slurm:
 debian:
 	@sh .ci/install-debian test
 
+lock: .venv/bin/python        ## newer versions of all that make installs, with their hashes
+	@sh .ci/renew-lock
+
 .venv/bin/python:
 	@sh .ci/make-venv "$(PYTHON)"
 
-.venv/.demo: .venv/bin/python pyproject.toml
+.venv/.demo: .venv/bin/python pyproject.toml $(LOCKS)
 	@echo "installing ftsupervise and what the demo trains on into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@sh .ci/install .venv demo
 	@touch $@
 
-.venv/.test: .venv/bin/python pyproject.toml
+.venv/.test: .venv/bin/python pyproject.toml $(LOCKS)
 	@echo "installing ftsupervise and the test tools into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@sh .ci/install .venv test
 	@touch $@ .venv/.demo
 
+$(TORCH)/.test: pyproject.toml $(LOCKS) .ci/make-torch
+	@rm -f $@
+	@sh .ci/make-torch "$(PYTHON)"
+
 clean:
-	rm -rf .venv .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv $(TORCH) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

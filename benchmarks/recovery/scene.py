@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
 from ftsupervise.node import places
-from ftsupervise.sandbox import Sandbox
+from ftsupervise.sandbox import temporary
 
 FAULTS = ("SIGKILL", "exit 1", "SIGSTOP", "slurmd", "crash")
 WORDS = {
@@ -149,7 +149,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     events = Events(folder / "events")
     before = set(Path(places.SHARED_MEMORY).iterdir())
     try:
-        with Sandbox.up(top / "slurm", **SHAPE) as sandbox:
+        with temporary(top / "slurm", **SHAPE) as sandbox:
             own = {
                 "RECOVERY_EVENTS": str(events.path),
                 "RECOVERY_FOLDER": str(folder),

@@ -1,8 +1,11 @@
 """The demo that ``make demo`` shows: a real training run on a real Slurm, through a fault, a save switch and a time limit.
 
+    demo.py [--local] [FOLDER]     FOLDER: where it works (.demo in the repository); --local: without Slurm, even where it is
+
 What is real: Slurm (a sandbox on this machine; without Slurm's daemons, `scheduler: local`), the training (NumPy, the digits
 that scikit-learn ships, two ranks), the fault (kill -9 of a rank), ftsupervise's own commands, typed as a person would.
 What stands in: a mail server and a Slack-like server on this machine (test tools from tests/neighbours), to show the messages.
+However it ends, Ctrl-C, a closed terminal or kill -9, its cluster and its chain of jobs end with it.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ftsupervise.sandbox import Sandbox, missing, outer_variables  # noqa: E402
+from ftsupervise.sandbox import Keeper, missing, outer_variables, temporary  # noqa: E402
 from tests.neighbours.slack import TOKEN, SlackServer  # noqa: E402
 from tests.neighbours.smtp import MailServer  # noqa: E402
 
@@ -110,7 +113,7 @@ launch:
   time: "1m"          # a queue with a short time limit ...
   warn: 10s           # ... and a warning before it, so that the run saves and leaves by itself
   restart:
-    in_place: 0         # to be seen here: the next member of the chain takes over
+    in_place: 3         # a failure costs seconds: the command starts again in the same job, on the nodes it holds
 guard:
   poll: 200ms
 alerts:
@@ -138,6 +141,14 @@ def step_of(run: Path) -> int:
     return int(steps[-1]) if steps else 0
 
 
+def resumed(run: Path) -> str:
+    """The training's output since it last resumed; "" before it did."""
+    logs = "".join(
+        p.read_text(errors="replace") for p in sorted(run.glob("logs/*.out"), key=lambda p: p.stat().st_mtime_ns)
+    )
+    return logs.rpartition("\nresumed ")[2] if "\nresumed " in logs else ""
+
+
 def ends(run: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in sorted(run.glob("attempts/*/end.json"))]
 
@@ -163,8 +174,12 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
     try:
         shown.until(lambda: step_of(run) >= 140, "step 140")
         pid = fault(run, ranks - 1)
+        began = time.monotonic()
         say("FAULT", f"rank {ranks - 1} dies: kill -9 {pid}", "31;1")
-        shown.until(lambda: ends(run) and step_of(run) >= 160, "the next member at work")
+        shown.until(lambda: resumed(run), "the restart in place")
+        took = time.monotonic() - began
+        say("RESTART", f"in place: {took:.1f} s later it trains again, in the same job and on the same nodes", "32;1")
+        shown.until(lambda: re.search(r"^step 1[6-9]\d|^step [2-9]\d\d", resumed(run), re.M), "step 160")
         typed(folder, env, "status")
         typed(folder, env, "save", "--why", "that loss looks interesting")
         shown.until(lambda: not (run / "switches" / "save-switch").exists(), "the save switch to be answered")
@@ -188,11 +203,12 @@ def queued(folder: Path, env: dict[str, str]) -> bool:
     return bool(json.loads(done.stdout)["jobs"])
 
 
-def undisturbed(folder: Path, ranks: int) -> str:
+def undisturbed(folder: Path, env: dict[str, str], ranks: int) -> str:
     """The weights of the same training that nobody disturbed."""
     alone = folder.parent / "alone"
     shutil.copytree(ROOT / "examples" / "minimal", alone)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FTSUPERVISE_", "SLURM_"))}
+    # what says whose these are stays, so that they too end with the demo
+    env = {k: v for k, v in env.items() if "SANDBOX" in k or not k.startswith(("FTSUPERVISE_", "SLURM_"))}
     command = [sys.executable, "train.py", "--steps", str(STEPS), "--step-time", "0"]
     processes = [
         subprocess.Popen(
@@ -210,11 +226,11 @@ def undisturbed(folder: Path, ranks: int) -> str:
     return found[1] if found else "?"
 
 
-def summary(folder: Path, shown: Shown, ranks: int, kind: str) -> bool:
+def summary(folder: Path, env: dict[str, str], shown: Shown, ranks: int, kind: str) -> bool:
     run = shown.run
     logs = "".join(path.read_text(errors="replace") for path in sorted(run.glob("logs/*.out")))
     weights = re.findall(r"weights (\w+)", logs)
-    reference = undisturbed(folder, ranks)
+    reference = undisturbed(folder, env, ranks)
     same = bool(weights) and weights[-1] == reference
     print()
     print(
@@ -223,8 +239,10 @@ def summary(folder: Path, shown: Shown, ranks: int, kind: str) -> bool:
             f"  What happened ({'a real Slurm on this machine' if kind == 'slurm' else 'scheduler: local'}, {ranks} rank(s))",
         )
     )
-    for end in ends(run):
-        print(f"    attempt {end['attempt']}   steps {end['first_step']} to {end['last_step']}   {end['cause']}")
+    for path in sorted(run.glob("attempts/*/end.json")):
+        end, start = (json.loads((path.parent / name).read_text()) for name in ("end.json", "start.json"))
+        steps = f"steps {end['first_step']} to {end['last_step']}"
+        print(f"    attempt {end['attempt']}   job {start['job_id']}   {steps}   {end['cause']}")
     print(f"    messages    {len(shown.mail.mails)} mails, {len(shown.slack.posts)} Slack posts")
     print(f"    checkpoints {', '.join(sorted(path.name for path in (run / 'checkpoints').glob('step-*')))}")
     print(f"    weights     {weights[-1] if weights else 'none'}")
@@ -235,43 +253,41 @@ def summary(folder: Path, shown: Shown, ranks: int, kind: str) -> bool:
     return same
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     absent = missing()
-    kind = "local" if absent else "slurm"
-    work = ROOT / ".demo"
+    folders = [word for word in words if word != "--local"]
+    work = Path(folders[0]).absolute() if folders else ROOT / ".demo"
+    kind = "local" if absent or "--local" in words else "slurm"
     shutil.rmtree(work, ignore_errors=True)
     folder = work / "digits"
     shutil.copytree(ROOT / "examples" / "minimal", folder)
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    top = Path(tempfile.mkdtemp(prefix="fts-demo-", dir="/tmp"))
-    sandbox: Sandbox | None = None
-    try:
-        if absent:
-            say("note", f"no Slurm daemons here ({', '.join(absent)}): the same chain runs on this machine by itself")
-            env = {k: v for k, v in os.environ.items() if k not in outer_variables(os.environ)}
+    with ExitStack() as stack:
+        if kind == "local":
+            if absent:
+                say(
+                    "note",
+                    f"no Slurm daemons here ({', '.join(absent)}): the same chain runs on this machine by itself",
+                )
+            keeper = Keeper().start()
+            stack.callback(keeper.release)
+            stack.callback(stop_local, folder, work / "state")
+            outer = outer_variables(os.environ)
+            env = {k: v for k, v in os.environ.items() if k not in outer} | keeper.env
         else:
-            sandbox = Sandbox.up(top / "s", nodes=4)
+            sandbox = stack.enter_context(temporary(nodes=4))
             env = sandbox.env()
             said = " ".join(sandbox.run(["sinfo", "-h", "-o", "%D nodes %t"]).split())
             say("sandbox", f"a real Slurm is up: {said}", "34")
         env["FTSUPERVISE_STATE_DIR"] = str(work / "state")
-        with MailServer() as mail, SlackServer() as slack:
-            say(
-                "neighbour",
-                f"a mail server (port {mail.port}) and a Slack-like server: test tools, to show the messages",
-                "34",
-            )
-            settings(folder, mail, slack, kind)
-            ranks = 1 if absent else 2
-            shown = Shown(mail, slack, folder / "runs" / "digits")
-            play(folder, env, shown, ranks)
-            return 0 if summary(folder, shown, ranks, kind) else 1
-    finally:
-        if sandbox is not None:
-            sandbox.down()
-        else:
-            stop_local(folder, work / "state")
-        shutil.rmtree(top, ignore_errors=True)
+        mail, slack = stack.enter_context(MailServer()), stack.enter_context(SlackServer())
+        told = f"a mail server (port {mail.port}) and a Slack-like server: test tools, to show the messages"
+        say("neighbour", told, "34")
+        settings(folder, mail, slack, kind)
+        ranks = 1 if kind == "local" else 2
+        shown = Shown(mail, slack, folder / "runs" / "digits")
+        play(folder, env, shown, ranks)
+        return 0 if summary(folder, env, shown, ranks, kind) else 1
 
 
 def stop_local(folder: Path, state: Path) -> None:
@@ -284,6 +300,6 @@ def stop_local(folder: Path, state: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,28 +1,31 @@
 """A real Slurm on this machine, as any user, made in a second and gone without a trace: to try a run, and for tests.
 
-    with Sandbox.up() as sandbox:
+    with temporary() as sandbox:
         subprocess.run(["sbatch", "train.sbatch"], env=sandbox.env(), timeout=60)
         sandbox.node("node-1", "crash")
 
 munged, slurmctld and one slurmd per node live under one directory, on ports and with a key of their own, so several
 sandboxes stand side by side, and beside the machine's own Slurm. The directory is the interface: whoever knows it can
 ask for the environment, break a node, or take the sandbox down. What belongs to a sandbox is found by looking at the
-processes themselves (``processes.py``), so ``down`` works after whatever happened.
+processes themselves (``processes.py``), so ``down`` works after whatever happened. One made by ``temporary`` ends with the
+process that made it, however that ends (``keeper.py``); one made by ``Sandbox.up`` stands until it is taken down.
 """
 
 from __future__ import annotations
 
 from ftsupervise.sandbox.cluster import CONTROLLER_ACTIONS, NODE_ACTIONS, ControllerAction, NodeAction, Sandbox
 from ftsupervise.sandbox.conf import Shape
+from ftsupervise.sandbox.keeper import Keeper
 from ftsupervise.sandbox.place import ENV_DIRECTORY, default_directory, outer_variables
 from ftsupervise.sandbox.programs import missing
-from ftsupervise.sandbox.visit import Seen, follow, sandboxes
+from ftsupervise.sandbox.visit import Seen, follow, sandboxes, temporary
 
 __all__ = [
     "CONTROLLER_ACTIONS",
     "ENV_DIRECTORY",
     "NODE_ACTIONS",
     "ControllerAction",
+    "Keeper",
     "NodeAction",
     "Sandbox",
     "Seen",
@@ -32,4 +35,5 @@ __all__ = [
     "missing",
     "outer_variables",
     "sandboxes",
+    "temporary",
 ]

@@ -35,16 +35,21 @@ class Sandbox:
     shape: Shape
     port: int
     made: bool = False  # the directory is ours to remove, not only what is in it
+    owner: str = ""  # the mark of the process it dies with (keeper.py); "": it stands until it is taken down
+    marks: bool = False  # ... which is this process: what is started with ``env`` dies with it too
 
     # ------------------------------------------------------------------------------------------------ up and down
 
     @classmethod
-    def up(cls, directory: Path | str | None = None, *, timeout: float = 60.0, **shape: Any) -> Sandbox:
+    def up(
+        cls, directory: Path | str | None = None, *, timeout: float = 60.0, owner: str = "", **shape: Any
+    ) -> Sandbox:
         """Bring a cluster up and return when its nodes are idle. Takes the fields of ``Shape`` by name.
 
         What an earlier one left in ``directory`` (dead, or half up) is cleared first. Raises AlreadyRunning if one
         lives there, NotFound if Slurm is not installed, UsageError for a directory Slurm cannot live in, Refused if
-        there is something else in it. Whenever it raises, it leaves nothing behind.
+        there is something else in it, NotPermitted if others may change it. Whenever it raises, it leaves nothing behind.
+        It stands until somebody takes it down; one that dies with this process is made by ``visit.temporary``.
         """
         if shape.get("prefix"):
             shape["prefix"] = os.path.realpath(shape["prefix"])
@@ -54,19 +59,19 @@ class Sandbox:
         end = time.monotonic() + timeout
         for tries_left in (2, 1, 0):
             try:
-                return cls._up(layout, form, end)
+                return cls._up(layout, form, end, owner)
             except daemons.PortTaken:
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
 
     @classmethod
-    def _up(cls, layout: Layout, shape: Shape, end: float) -> Sandbox:
+    def _up(cls, layout: Layout, shape: Shape, end: float, owner: str) -> Sandbox:
         made = place.make(layout.root)
         _refuse_foreign(layout)
         with place.alone(layout):
             made |= _clear_leftovers(layout)
-            sandbox = cls(layout.root, shape, daemons.free_ports(shape.ports), made)
+            sandbox = cls(layout.root, shape, daemons.free_ports(shape.ports), made, owner, marks=bool(owner))
             try:
                 sandbox._write_files()
                 sandbox._start(end)
@@ -77,15 +82,16 @@ class Sandbox:
 
     @classmethod
     def at(cls, directory: Path | str | None = None) -> Sandbox:
-        """The sandbox in ``directory``, living or dead. Raises NotFound if there is none."""
+        """The sandbox in ``directory``, living or dead. Raises NotFound if there is none, NotPermitted for a stranger's."""
         root = place.real(directory)
         try:
-            record = json.loads((root / "sandbox.json").read_text())
+            record = json.loads(place.believed(root, "sandbox.json", "slurm.conf"))
             shape = {**record["shape"], "overrides": tuple(record["shape"]["overrides"])}
-            return cls(root, Shape(**shape), int(record["port"]), bool(record["made"]))
+            made, owner = bool(record["made"]), str(record.get("owner", ""))
+            return cls(root, Shape(**shape), int(record["port"]), made, owner)
         except FileNotFoundError:
             raise NotFound(f"there is no sandbox in {root}", hint="ftsupervise sandbox up   makes one") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise NotFound(
                 f"{root}/sandbox.json is not whole: the sandbox is half made or damaged",
                 hint=f"ftsupervise sandbox down --dir {root}",
@@ -121,7 +127,8 @@ class Sandbox:
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
-        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own)
+        mark = {processes.MARK_OWNER: self.owner} if self.marks else {}
+        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Only the variables that make the difference to ``base`` (ours)."""
@@ -226,7 +233,7 @@ class Sandbox:
     def _write_files(self) -> None:
         layout, shape = self.layout, self.shape
         # The record comes first: from now on whatever lies here is known to be ours.
-        record = {"shape": shape.as_json(), "port": self.port, "made": self.made}
+        record = {"shape": shape.as_json(), "port": self.port, "made": self.made, "owner": self.owner}
         place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
             directory.mkdir()

@@ -6,17 +6,20 @@ import fcntl
 import os
 import pwd
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from ftsupervise.errors import AlreadyRunning, NotPermitted, UsageError
+from ftsupervise.host import ownership
 from ftsupervise.sandbox.conf import Layout
 
 ENV_DIRECTORY = "FTSUPERVISE_SANDBOX"  # where `ftsupervise sandbox` looks when no --dir is given
 
 _MOMENT = 1.0  # seconds
+_RECORD = 1_000_000  # bytes
 _OUTER = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT", "SSTAT_", "SPRIO_", "PMI")
 
 
@@ -51,15 +54,49 @@ def make(root: Path) -> bool:
     """Make the directory; ours alone, unless we are root (whose jobs may run as others). False if it was there."""
     root.parent.mkdir(parents=True, exist_ok=True)
     try:
-        root.mkdir()
+        root.mkdir(0o700)
     except FileExistsError:
-        if not root.is_dir():
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode):
             raise UsageError(f"{root} is not a directory") from None
-        if root.stat().st_uid != os.getuid():
-            raise NotPermitted(f"{root} belongs to somebody else", hint="use another one: --dir DIR") from None
+        if found.st_uid != os.geteuid():  # root's may be believed, but nothing can be made there
+            raise _not_ours(f"{root} belongs to {ownership.user_name(found.st_uid)}") from None
+        _believe(found, root)
         return False
     root.chmod(0o755 if os.getuid() == 0 else 0o700)
     return True
+
+
+def believed(root: Path, record: str, *more: str) -> bytes:
+    """The ``record`` of the sandbox in ``root``, if no stranger owns or may write it, the directory, or ``more`` files in it.
+
+    A sandbox leads to commands: its slurm.conf names plugins, its record a prefix of programs. Raises NotPermitted, and
+    FileNotFoundError when there is none.
+    """
+    try:
+        _believe(root.lstat(), root)
+        for name in more:
+            try:
+                _believe((root / name).lstat(), root / name)
+            except FileNotFoundError:
+                pass
+        return ownership.read_trusted(root / record, limit=_RECORD)
+    except (NotADirectoryError, FileNotFoundError):
+        raise FileNotFoundError(root / record) from None
+    except ownership.NotTrusted as error:
+        raise _not_ours(error.message.removesuffix(", so nothing in it is believed")) from None
+    except OSError as error:  # a link or a FIFO in the record's place, a directory that may not be entered
+        raise _not_ours(f"{root / record} cannot be believed: {error.strerror}") from None
+
+
+def _believe(found: os.stat_result, path: Path) -> None:
+    reason = ownership.distrust(found, path)
+    if reason:
+        raise _not_ours(reason)
+
+
+def _not_ours(reason: str) -> NotPermitted:
+    return NotPermitted(f"this sandbox is not used: {reason}", hint="use a directory of your own: --dir DIR")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ftsupervise import procfs
 from ftsupervise.procfs import Process
 
 MARK = "FTSUPERVISE_SANDBOX_DAEMON"  # directory of the sandbox, in the environment of its daemons
+MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of what ends when its owner does (keeper.py)
 MARK_NODE = "FTSUPERVISE_SANDBOX_NODE"  # the node, in the environment of slurmd and what it starts
 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "slurmdbd", "mariadbd", "mysqld"}

@@ -28,8 +28,11 @@ _USUAL = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/loc
 
 
 def search_path(prefix: str = "") -> str:
-    """PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons."""
-    own = [part for part in os.environ.get("PATH", "").split(":") if part]
+    """PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons.
+
+    Without the entries that mean the current directory: anybody may have laid a ``munged`` there.
+    """
+    own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return ":".join(dict.fromkeys([*_inside(prefix), *own, *_USUAL]))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,7 +16,8 @@ from typing import Any
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.sandbox import processes
 from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.place import default_directory
+from ftsupervise.sandbox.keeper import Keeper, end_marked, end_sandbox
+from ftsupervise.sandbox.place import default_directory, real
 
 
 class NoCommand(Error):
@@ -40,8 +43,7 @@ class Seen:
 def sandboxes() -> list[Seen]:
     """Sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
     usual = default_directory()
-    places = {p for p in usual.parent.glob(f"{usual.name}*") if (p / "sandbox.json").exists()}
-    found: dict[Path, list[tuple[str, str]]] = {p: [] for p in places if p.stat().st_uid == os.getuid()}
+    found: dict[Path, list[tuple[str, str]]] = {p: [] for p in usual.parent.glob(f"{usual.name}*") if _ours(p)}
     for process in processes.everyone().values():
         environ = processes.environment(process.pid) if process.name in processes.DAEMONS else {}
         if processes.MARK in environ and processes.owner(process.pid) == os.getuid():
@@ -57,11 +59,50 @@ def sandboxes() -> list[Seen]:
     ]
 
 
+def _ours(directory: Path) -> bool:
+    try:
+        return directory.lstat().st_uid == os.getuid() and (directory / "sandbox.json").exists()
+    except OSError:  # going, or a stranger's that may not be entered
+        return False
+
+
+@contextmanager
+def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[Sandbox]:
+    """A sandbox that ends with the block, or with this process however that ends, SIGKILL too.
+
+    So does all that is started with its ``env``, down to grandchildren in sessions of their own. Without a ``directory`` it
+    gets one with a name that nobody can guess. Raises as ``Sandbox.up`` does.
+    """
+    root = real(directory) if directory is not None else Path(f"{default_directory()}-{secrets.token_hex(4)}")
+    keeper = Keeper().start(root)
+    try:
+        sandbox = Sandbox.up(root, owner=keeper.mark, **shape)
+    except Error:  # it has left nothing
+        keeper.release()
+        raise
+    except BaseException:
+        keeper.abandon()
+        raise
+    try:
+        yield sandbox
+    finally:
+        try:
+            end_marked(keeper.mark)
+            end_sandbox(root, keeper.mark)
+        except NotFound:  # somebody took it down
+            pass
+        except BaseException:
+            keeper.abandon()
+            raise
+        keeper.release()
+
+
 def follow(command: Sequence[str], directory: Path | str | None = None, **shape: Any) -> int:
     """Run ``command`` in the sandbox that is up in ``directory``, or in one made for it and taken down after it.
 
     Its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is none such.
-    SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway.
+    SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway. When this process is killed, the sandbox that was made
+    for the command ends, and the command with it.
     """
     child: list[subprocess.Popen[bytes]] = []
 
@@ -75,20 +116,17 @@ def follow(command: Sequence[str], directory: Path | str | None = None, **shape:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, hear) for number in numbers}
     try:
-        standing = _standing(directory, shape)
-        # One made for a single command gets a place of its own: two such commands must not share it.
-        place = directory or f"{default_directory()}-{os.getpid()}"
-        sandbox = standing or Sandbox.up(place, **shape)
-        try:
-            child.append(subprocess.Popen(command, env=sandbox.env()))
-            code = child[0].wait()
-        except FileNotFoundError:
-            raise NoCommand(f"no such command: {command[0]}") from None
-        finally:
-            for number in numbers:
-                signal.signal(number, signal.SIG_IGN)
-            if standing is None:
-                sandbox.down()
+        with ExitStack() as stack:
+            # One made for a single command gets a place of its own: two such commands must not share it.
+            sandbox = _standing(directory, shape) or stack.enter_context(temporary(directory, **shape))
+            try:
+                child.append(subprocess.Popen(command, env=sandbox.env()))
+                code = child[0].wait()
+            except FileNotFoundError:
+                raise NoCommand(f"no such command: {command[0]}") from None
+            finally:
+                for number in numbers:
+                    signal.signal(number, signal.SIG_IGN)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

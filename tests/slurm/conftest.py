@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox import Sandbox, missing
+from ftsupervise.sandbox import Sandbox, missing, temporary
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
 
@@ -44,26 +46,21 @@ def short_tmp() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def sandbox(slurm_installed: None, short_tmp: Path) -> Iterator[Sandbox]:
     """Four nodes with eight GPUs each, shared: leave nodes, controller and the jobs of others alone."""
-    with Sandbox.up(short_tmp / "shared") as shared:
+    with temporary(short_tmp / "shared") as shared:  # gone also when pytest is killed
         yield shared
 
 
 @pytest.fixture
 def make_sandbox(slurm_installed: None) -> Iterator[Callable[..., Sandbox]]:
     """Makes sandboxes of any shape: ``make_sandbox(nodes=2)``. All are taken down after the test."""
-    made: list[Sandbox] = []
     top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
     top.chmod(0o755)
-
-    def make(**shape: Any) -> Sandbox:
-        made.append(Sandbox.up(top / str(len(made)), **shape))
-        return made[-1]
+    numbers = count()
 
     try:
-        yield make
+        with ExitStack() as made:
+            yield lambda **shape: made.enter_context(temporary(top / str(next(numbers)), **shape))
     finally:
-        for one in made:
-            one.down()
         shutil.rmtree(top, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The DistributedDataParallel example, where torch is installed (``pip install '.[torch]'``; ``make test`` does not)."""
+"""The DistributedDataParallel example, where torch is installed: ``make test-torch`` does that, ``make test`` does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tests.manual.blocks import ROOT
 from tests.manual.stories import Story
 from tests.slurm.ring_scene import Scene
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: make test-torch"),
+]
 DDP = ROOT / "examples" / "ddp"
 Until = Callable[..., Any]
 

@@ -103,8 +103,9 @@ def test_workers_whose_agent_was_killed_are_ended(tmp_path: Path, until: Until) 
     assert procfs.identity(int(pids[0])) is None
 
 
+@pytest.mark.torch
 def test_torchrun_itself_is_understood(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="torch is not installed: make test-torch")
     code = "import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); time.sleep(60)"
     (tmp_path / "train.py").write_text(code)
     words = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-endpoint=localhost:0")

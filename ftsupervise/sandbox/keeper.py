@@ -1,0 +1,156 @@
+"""What a sandbox was made for may die of anything, SIGKILL too: then its keeper takes the sandbox down.
+
+The keeper is a small process of its own in a session of its own. It reads a pipe whose other end only its owner has: when the
+owner says that it has cleared up, the keeper leaves; when the pipe closes without that word, the owner is dead. Then all that
+the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and then the
+sandbox, if it is still the one that this owner made.
+
+    python -m ftsupervise.sandbox.keeper MARK [FOLDER]     the pipe is standard input
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftsupervise.errors import Error, NotFound
+from ftsupervise.host import interpreter
+from ftsupervise.procfs import Process
+from ftsupervise.sandbox import processes
+from ftsupervise.sandbox.processes import MARK_OWNER
+
+_CLEARED = b"cleared"
+_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+_PATIENCE = 60.0  # seconds in which the dead owner's work must have ended
+
+
+@dataclass
+class Keeper:
+    """The owner's side. ``start`` it before anything that must not outlive this process, ``release`` it after it is gone."""
+
+    mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    _pipe: int = -1
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For the environment of all that is started: by it the keeper knows what to end."""
+        return {MARK_OWNER: self.mark}
+
+    def start(self, sandbox: Path | None = None) -> Keeper:
+        """Keep all that carries the mark, and the ``sandbox`` in that directory whose record names it. Raises OSError."""
+        theirs, self._pipe = os.pipe()  # our end is not inherited: no command of ours holds it open
+        words = [self.mark, *([str(sandbox)] if sandbox is not None else [])]
+        try:
+            self._process = subprocess.Popen(
+                interpreter.command(*words, module=__name__),
+                # not marked itself, by no outer owner either: it must outlive them to do its work
+                env={name: value for name, value in os.environ.items() if name != MARK_OWNER},
+                cwd="/",
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # no Ctrl-C, no closed terminal
+            )
+        finally:
+            os.close(theirs)
+        return self
+
+    def release(self) -> None:
+        """All is cleared up: the keeper leaves without touching anything. Bounded."""
+        if self._process is None:
+            return
+        try:
+            os.write(self._pipe, _CLEARED)
+        except BrokenPipeError:  # somebody ended it
+            pass
+        os.close(self._pipe)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        self._process = None
+
+    def abandon(self) -> None:
+        """As if this process had died: the keeper clears up now, by itself."""
+        if self._process is not None:
+            os.close(self._pipe)
+            self._process = None
+
+
+def owner_died() -> bool:
+    """Wait for the owner: has it died, or said that all is cleared up?"""
+    said = b""
+    while part := os.read(0, 64):
+        said += part
+    return said != _CLEARED
+
+
+def marked(mark: str) -> list[Process]:
+    """All that the owner started, down to grandchildren that left its session. The mark is unguessable."""
+    return [
+        process
+        for process in processes.everyone().values()
+        if process.pid != os.getpid() and processes.environment(process.pid).get(MARK_OWNER) == mark
+    ]
+
+
+def end_marked(mark: str) -> None:
+    """SIGTERM, a moment to clear up, then all at one moment."""
+    asked = marked(mark)
+    for process in asked:
+        processes.send(process, signal.SIGTERM)
+        processes.send(process, signal.SIGCONT)
+    processes.wait_gone(asked, _GRACE)
+    processes.power_cut(lambda: marked(mark), 10)
+
+
+def end_sandbox(root: Path, mark: str) -> None:
+    """Take down what the owner had brought up, or was bringing up, in ``root``; nothing if it is another's by now."""
+    from ftsupervise.sandbox.cluster import Sandbox
+
+    try:
+        found = Sandbox.at(root)
+    except NotFound:  # none, or one whose record is half written
+        found = Sandbox.remains(root)
+    else:
+        if found.owner != mark:
+            return
+    found.down()
+
+
+def clear_up(mark: str, root: Path | None) -> None:
+    """Until two looks, a moment apart, find nothing: what was just being started may slip through one."""
+    end = time.monotonic() + _PATIENCE
+    calm = 0
+    while calm < 2 and time.monotonic() < end:
+        busy = bool(marked(mark))
+        end_marked(mark)
+        if root is not None:
+            try:
+                end_sandbox(root, mark)
+            except NotFound:
+                pass
+            except Error:  # another command is at it, or a process in state D
+                busy = True
+        calm = 0 if busy else calm + 1
+        time.sleep(0.5)
+
+
+def main() -> None:
+    mark, *rest = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever ends the owner's group or session does not mean its keeper
+    if owner_died():
+        clear_up(mark, Path(rest[0]) if rest else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A sandbox made for a command or a demo dies with its owner, however that dies: real signals, and every process counted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.sandbox import sandboxes
+from ftsupervise.sandbox.processes import MARK, MARK_OWNER, environment, everyone
+from tests.manual.blocks import ROOT
+
+pytestmark = pytest.mark.slurm
+
+Until = Callable[..., Any]
+ENDINGS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
+
+
+def running(place: Path | str) -> list[str]:
+    """Daemons by the sandbox's mark, and all that was started in it."""
+    found = []
+    for process in everyone().values():
+        env = environment(process.pid)
+        named = (env.get(MARK), env.get("FTSUPERVISE_SANDBOX"), env.get("SLURM_CONF", "").removesuffix("/slurm.conf"))
+        if str(place) in named:
+            found.append(f"{process.pid} {process.name}")
+    return found
+
+
+@pytest.fixture
+def begun(slurm_installed: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts an owner, in a session of its own as a terminal's shell would have it."""
+    owners: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, **more: Any) -> subprocess.Popen[str]:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | more
+        owners.append(subprocess.Popen([sys.executable, *words], start_new_session=True, text=True, **quiet))
+        return owners[-1]
+
+    yield start
+    for owner in owners:
+        owner.kill()
+        owner.wait(30)
+
+
+COMMAND = """
+sbatch -N2 -o /dev/null --wrap 'srun sleep 308'
+setsid sleep 309 &
+nohup sleep 310 &
+until squeue -h -t R | grep -q .; do sleep 0.1; done
+touch "$1"
+sleep 311
+"""
+
+
+@pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
+def test_a_sandbox_for_one_command_ends_with_its_owner(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until, number: signal.Signals, tmp_path: Path
+) -> None:
+    place = short_tmp / f"own-{number.name}"
+    words = ("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "2", "--", "sh", "-c", COMMAND, "sh")
+    owner = begun(*words, str(tmp_path / "at-work"))
+    until(lambda: (tmp_path / "at-work").exists(), "a job at work")
+    assert len(running(place)) > 9  # four daemons, a job on two nodes, the command and what it left in the background
+    owner.send_signal(number)
+    owner.wait(60)
+    until(lambda: not running(place), "the end of all of it")
+    until(lambda: not place.exists(), "its directory to be gone")
+
+
+def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
+) -> None:
+    for n, first in enumerate(("munged", "slurmctld", "slurmd")):
+        place = short_tmp / f"half-{n}"
+        owner = begun("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "3", "--", "sleep", "312")
+        until(lambda p=place, f=first: [one for one in running(p) if one.endswith(f)], first)  # type: ignore[misc]
+        owner.kill()
+        owner.wait(30)
+        until(lambda p=place: not running(p) and not p.exists(), f"the end of what was up when it had {first}")  # type: ignore[misc]
+
+
+def test_a_sandbox_that_somebody_else_made_there_since_is_left_alone(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
+) -> None:
+    place = short_tmp / "again"
+    command = [sys.executable, "-m", "ftsupervise", "sandbox"]
+    owner = begun("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "1", "--", "sleep", "313")
+    until(lambda: [one for one in running(place) if one.endswith("sleep")], "the command")
+    subprocess.run([*command, "down", "--dir", str(place)], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "up", "--dir", str(place), "--nodes", "1"], check=True, timeout=60, stdout=subprocess.DEVNULL
+    )
+    try:
+        daemons = [one for one in running(place) if one.endswith(("slurmd", "slurmctld", "munged"))]
+        owner.kill()
+        owner.wait(30)
+        until(lambda: not [one for one in running(place) if one.endswith("sleep")], "the end of the command")
+        keepers = [
+            p for p in everyone().values() if b"sandbox.keeper" in (c := cmdline(p.pid)) and str(place).encode() in c
+        ]
+        until(lambda: not [p for p in keepers if Path(f"/proc/{p.pid}").exists()], "the end of the keeper")
+        assert set(daemons) <= set(running(place))
+    finally:
+        subprocess.run([*command, "down", "--dir", str(place)], timeout=60, check=False, stdout=subprocess.DEVNULL)
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def of(mark: str) -> list[str]:
+    return [f"{p.pid} {p.name}" for p in everyone().values() if environment(p.pid).get(MARK_OWNER) == mark]
+
+
+@pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
+@pytest.mark.parametrize("kind", ["slurm", "local"])
+def test_the_demo_leaves_nothing_running(
+    begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str, number: signal.Signals
+) -> None:
+    words = ["--local"] if kind == "local" else []
+    demo = begun(str(ROOT / "examples" / "demo" / "demo.py"), *words, str(tmp_path / "demo"))
+    run = tmp_path / "demo" / "digits" / "runs" / "digits"
+    until(lambda: any((run / "beats").glob("rank-*")), "the demo to train", 120)
+    [mark] = {
+        environment(p.pid)[MARK_OWNER] for p in everyone().values()
+        if p.parent == demo.pid and MARK_OWNER in environment(p.pid)
+    }  # fmt: skip
+    places = {environment(int(one.split()[0])).get("FTSUPERVISE_SANDBOX", "") for one in of(mark)} - {""}
+    assert len(of(mark)) >= 3 and len(places) == (kind == "slurm")
+    demo.send_signal(number)
+    assert demo.wait(60) == -number
+    until(lambda: not of(mark), "the end of the chain and the watch")
+    until(lambda: not any(running(place) or Path(place).exists() for place in places), "the end of the cluster")
+    assert not {Path(place) for place in places} & {seen.directory for seen in sandboxes()}

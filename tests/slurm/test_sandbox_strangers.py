@@ -1,0 +1,127 @@
+"""A sandbox leads to commands and plugins: one that a stranger made or may change is refused, with a real second account."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.errors import NotPermitted
+from ftsupervise.sandbox import Sandbox, Shape, sandboxes
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users"),
+]
+STRANGER = 65534
+RECORD = json.dumps({"shape": asdict(Shape(nodes=1)), "port": 12345, "made": True})
+LAY = """
+import os, sys
+os.umask(0)
+os.mkdir(sys.argv[1])
+open(sys.argv[1] + "/sandbox.json", "w").write(sys.argv[2])
+open(sys.argv[1] + "/slurm.conf", "w").write("PluginDir=/tmp/stranger")
+"""
+WORDS = [("env",), ("env", "--json"), ("up",), ("down",), ("node", "node-0", "kill"), ("controller", "stop")]
+
+
+@pytest.fixture
+def place(slurm_installed: None, short_tmp: Path) -> Iterator[Path]:
+    """In a directory where everybody may make things, as in /tmp."""
+    shared = short_tmp / "shared-tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    yield shared / "s"
+    shutil.rmtree(shared)
+
+
+def lay(place: Path, uid: int) -> None:
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or "python3"  # one that other users may run
+    subprocess.run(
+        [python, "-c", LAY, str(place), RECORD], user=uid, group=uid, extra_groups=[], check=True, timeout=30
+    )
+
+
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ftsupervise", "sandbox", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_strangers_sandbox_is_refused_whatever_is_typed(place: Path) -> None:
+    lay(place, STRANGER)
+    ran = place.parent / "ran"
+    for words in WORDS:
+        done = typed(*words, "--dir", str(place))
+        assert done.returncode == 77, (words, done.stdout, done.stderr)
+        assert done.stdout == "" and done.stderr.splitlines() == [
+            f"ftsupervise: this sandbox is not used: {place} belongs to nobody",
+            "  use a directory of your own: --dir DIR",
+        ]
+    done = typed("--dir", str(place), "--", "touch", str(ran))
+    assert done.returncode == 77 and "belongs to nobody" in done.stderr and not ran.exists()
+    assert (place / "sandbox.json").exists(), "nothing of the stranger's was touched"
+
+
+def test_a_link_that_a_stranger_laid_to_his_own_is_refused_too(place: Path) -> None:
+    lay(place.parent / "his", STRANGER)
+    place.symlink_to(place.parent / "his")
+    os.lchown(place, STRANGER, STRANGER)
+    assert typed("env", "--dir", str(place)).returncode == 77
+
+
+@pytest.mark.parametrize("loose", [".", "sandbox.json", "slurm.conf"])
+def test_ones_own_that_everybody_may_write_is_refused(place: Path, loose: str) -> None:
+    lay(place, 0)
+    for name in (".", "sandbox.json", "slurm.conf"):
+        (place / name).chmod(0o777 if name == loose else 0o755)
+    with pytest.raises(NotPermitted, match=r"everybody may write .* \(mode 0777\)"):
+        Sandbox.at(place)
+    (place / loose).chmod(0o755)
+    assert Sandbox.at(place).port == 12345
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "huge"])
+def test_a_record_that_is_no_plain_file_holds_nobody(place: Path, kind: str) -> None:
+    place.mkdir(0o755)
+    record = place / "sandbox.json"
+    if kind == "fifo":
+        os.mkfifo(record)
+    elif kind == "link":
+        record.symlink_to("/dev/zero")
+    else:
+        with record.open("w") as file:
+            file.truncate(1 << 40)
+    for words in (("env",), ("down",)):
+        done = typed(*words, "--dir", str(place))
+        assert done.returncode == 77 and f"{record} cannot be believed" in done.stderr
+
+
+def test_what_a_stranger_laid_in_tmp_is_not_listed_as_ours(slurm_installed: None) -> None:
+    squatted = Path(f"/tmp/ftsupervise-sandbox-{os.getuid()}-{os.getpid()}")
+    lay(squatted, STRANGER)
+    try:
+        assert squatted not in {seen.directory for seen in sandboxes()}
+    finally:
+        shutil.rmtree(squatted)
+
+
+def test_a_program_in_the_current_directory_is_not_slurms(place: Path) -> None:
+    """Even where PATH names it, as "." does."""
+    place.mkdir()
+    trap = place / "munged"
+    trap.write_text(f"#!/bin/sh\ntouch {place}/ran\nexit 1\n")
+    trap.chmod(0o755)
+    env = {**os.environ, "PATH": f".:{os.environ['PATH']}"}
+    words = ["--dir", f"{place.parent}/own", "--nodes", "1", "--", "true"]
+    command = [sys.executable, "-m", "ftsupervise", "sandbox", *words]
+    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not (place / "ran").exists()
