@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,7 @@ from ftsupervise.probe.server import Mounts, read_mounts
 
 __all__ = ["Entry", "Listing", "Missing", "NotSeen", "Probe", "Process", "Ran", "Space", "Tail", "Text", "Tree"]
 
+_SLACK = 5.0  # seconds beside the bound of a question: a child is started, ended, written down
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -40,8 +41,11 @@ class Probe:
     caches, for each device, how far the file server's clock is ahead of this node's.
     """
 
-    def __init__(self, *, bound: float = 5.0, notes: Path | None = None) -> None:
+    def __init__(
+        self, *, bound: float = 5.0, notes: Path | None = None, waits: Callable[[float], None] | None = None
+    ) -> None:
         self.bound = bound
+        self._waits = waits  # told before each question how many seconds it may take
         self._notes_directory = notes
         self._notes: Notes | None = None
         self._mounts: Mounts | None = None
@@ -165,6 +169,8 @@ class Probe:
         child = self._child(key, what)
         if isinstance(child, NotSeen):
             return child
+        if self._waits is not None:
+            self._waits((bound or self.bound) + _SLACK)
         began = time.monotonic()
         try:
             verdict, *rest = child.ask(question, args, bound or self.bound)
