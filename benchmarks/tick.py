@@ -62,7 +62,7 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     """Two ticks over ``count`` runs, in this process (started anew for each count, so that its peak is its own)."""
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
-    from ftsupervise.watch.tick import tick
+    from ftsupervise.watch.tick import Orders, Roster, tick
 
     runs = [
         loads(
@@ -76,9 +76,11 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     seconds = []
     for _ in range(2):
         began = time.perf_counter()
-        done = tick(runs, {"slurm": Slurm(env)}, datetime.now(timezone.utc), state=folder / "state", env={}, send=False)
+        now = datetime.now(timezone.utc)
+        orders = Orders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
+        done = tick(Roster.of(runs), orders)
         seconds.append(time.perf_counter() - began)
-    findings = sum(len(told.findings) for told in done.runs)
+    findings = sum(told.looks for told in done.runs)
     return {
         "first": seconds[0],
         "second": seconds[1],

@@ -245,4 +245,3 @@ def _portable(error: BaseException | None) -> BaseException | None:
     except Exception:  # an exception class of whatever library
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-

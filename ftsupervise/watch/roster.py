@@ -29,7 +29,7 @@ class Known:
     """The settings of a run as they were last read."""
 
     path: Path
-    stamp: object
+    stamp: object  # None: the settings were given, not read
     run: Run
 
 
@@ -39,6 +39,13 @@ class Roster:
 
     names: tuple[str | None, ...]
     known: dict[int, Known] = field(default_factory=dict)
+    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Roster:
+        """Runs whose settings are known and stay as they are."""
+        known = {index: Known(Path(), None, run) for index, run in enumerate(runs)}
+        return cls(tuple(str(run.run_dir) for run in runs), known)
 
     @property
     def runs(self) -> list[Run]:
@@ -47,21 +54,22 @@ class Roster:
     def label(self, index: int) -> str:
         return self.names[index] or "this directory"
 
+    def key(self, index: int) -> str:
+        """One and the same run has one and the same word here, at every tick. Touches nothing."""
+        name = self.names[index] or CONFIG_NAME
+        path = state_dir() / "runs" / name if is_name(name) else name
+        return f"run {os.path.abspath(path)}"  # noqa: PTH100
+
     def place(self, index: int) -> str:
         """An absolute path by which the run can be told to lie on some device, without touching it."""
         known = self.known.get(index)
-        if known is not None:
-            return str(known.run.run_dir)
-        name = self.names[index] or CONFIG_NAME
-        if is_name(name):
-            return directories().get(name) or str(state_dir().absolute() / "runs" / name)
-        return os.path.normpath(os.path.abspath(name))  # noqa: PTH100
+        return str(known.run.run_dir) if known is not None else self.key(index).removeprefix("run ")
 
     def rename(self, names: Sequence[str]) -> None:
         """These are the runs from now on."""
         if tuple(names) != self.names:
             by_name = {self.names[index]: known for index, known in self.known.items()}
-            self.names = tuple(names)
+            self.names, self.slow = tuple(names), set()
             self.known = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
 
 
@@ -70,8 +78,20 @@ def is_name(name: str) -> bool:
     return "/" not in name and name not in ("", ".", "..", CONFIG_NAME)
 
 
+def target(name: str | None) -> str | None:
+    """The directory that this account's state directory has for a name; None if that is not what finds it. May hang."""
+    if name is None or not is_name(name) or Path(name).exists():
+        return None
+    try:
+        return str((state_dir() / "runs" / name).readlink())
+    except OSError:  # no such run, or a directory of that name: ``settings_of`` has the words for it
+        return None
+
+
 def read(name: str | None, known: Known | None) -> Known:
     """The settings of a run, ``known`` itself where its file has not changed. Raises Error. May hang."""
+    if known is not None and known.stamp is None:
+        return known
     try:
         path = known.path if known is not None else settings_of(name)
         stamp = _stamp(path)
@@ -133,10 +153,20 @@ def directories() -> dict[str, str]:
     return {str(name): str(path) for name, path in runs.items()} if isinstance(runs, dict) else {}
 
 
-def remember(found: dict[str, str], *, all_of_them: bool = False) -> None:
-    """That these names mean these directories. ``all_of_them``: there are no others (any more). Best effort."""
-    page, before = _page(), directories()
-    now = found if all_of_them else {**before, **found}
+def remember(found: dict[str, str]) -> None:
+    """That these names mean these directories. Best effort."""
+    before = directories()
+    _write(before, {**before, **found})
+
+
+def forget_all_but(names: Sequence[str]) -> None:
+    """There are no others any more. Best effort."""
+    before = directories()
+    _write(before, {name: where for name, where in before.items() if name in names})
+
+
+def _write(before: dict[str, str], now: dict[str, str]) -> None:
+    page = _page()
     if page is None or now == before:
         return
     try:
@@ -150,4 +180,3 @@ def _page() -> Path | None:
     folder = private(Path(tempfile.gettempdir()) / f"ftsupervise-{os.geteuid()}" / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"
-
