@@ -58,8 +58,8 @@ def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
     ftsupervise check all
     ftsupervise check disk runs/my-training --nagios
     """
-    from ftsupervise.watch.roster import load_settings, settings_of
     from ftsupervise.errors import UsageError
+    from ftsupervise.watch.roster import load_settings, settings_of
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]

@@ -61,7 +61,7 @@ def watch(
         started = time.monotonic()
         try:
             if everything:
-                roster.rename(_launched())
+                _name_all(roster)
             done = _tick(roster, only, every, send=not no_send)
             if first and len(roster.names) == 1 and not everything:
                 _refuse(done)
@@ -91,25 +91,26 @@ def _refuse(done: Ticked) -> None:
         raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
 
 
-def _launched() -> tuple[str, ...]:
+def _name_all(roster: Roster) -> None:
     """Every run this account has launched, as its state directory says, or said when it last answered."""
     from ftsupervise.config.locate import state_dir
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
-    from ftsupervise.watch import roster
+    from ftsupervise.watch import roster as rosters
 
+    roster.away = ""
     try:
-        names: tuple[str, ...] = within(8.0, roster.listed)
+        names: tuple[str, ...] = within(8.0, rosters.listed, key=rosters.state_key(state_dir()))
+        rosters.forget_all_but(names)
     except TimeoutError as error:
-        remembered = tuple(sorted(roster.directories()))
-        if not remembered:
+        roster.away = f"{state_dir()} does not answer: {error}"
+        names = tuple(sorted(rosters.directories()))
+        if not names:
             raise NoAnswer(
-                f"the list of your runs, {state_dir() / 'runs'}, cannot be read: {error}",
+                f"the list of your runs cannot be read: {roster.away}",
                 hint="name the runs to be watched: their directories or ftsupervise.yaml files",
             ) from None
-        return remembered
-    roster.forget_all_but(names)
-    return names
+    roster.rename(names)
 
 
 def _take_leave(roster: Roster) -> None:

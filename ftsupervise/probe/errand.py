@@ -197,21 +197,28 @@ class Errand:
             pause = min(2 * pause, 0.02)
 
 
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives back or raises, done by a child. Raises TimeoutError when it is not done in ``seconds``."""
-    errand = Errand(lambda say: say.tell(work()), allowance=seconds, notes=Notes())
+def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
+    """What ``work`` gives back or raises, done by a child. Raises TimeoutError when it is not done in ``seconds``.
+
+    ``key``: one that hangs and cannot be killed is noted under it, and while it lives no other one is sent after it.
+    """
+    notes = Notes()
+    stuck = next((note for note in notes.stuck() if key and note.key == key), None)
+    if stuck is not None:
+        raise TimeoutError(f"no answer for {stuck.seconds:.0f} s; process {stuck.pid} hangs on it")
+    errand = Errand(lambda say: say.tell(work()), allowance=seconds, notes=notes)
     until = time.monotonic() + seconds
+    told: list[Any] = []
     try:
-        told: list[Any] = []
         while not errand.ended and time.monotonic() < until:
             told += errand.wait(max(0.0, until - time.monotonic()))
-        if errand.error is not None:
-            raise errand.error
-        if not told:
-            raise TimeoutError(errand.died or f"no answer within {seconds:.0f} s")
-        return told[0]
     finally:
-        errand.finish()
+        errand.finish(key)
+    if errand.error is not None:
+        raise errand.error
+    if not told:
+        raise TimeoutError(errand.died or f"no answer within {seconds:.0f} s")
+    return told[0]
 
 
 def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:

@@ -54,8 +54,9 @@ class Pinged(NamedTuple):
         account.notes += self.trouble
 
 
-def work(orders: Orders, account: Account, say: Say, *, away: str = "") -> None:
-    """What is left of it to be done. ``away``: why the state directory must not be touched."""
+def work(orders: Orders, account: Account, say: Say) -> None:
+    """What is left of it to be done."""
+    away = account.away
     if account.in_general is None:
         say.at(-1, KEEPS, BOUND)
         general = _tell_in_general(orders, account, away)

@@ -39,6 +39,7 @@ class Roster:
 
     names: tuple[str | None, ...]
     known: dict[int, Known] = field(default_factory=dict)
+    away: str = ""  # why the state directory must not be touched in the next tick
     slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
 
     @classmethod
@@ -71,6 +72,11 @@ class Roster:
             by_name = {self.names[index]: known for index, known in self.known.items()}
             self.names, self.slow = tuple(names), set()
             self.known = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
+
+
+def state_key(state: Path) -> str:
+    """What a child that hangs on the state directory is noted under."""
+    return f"state directory {state}"
 
 
 def is_name(name: str) -> bool:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.probe.abandoned import Note, Notes
@@ -32,7 +33,6 @@ from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 __all__ = ["Orders", "Roster", "Ticked", "Told", "tick"]
 
 _AT_ONCE = 8  # children
-_STATE = "state directory"
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,15 @@ class _Party:
         self.orders, self.account, self.notes = orders, account, Notes()
         self.mounts = Mounts(read_mounts())
         self.running: dict[Errand, list[int]] = {}
-        self.away = ""  # why the state directory is not touched any more
 
     # -------------------------------------------------------------------------------------------------------- the runs
 
     def go(self) -> None:
         roster = self.account.roster
         stuck = {note.key: note for note in self.notes.stuck()}
-        if self._state_key in stuck:
-            self._state_is_away(stuck[self._state_key].seconds)
+        note = stuck.get(self._state_key)
+        if roster.away or note is not None:
+            self._state_is_away(roster.away or _silence(self.orders.state, note.seconds if note else 0.0))
         for index in range(len(roster.names)):
             note = stuck.get(roster.key(index))
             if note is not None:
@@ -151,7 +151,7 @@ class _Party:
         if at.item < 0:
             self._give_up_for_all(at, why, group)
         elif at.words == FINDS:
-            self._state_is_away(seconds)
+            self._state_is_away(_silence(self.orders.state, seconds))
         elif at.words == SENDS:
             account.sent.add(at.item)
             account.notes.append(f"{account.roster.label(at.item)}: could not {SENDS}: {why}")
@@ -205,12 +205,12 @@ class _Party:
 
     @property
     def _state_key(self) -> str:
-        return f"{_STATE} {self.orders.state}"
+        return rosters.state_key(self.orders.state)
 
-    def _state_is_away(self, seconds: float) -> None:
+    def _state_is_away(self, why: str) -> None:
         """It is not touched again: what names mean is remembered on this host."""
-        self.away = f"{self.orders.state} has not answered for {show_duration(seconds)}"
         account, before = self.account, rosters.directories()
+        account.away = why
         for index, name in enumerate(account.roster.names):
             if index in account.roster.known or index in account.found or name is None or not rosters.is_name(name):
                 continue
@@ -219,15 +219,15 @@ class _Party:
             else:
                 account.settled.add(index)
                 account.hung.add(index)
-                account.trouble[index] = f"its directory cannot be looked up: {self.away}"
+                account.trouble[index] = f"its directory cannot be looked up: {why}"
 
     def tell_in_general(self) -> None:
         """What is nobody's in particular. A state directory that hangs costs one bound."""
         account, names = self.account, self.account.roster.names
-        if account.found and not self.away:
+        if account.found and not account.away:
             rosters.remember({str(names[i]): where for i, where in account.found.items()})
         for _ in range(3):
-            errand = Errand(lambda say: general.work(self.orders, account, say, away=self.away), notes=self.notes)
+            errand = Errand(lambda say: general.work(self.orders, account, say), notes=self.notes)
             try:
                 while not errand.ended and not errand.late:
                     for event in errand.wait(0.2):
@@ -241,14 +241,18 @@ class _Party:
                 raise errand.error
             if errand.ended and not errand.died:
                 break
-            if at.words == KEEPS and not self.away:
-                self._state_is_away(silent)
+            if at.words == KEEPS and not account.away:
+                self._state_is_away(_silence(self.orders.state, silent))
                 continue
             account.notes.append(f"could not {at.words}: {errand.died or f'no answer within {silent:.0f} s'}")
             account.pinged = account.pinged or at.words == general.PINGS
             account.in_general = account.in_general or ((), ())
-        if self.away:
-            account.notes.append(self.away)
+        if account.away:
+            account.notes.append(account.away)
+
+
+def _silence(state: Path, seconds: float) -> str:
+    return f"{state} has not answered for {show_duration(seconds)}"
 
 
 def _what(note: Note) -> str:

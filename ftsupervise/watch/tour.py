@@ -80,6 +80,7 @@ class Account:
     roster: Roster
     found: dict[int, str] = field(default_factory=dict)  # directories that names mean
     settled: set[int] = field(default_factory=set)
+    away: str = ""  # why the state directory must not be touched
     trouble: dict[int, str] = field(default_factory=dict)  # why the settings of a run cannot be read
     errors: dict[int, Error] = field(default_factory=dict)
     stored: dict[int, Finding] = field(
@@ -262,11 +263,17 @@ class Tour:
         return not (account.users <= account.asked and words <= account.queues.keys())
 
     def _ask(self) -> None:
-        self.say.at(-1, "ask the scheduler", ASKING)
         users = tuple(sorted({_me(), *self.account.users}))
+        self.say.at(-1, "find the scheduler", BOUND)  # (which asks Slurm for five seconds where it is in doubt)
         doors = {run.scheduler: self.orders.scheduler(run.scheduler) for run in self.account.roster.runs}
-        answers = {door.kind: ask(door, users) for door in {door.kind: door for door in doors.values()}.values()}
+        answers = {door.kind: self._answer(door, users) for door in {d.kind: d for d in doors.values()}.values()}
         self.tell(Queues({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
+
+    def _answer(self, door: Scheduler, users: Sequence[str]) -> Queue:
+        if door.kind == "local" and self.account.away:
+            return Queue(None, f"the local queue lies in it: {self.account.away}", door.kind)
+        self.say.at(-1, "ask the scheduler", BOUND if door.kind == "local" else ASKING)
+        return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:
         run, orders = self.account.roster.known[index].run, self.orders
