@@ -46,12 +46,15 @@ def make_run(folder: Path, number: int) -> None:
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
     from ftsupervise.scheduler.parse import FIELD, RECORD
+    from ftsupervise.scheduler.slurm import me
 
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
-        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", "me", started, "N/A", started, "20:00:00"]
-        lines.append(RECORD + FIELD.join([*ids, "None", "(null)", "n1", "(null)", f"run-{n}"]))
+        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", me(), started, "N/A", started, "20:00:00"]
+        lines.append(
+            RECORD + FIELD.join([*ids, "None", "(null)", "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"])
+        )
     (folder / "queue").write_text("\n".join(lines))
     for name, words in (("squeue", f"echo >> {folder}/calls; cat {folder}/queue"), ("sbatch", "exit 1")):
         (folder / name).write_text(f"#!/bin/sh\n{words}\n")

@@ -17,8 +17,9 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.tick import record
 from ftsupervise.model import Alert, Finding, Health, Notice
 from ftsupervise.watch import storage
+from ftsupervise.watch.account import Account, Sent, Told
 from ftsupervise.watch.looking import settings_finding, slurm_finding
-from ftsupervise.watch.tour import BOUND, Account, Orders, Sent, Told, send, slurm_queue
+from ftsupervise.watch.tour import BOUND, Orders, send, slurm_queue
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

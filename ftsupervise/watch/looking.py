@@ -18,7 +18,7 @@ from ftsupervise.probe import Probe
 from ftsupervise.records import launches
 from ftsupervise.rundir import RunDir, read_json, write_json
 from ftsupervise.watch import Look
-from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run
+from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run, whose_run
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def look_at(
     jobs = None
     if queue.jobs is not None:
         launched = launches(rundir)
-        jobs = jobs_of_run(run.name, launched, candidates(run.name, launched, queue.by_mark), own)
+        few = candidates(run.name, launched, queue.by_mark)
+        jobs = jobs_of_run(run.name, launched, few, own, whose_run(rundir, launched)) if few else ()
     memory = read_memory(rundir)
     findings: list[Finding] = []
     for name in WATCHDOGS:

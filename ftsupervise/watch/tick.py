@@ -24,10 +24,11 @@ from ftsupervise.probe.server import Mounts, read_mounts
 from ftsupervise.units import show_duration
 from ftsupervise.watch import general, storage
 from ftsupervise.watch import roster as rosters
+from ftsupervise.watch.account import Account, Told
 from ftsupervise.watch.general import KEEPS
 from ftsupervise.watch.looking import Queue
 from ftsupervise.watch.roster import Roster
-from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Account, Orders, Told, Tour
+from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Orders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 __all__ = ["Orders", "Roster", "Ticked", "Told", "tick"]

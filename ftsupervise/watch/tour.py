@@ -6,12 +6,11 @@ Before each step it says at which run it is, at what, and how long that may take
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise import watchers
 from ftsupervise.alerts.deliver import Delivered, deliver
@@ -19,16 +18,16 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.tick import announce, record
 from ftsupervise.errors import Error
 from ftsupervise.ledger import ledger
-from ftsupervise.model import Alert, Finding, Health, Notice
+from ftsupervise.model import Finding, Health
 from ftsupervise.probe import Probe
 from ftsupervise.records import people
 from ftsupervise.rundir import RunDir, read_json
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import storage
-from ftsupervise.watch.belongs import own_job_ids
+from ftsupervise.watch.account import Account, Found, Looked, Queues, Relieved, Sent, Settled, Stands, Told
+from ftsupervise.watch.belongs import me, own_job_ids
 from ftsupervise.watch.events import Event, events
 from ftsupervise.watch.looking import Queue, Seen, ask, look_at, settings_finding, slurm_finding, write_memory
-from ftsupervise.watch.roster import Known, Roster
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -47,19 +46,6 @@ SENDS, RELIEVES = "send its messages", "take nodes back for it"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one tick found and said about one run (or, with no run, about Slurm itself). Of ``findings`` those that are not
-    fine; ``looks`` counts all."""
-
-    name: str
-    findings: tuple[Finding, ...]
-    firing: tuple[Alert, ...] = ()
-    notices: tuple[Notice, ...] = ()
-    events: tuple[str, ...] = ()
-    looks: int = 0
-
-
-@dataclass(frozen=True)
 class Orders:
     """What a tick is to do: the same for all its children."""
 
@@ -71,128 +57,6 @@ class Orders:
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
-
-
-@dataclass
-class Account:
-    """What is known of this tick so far. ``settled`` are runs whose settings have been read, or cannot be."""
-
-    roster: Roster
-    found: dict[int, str] = field(default_factory=dict)  # directories that names mean
-    settled: set[int] = field(default_factory=set)
-    away: str = ""  # why the state directory must not be touched
-    trouble: dict[int, str] = field(default_factory=dict)  # why the settings of a run cannot be read
-    errors: dict[int, Error] = field(default_factory=dict)
-    stored: dict[int, Finding] = field(
-        default_factory=dict
-    )  # what is to be said of a run's storage; OK: it can be used
-    missing: set[int] = field(default_factory=set)  # runs whose directory is not there
-    hung: set[int] = field(default_factory=set)  # runs that a child hung on: nobody touches them again in this tick
-    users: set[str] = field(default_factory=set)
-    queues: dict[str, Queue] | None = None  # by the word in the settings
-    asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
-    told: dict[int, Told] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)
-    sent: set[int] = field(default_factory=set)  # runs whose messages have been looked after
-    delivered: list[Delivered] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the watch itself could not do
-    relief: list[tuple[str, str]] = field(default_factory=list)  # (run, sentence)
-    in_general: tuple[tuple[Told, ...], tuple[Told, ...]] | None = None  # of nobody in particular, and of storage
-    pinged: bool = False
-
-    def hear(self, event: Any) -> None:
-        """Take down what a child has told."""
-        event.into(self)
-
-    def complaints(self) -> list[str]:
-        """What the watch itself could not do."""
-        return [*(f"{self.roster.label(i)}: {why}" for i, why in sorted(self.trouble.items())), *self.notes]
-
-    def all_delivered(self) -> Delivered:
-        return Delivered(
-            tuple(message for one in self.delivered for message in one.sent),
-            tuple(failed for one in self.delivered for failed in one.failed),
-            sum(one.waiting for one in self.delivered),
-            sum(one.critical_waiting for one in self.delivered),
-        )
-
-    def stands(self, index: int) -> bool:
-        """Can this run be looked at, as far as is known?"""
-        finding = self.stored.get(index)
-        return index in self.roster.known and finding is not None and finding.health is Health.OK
-
-
-class Found(NamedTuple):
-    which: int
-    directory: str
-
-    def into(self, account: Account) -> None:
-        account.found[self.which] = self.directory
-
-
-class Settled(NamedTuple):
-    which: int
-    known: Known | None  # None: as before
-    error: Error | None = None
-
-    def into(self, account: Account) -> None:
-        account.settled.add(self.which)
-        if self.known is not None:
-            account.roster.known[self.which] = self.known
-        if self.error is not None:
-            account.trouble[self.which], account.errors[self.which] = self.error.message, self.error
-
-
-class Stands(NamedTuple):
-    which: int
-    finding: Finding
-    users: tuple[str, ...] = ()
-    missing: bool = False
-
-    def into(self, account: Account) -> None:
-        account.stored[self.which] = self.finding
-        account.users.update(self.users)
-        if self.missing:
-            account.missing.add(self.which)
-
-
-class Queues(NamedTuple):
-    queues: dict[str, Queue]
-    users: frozenset[str]
-
-    def into(self, account: Account) -> None:
-        account.queues, account.asked = self.queues, self.users
-
-
-class Looked(NamedTuple):
-    which: int
-    told: Told
-    trouble: tuple[str, ...]
-    waits: bool
-
-    def into(self, account: Account) -> None:
-        account.told[self.which] = self.told
-        account.notes += self.trouble
-        if self.waits:
-            account.waiting.add(self.which)
-
-
-class Sent(NamedTuple):
-    indexes: tuple[int, ...]
-    delivered: Delivered
-
-    def into(self, account: Account) -> None:
-        account.sent.update(self.indexes)
-        account.delivered.append(self.delivered)
-
-
-class Relieved(NamedTuple):
-    which: int
-    sentences: tuple[tuple[str, str], ...]
-
-    def into(self, account: Account) -> None:
-        account.waiting.discard(self.which)
-        account.relief += self.sentences
 
 
 # ------------------------------------------------------------------------------------------------------------- the way
@@ -263,7 +127,7 @@ class Tour:
         return not (account.users <= account.asked and words <= account.queues.keys())
 
     def _ask(self) -> None:
-        users = tuple(sorted({_me(), *self.account.users}))
+        users = tuple(sorted({me(), *self.account.users}))
         self.say.at(-1, "find the scheduler", BOUND)  # (which asks Slurm for five seconds where it is in doubt)
         doors = {run.scheduler: self.orders.scheduler(run.scheduler) for run in self.account.roster.runs}
         answers = {door.kind: self._answer(door, users) for door in {d.kind: d for d in doors.values()}.values()}
@@ -353,15 +217,6 @@ def bad_in_general(account: Account, now: datetime) -> list[Finding]:
 
 def slurm_queue(account: Account) -> Queue | None:
     return next((queue for queue in (account.queues or {}).values() if queue.kind == "slurm"), None)
-
-
-def _me() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _tell(seen: Seen, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> Told:

@@ -35,7 +35,6 @@ class Case:
     lies: str
     hangs: str
     by: str
-    says: str = "does not answer|has not answered"
 
 
 ROOT, SETTINGS, STATE, DISK = "run directory", "settings", "state", "disk"
@@ -80,7 +79,7 @@ class Desk:
             for part in ("switches", "watch", "beats", "logs", "launches", "marks", "attempts"):
                 (real / part).mkdir(parents=True)
             text = (
-                f"name: {name}\nscheduler: local\nlaunch: {{command: a}}\nrun_dir: {self.root[name]}\n"
+                f"name: {name}\nscheduler: slurm\nlaunch: {{command: a}}\nrun_dir: {self.root[name]}\n"
                 f"watch: {{disk: [{{path: {disk if name == 'bad' else folder}}}]}}\n"
                 f"alerts: {{receivers: [{{file: {{path: {folder}/{name}.txt}}}}]}}\n"
             )
@@ -90,6 +89,9 @@ class Desk:
             (state / "runs" / name).symlink_to(self.root[name])
         bin_dir = folder / "bin"
         bin_dir.mkdir()
+        for name in ("squeue", "sbatch"):  # a queue in which nothing is
+            (bin_dir / name).write_text("#!/bin/sh\n")
+            (bin_dir / name).chmod(0o755)
         (bin_dir / "ftsupervise").write_text(f'#!/bin/sh\nexec {sys.executable} -m ftsupervise "$@"\n')
         (bin_dir / "ftsupervise").chmod(0o755)
         self.env = {
@@ -102,10 +104,10 @@ class Desk:
     def tick(self, by: str) -> tuple[str, float]:
         """What one tick said, and how long it took."""
         names = ("bad", "good")  # the one that hangs is named first
-        words = {"yaml": self.yaml, "directory": self.root, "name": dict(zip(names, names, strict=True))}
         argv = ["sh", str(SCRIPT)]
         if by != "cron":
-            argv = [sys.executable, "-m", "ftsupervise", "watch", *(str(words[by][name]) for name in names)]
+            words = [str({"yaml": self.yaml[name], "directory": self.root[name], "name": name}[by]) for name in names]
+            argv = [sys.executable, "-m", "ftsupervise", "watch", *words]
         said = self.folder / "said"
         with said.open("w") as out:
             began = time.monotonic()
@@ -173,7 +175,7 @@ def test_many_runs_on_one_dead_mount_do_not_add_up(desk: Desk) -> None:
             (backing / name / part).mkdir(parents=True)
         (backing / name / "watch" / "memory.json").write_text("{}")
         path = desk.folder / f"{name}.yaml"
-        path.write_text(f"name: {name}\nscheduler: local\nlaunch: {{command: a}}\nrun_dir: {desk.mount.point}/{name}\n")
+        path.write_text(f"name: {name}\nscheduler: slurm\nlaunch: {{command: a}}\nrun_dir: {desk.mount.point}/{name}\n")
         more.append(path)
     (backing / "bad" / "watch" / "memory.json").write_text("{}")
     desk.mount.hang("read")
