@@ -15,7 +15,8 @@ from ftsupervise.units import parse_slurm_time
 
 RECORD = "\x1e"
 FIELD = "\x1f"
-# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory, comment, name
+# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,
+# comment, name
 _LETTERS = "iFATuSeVlrENZkj"
 SQUEUE_FORMAT = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
 SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}

@@ -1,9 +1,10 @@
 """Which jobs of the queue are a run's?
 
 A job belongs to a run when a launch submitted it (comment or id), when the launch was attached to it, or when somebody
-submitted it by hand under the run's name. Names and comments are anybody's to choose, so it must be a job of one of the run's own
-people, and one submitted by hand must have been submitted where the run lives. The watch's own job never counts, nor do its siblings: the watchdog published with
-the recipe this tool serves was named like the job it watched, and so always found it alive.
+submitted it by hand under the run's name. Names and comments are anybody's to choose: it must be a job of one of the run's own
+people, and one submitted by hand must have been submitted where the run lives. The watch's own job never counts, nor do its
+siblings: the watchdog published with the recipe this tool serves was named like the job it watched, and so it always found
+that job alive.
 """
 
 from __future__ import annotations
