@@ -46,12 +46,15 @@ def make_run(folder: Path, number: int) -> None:
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
     from ftsupervise.scheduler.parse import FIELD, RECORD
+    from ftsupervise.scheduler.slurm import me
 
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
-        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", "me", started, "N/A", started, "20:00:00"]
-        lines.append(RECORD + FIELD.join([*ids, "None", "(null)", "n1", "(null)", f"run-{n}"]))
+        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", me(), started, "N/A", started, "20:00:00"]
+        lines.append(
+            RECORD + FIELD.join([*ids, "None", "(null)", "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"])
+        )
     (folder / "queue").write_text("\n".join(lines))
     for name, words in (("squeue", f"echo >> {folder}/calls; cat {folder}/queue"), ("sbatch", "exit 1")):
         (folder / name).write_text(f"#!/bin/sh\n{words}\n")
@@ -62,7 +65,7 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     """Two ticks over ``count`` runs, in this process (started anew for each count, so that its peak is its own)."""
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
-    from ftsupervise.watch.tick import tick
+    from ftsupervise.watch.tick import Orders, Roster, tick
 
     runs = [
         loads(
@@ -76,9 +79,11 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     seconds = []
     for _ in range(2):
         began = time.perf_counter()
-        done = tick(runs, {"slurm": Slurm(env)}, datetime.now(timezone.utc), state=folder / "state", env={}, send=False)
+        now = datetime.now(timezone.utc)
+        orders = Orders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
+        done = tick(Roster.of(runs), orders)
         seconds.append(time.perf_counter() - began)
-    findings = sum(len(told.findings) for told in done.runs)
+    findings = sum(told.looks for told in done.runs)
     return {
         "first": seconds[0],
         "second": seconds[1],

@@ -15,6 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+until: float | None = (
+    None  # monotonic seconds at which every command is ended: set for what a person types and waits for
+)
+_AT_LEAST = 1.0  # seconds that a command is given even then
+
 _OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
 
 
@@ -55,6 +60,8 @@ def run(
     Raises FileNotFoundError or PermissionError when it cannot be started at all. Never raises for what it does.
     """
     started = time.monotonic()
+    if until is not None:
+        timeout = min(timeout, max(_AT_LEAST, until - started))
     with _memory_file() as out, _memory_file() as err, _memory_file() as given:
         if stdin is not None:
             given.write(stdin.encode())

@@ -61,6 +61,12 @@ class DiskFull(CannotWrite):
     """May pass: who can wait waits."""
 
 
+class NoAnswer(Error):
+    """Something that was asked, a file system as a rule, does not answer within the bound."""
+
+    exit_code = 74
+
+
 class Refused(Error):
     exit_code = 75
 

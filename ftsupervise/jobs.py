@@ -88,6 +88,7 @@ class Job(NamedTuple):
     end_time: datetime | None = None  # None: unlimited, or not known
     time_limit: timedelta | None = None
     raw_id: str = ""  # SLURM_JOB_ID of this very member
+    directory: str = ""  # it was submitted in, or for; "" when that is not known
 
 
 class Submitted(NamedTuple):

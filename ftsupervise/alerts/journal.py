@@ -49,11 +49,18 @@ class Journal:
     """The generations in one directory. Holds nothing in memory but what could not be saved."""
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, spare: Path | None = None, keep_for: float = KEEP_FOR
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        spare: Path | None = None,
+        keep_for: float = KEEP_FOR,
+        away: str = "",
     ) -> None:
+        """``away``: why ``directory`` must not be touched (its file system hangs); then only the spare is used."""
         self.directory = Path(directory)
         self.spare = spare if spare is not None else _spare_of(self.directory)
         self.keep_for = keep_for
+        self.away = away
         self.problems: list[str] = []  # what was passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
         self._adrift: State | None = None
@@ -110,6 +117,8 @@ class Journal:
     def _newest(self) -> tuple[State, int]:
         """(state, highest number seen). The number counts files that could not be read, too: it is taken."""
         self.problems = []
+        if self.away:
+            return self._newest_in(self.spare)[:2] if _private(self.spare) else (State(), 0)
         state, highest, _ = self._newest_in(self.directory)
         if not _private(self.spare):
             return state, highest
@@ -143,11 +152,14 @@ class Journal:
         return State(), highest, -1
 
     def _all_numbers(self) -> set[int]:
-        return _numbers(self.directory) | (_numbers(self.spare) if _private(self.spare) else set())
+        mine = set() if self.away else _numbers(self.directory)
+        return mine | (_numbers(self.spare) if _private(self.spare) else set())
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def _commit(self, state: State, highest: int) -> None:
+        if self.away:
+            raise OSError(errno.ETIMEDOUT, self.away, str(self.directory))
         # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
         make_folder(self.directory.parent, FOLDER)
         make_folder(self.directory)
@@ -166,7 +178,7 @@ class Journal:
 
     def _link(self, directory: Path, state: State, highest: int) -> None:
         number = highest + 1
-        base = max(_numbers(self.directory), default=0)
+        base = -1 if self.away else max(_numbers(self.directory), default=0)
         temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = directory / f"{number:08d}.json"
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)

@@ -75,14 +75,22 @@ def ftsupervise() -> None:
     ftsupervise watch --every 60s       tell people when something is wrong, and when it is over
 
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
-    75 not now (kill switch up), 77 not permitted, 78 configuration, 100 already running. check and watch: Nagios 0-3.
+    74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,
+    100 already running. check and watch: Nagios 0-3.
     """
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback."""
+    from ftsupervise.cli import patience
+
+    colour: dict[str, Any] = {"color": True} if sys.stdout.isatty() else {}
+    if argv is None and patience.applies(sys.argv[1:]):
+        patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
     try:
-        code = ftsupervise.main(args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width())
+        code = ftsupervise.main(
+            args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width(), **colour
+        )
         sys.stdout.flush()
     except click.exceptions.Abort:
         click.echo("ftsupervise: stopped", err=True)

@@ -58,8 +58,8 @@ def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
     ftsupervise check all
     ftsupervise check disk runs/my-training --nagios
     """
-    from ftsupervise.cli.watch import load_settings, settings_of
     from ftsupervise.errors import UsageError
+    from ftsupervise.watch.roster import load_settings, settings_of
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
@@ -105,6 +105,7 @@ def _switched_on(run: Run, name: str) -> Run:
 
 
 def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
+    from ftsupervise.cli.patience import ANSWER, allow
     from ftsupervise.probe import Probe
     from ftsupervise.rundir import RunDir
     from ftsupervise.scheduler import kind_of, open_scheduler
@@ -114,7 +115,7 @@ def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
 
     assert run.run_dir is not None
     now = datetime.now(timezone.utc)
-    with Probe() as probe:
+    with Probe(waits=lambda seconds: allow(seconds) if seconds > ANSWER else None) as probe:
         queue = ask(open_scheduler(kind_of(run.scheduler)), _owners(run.run_dir, probe))
         seen = look_at(run, RunDir(run.run_dir), queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
         keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")  # gpu says it in its finding

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli import patience
+
 if TYPE_CHECKING:
     from ftsupervise.rundir import RunDir
 
@@ -145,7 +147,10 @@ def _make_sure(name: str, yes: bool, confirm: str | None) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(f"nobody to ask whether to stop {name}", hint=f"say --yes, or --confirm {name}")
-    if not click.confirm(f"Stop {name}? It saves, and its whole chain leaves", default=False):
+    patience.person_is_asked()
+    sure = click.confirm(f"Stop {name}? It saves, and its whole chain leaves", default=False)
+    patience.person_has_answered()
+    if not sure:
         raise click.Abort
 
 

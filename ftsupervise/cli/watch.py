@@ -6,14 +6,13 @@ import os
 import signal
 import time
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from ftsupervise.config.schema import Run
     from ftsupervise.model import Finding
+    from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.tick import Ticked, Told
 
 
@@ -33,158 +32,120 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 
 @click.command()
 @click.argument("runs", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @click.option("--every", callback=_duration, metavar="TIME", help="Go on, a tick each TIME (60s, 5m), until stopped.")
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
 @click.option("--no-send", is_flag=True, help="Write down what changed, but send nothing this time.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
-def watch(runs: tuple[str, ...], every: timedelta | None, only: tuple[str, ...], no_send: bool, quiet: bool) -> None:
+def watch(
+    runs: tuple[str, ...], everything: bool, every: timedelta | None, only: tuple[str, ...], no_send: bool, quiet: bool
+) -> None:
     """Look at RUNS (directories, ftsupervise.yaml files or names; default: ./ftsupervise.yaml) from outside their jobs.
 
     One look at the queue for all of them, every watchdog of each, then the messages that follow: when something is
     wrong, again after a while, and when it is over. One tick ends with 0 ok, 1 warning, 2 critical, 3 could not see.
     """
     from ftsupervise.errors import Error, UsageError
+    from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     for name in only:
         if name not in WATCHDOGS:
             raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(WATCHDOGS)}")
+    if everything and runs:
+        raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     roster = Roster(runs or (None,))
-    if len(roster.names) == 1:
-        roster.load_one()  # what is wrong with the only run is said at once, with its exit code
     stopping = _stop_on_signals() if every else None
+    first = True
     while True:
         started = time.monotonic()
-        roster.refresh()
-        if every is None or stopping is None:
-            done = _tick(roster, only, every, send=not no_send)
-            _print(done, quiet=quiet)
-            if not no_send:
-                _relieve(done)
-            raise SystemExit(_exit_code(done))
         try:
+            if everything:
+                _name_all(roster)
             done = _tick(roster, only, every, send=not no_send)
+            if first and len(roster.names) == 1 and not everything:
+                _refuse(done)
             _print(done, quiet=quiet)
-            if not no_send:
-                _relieve(done)
+            if every is None or stopping is None:
+                raise SystemExit(_exit_code(done))
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
+            if first or every is None:
+                raise
             click.echo(f"watch: this tick failed, the next one is tried: {error}", err=True)
+        first = False
         while not stopping and time.monotonic() - started < every.total_seconds():
             time.sleep(min(0.2, every.total_seconds()))
         if stopping:
-            roster.take_leave()
+            _take_leave(roster)
             click.echo("watch: stopped", err=True)
             return
 
 
-class Roster:
-    """The runs that are watched, their settings read anew when their files change. One that cannot be read is told
-    (``trouble``) and keeps the settings it had; it does not blind the others."""
+def _refuse(done: Ticked) -> None:
+    """What is wrong with the settings of the only run is said at once, with its exit code."""
+    for error in done.account.errors.values():
+        raise error
+    for label, why in zip(done.account.roster.names, done.account.trouble.values(), strict=False):
+        from ftsupervise.errors import NoAnswer
 
-    def __init__(self, names: tuple[str | None, ...]) -> None:
-        self.names = names
-        self.trouble: dict[str, str] = {}  # by run: why its settings cannot be read, "" if they can
-        self._known: dict[str | None, tuple[Path, object, Run]] = {}
+        raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
 
-    @property
-    def runs(self) -> list[Run]:
-        return [run for _, _, run in self._known.values()]
 
-    def take_leave(self) -> None:
-        """Stopped on purpose: the guards and the other watchers need not miss this one."""
-        from ftsupervise.rundir import RunDir
-        from ftsupervise.watchers import leave
+def _name_all(roster: Roster) -> None:
+    """Every run this account has launched, as its state directory says, or said when it last answered."""
+    from ftsupervise.config.locate import state_dir
+    from ftsupervise.errors import NoAnswer
+    from ftsupervise.probe.errand import within
+    from ftsupervise.watch import roster as rosters
 
-        for run in self.runs:
+    roster.away = ""
+    try:
+        names: tuple[str, ...] = within(8.0, rosters.listed, key=rosters.state_key(state_dir()))
+        rosters.forget_all_but(names)
+    except TimeoutError as error:
+        roster.away = f"{state_dir()} does not answer: {error}"
+        names = tuple(sorted(rosters.directories()))
+        if not names:
+            raise NoAnswer(
+                f"the list of your runs cannot be read: {roster.away}",
+                hint="name the runs to be watched: their directories or ftsupervise.yaml files",
+            ) from None
+    roster.rename(names)
+
+
+def _take_leave(roster: Roster) -> None:
+    """Stopped on purpose: the guards and the other watchers need not miss this one."""
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir import RunDir
+    from ftsupervise.watchers import leave
+
+    def go() -> None:
+        for run in roster.runs:
             leave(RunDir(str(run.run_dir)))
 
-    def load_one(self) -> None:
-        """Raises what is wrong with the first run."""
-        name = self.names[0]
-        path = settings_of(name)
-        self._known[name] = (path, _stamp(path), load_settings(path))
-
-    def refresh(self) -> None:
-        from ftsupervise.errors import Error
-        from ftsupervise.probe import NotSeen, Probe
-
-        self.trouble = {name or "this directory": "" for name in self.names}
-        with Probe() as probe:
-            for name in self.names:
-                label = name or "this directory"
-                known = self._known.get(name)
-                place = known[0] if known else Path(name or ".")
-                look = probe.look(str(place.absolute()))
-                if isinstance(look, NotSeen) and look.hung:
-                    self.trouble[label] = f"its storage does not answer: {look.sentence}"
-                    continue
-                try:
-                    path = known[0] if known else settings_of(name)
-                    stamp = _stamp(path)
-                    if known is None or known[1] != stamp:
-                        self._known[name] = (path, stamp, load_settings(path))
-                except Error as error:
-                    self.trouble[label] = error.message
-                except OSError as error:
-                    self.trouble[label] = str(error)
-
-
-def _stamp(path: Path) -> object:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def load_settings(path: Path) -> Run:
-    from ftsupervise.config.load import load
-
-    return load(path)
-
-
-def settings_of(name: str | None) -> Path:
-    """The file with a run's settings: as launched if it was launched, else the one that is named."""
-    from ftsupervise.config.locate import CONFIG_NAME, find_run
-    from ftsupervise.errors import NotFound
-
-    path = Path(name if name is not None else CONFIG_NAME)
-    if path.is_file():
-        return path
-    if name is not None and (path / CONFIG_NAME).is_file():
-        return path / CONFIG_NAME
-    rundir = find_run(name)
-    if not rundir.config.is_file():
-        raise NotFound(
-            f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
-        )
-    return rundir.config
+    try:
+        within(5.0, go)
+    except TimeoutError as error:
+        click.echo(f"watch: could not take leave of every run: {error}", err=True)
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> Ticked:
+    from ftsupervise.cli.relief import relieve
     from ftsupervise.config.locate import state_dir
-    from ftsupervise.scheduler import kind_of, open_scheduler
-    from ftsupervise.watch.tick import tick
+    from ftsupervise.scheduler import open_scheduler
+    from ftsupervise.watch.tick import Orders, tick
 
-    kinds = dict.fromkeys(kind_of(run.scheduler) for run in roster.runs)
-    return tick(
-        roster.runs,
-        {kind: open_scheduler(kind) for kind in kinds},
-        datetime.now(timezone.utc),
+    orders = Orders(
+        now=datetime.now(timezone.utc),
         state=state_dir(),
-        env=os.environ,
+        env=dict(os.environ),
+        scheduler=open_scheduler,
         only=only,
         send=send,
-        roster=roster.trouble,
         every=every,
+        relieve=relieve,
     )
-
-
-def _relieve(done: Ticked) -> None:
-    if not done.waiting:
-        return
-    from ftsupervise.cli.relief import relieve
-
-    for run in done.waiting:
-        for sentence in relieve(run, done.at):
-            click.echo(f"{done.at.astimezone():%H:%M:%S} {run.name}: it waits; {sentence}")
+    return tick(roster, orders)
 
 
 def _print(done: Ticked, *, quiet: bool) -> None:
@@ -204,9 +165,11 @@ def _print(done: Ticked, *, quiet: bool) -> None:
             for finding in (*bad, *unseen):
                 click.echo(f"{stamp} {told.name}: {finding.health.value}: {finding.watchdog}: {finding.summary}")
         else:
-            click.echo(f"{stamp} {told.name}: ok ({len(told.findings)} looks)")
+            click.echo(f"{stamp} {told.name}: ok ({told.looks} looks)")
     for message, error in done.delivered.failed:
         click.echo(f"{stamp} not delivered to {message.receiver}: {error} (it is tried again)", err=True)
+    for name, sentence in done.relief:
+        click.echo(f"{stamp} {name}: it waits; {sentence}")
     for line in done.trouble:
         click.echo(f"{stamp} {line}", err=True)
 
@@ -226,7 +189,8 @@ def _exit_code(done: Ticked) -> int:
     bad = [finding.severity for finding in findings if finding.health is Health.BAD]
     if bad:
         return 2 if max(bad) >= Severity.CRITICAL else 1
-    return 3 if any(finding.health is Health.UNKNOWN for finding in findings) else 0
+    unseen = any(finding.health is Health.UNKNOWN for finding in findings)
+    return 3 if unseen or not done.saw_all else 0
 
 
 def _stop_on_signals() -> list[int]:

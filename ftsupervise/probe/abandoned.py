@@ -51,6 +51,12 @@ def identity(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
+def state(pid: int) -> str:
+    """The letter of its state: R, S, D …; "" if it is gone."""
+    fields = _stat(pid)
+    return fields[0].decode() if fields else ""
+
+
 def of_session(session: int) -> list[tuple[int, int]]:
     """(pid, start) of the living processes of a session."""
     found = []
@@ -84,7 +90,7 @@ class Notes:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.boot = _boot()
-        self.directory = _private(directory or Path(tempfile.gettempdir()) / f"ftsupervise-{os.getuid()}" / "probe")
+        self.directory = private(directory or Path(tempfile.gettempdir()) / f"ftsupervise-{os.getuid()}" / "probe")
         self._mine: list[Note] = []
 
     def write(self, pid: int, key: str, what: str, *, abandoned: bool = False, since: float | None = None) -> Note:
@@ -154,7 +160,7 @@ class Notes:
         return list(notes.values())
 
 
-def _private(directory: Path) -> Path | None:
+def private(directory: Path) -> Path | None:
     """``directory``, made if need be; None if it belongs to somebody else or others may write to it."""
     try:
         for part in (directory.parent, directory):

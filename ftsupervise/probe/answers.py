@@ -44,6 +44,15 @@ class Space:
 
 
 @dataclass(frozen=True)
+class Mount:
+    """What is mounted where, as the mount table has it: "/scratch", "lustre", "10.0.0.1@o2ib:/scratch"."""
+
+    point: str
+    kind: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """A file or directory as the file server tells it; ``mtime`` in seconds of the server's clock."""
 

@@ -62,11 +62,11 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     jobs: tuple[Job, ...] | None = ()
     blind = ""
     if records:
-        from ftsupervise.watch.belongs import jobs_of_run, own_job_ids
+        from ftsupervise.watch.belongs import jobs_of_run, own_job_ids, whose_run
 
         jobs, blind = _queue(rundir, records[-1].kind, env)
         if jobs is not None:
-            jobs = jobs_of_run(name, records, jobs, own_job_ids(env))
+            jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records))
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
     finished = rundir.finished.exists()
     verdict, why = _verdict(jobs, blind, attempts, switches[0], finished, launched=bool(records))

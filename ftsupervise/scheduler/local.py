@@ -258,6 +258,7 @@ def _records(
             reason=reason,
             dependency=f"afterany:{PREFIX}{raw['after']}" if raw.get("after") and not started else "",
             comment=str(raw["comment"]),
+            directory=str(raw.get("workdir", "")),
             nodes=(str(raw["host"]),) if started else (),
             submit_time=_time(raw.get("submitted")),
             start_time=_time(state.get("started")) if started else None,

@@ -15,8 +15,9 @@ from ftsupervise.units import parse_slurm_time
 
 RECORD = "\x1e"
 FIELD = "\x1f"
-# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, comment, name
-_LETTERS = "iFATuSeVlrENkj"
+# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,
+# comment, name
+_LETTERS = "iFATuSeVlrENZkj"
 SQUEUE_FORMAT = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
 SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -35,7 +36,9 @@ def _record(record: str) -> Job:
     fields = record.split(FIELD, len(_LETTERS) - 1)
     if len(fields) != len(_LETTERS):
         raise ValueError(f"squeue printed a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
-    job_id, base, raw, state, user, start, end, submit, limit, reason, dependency, nodes, comment, name = fields
+    job_id, base, raw, state, user, start, end, submit, limit, reason, dependency, nodes, directory, comment, name = (
+        fields
+    )
     return Job(
         id=job_id,
         base_id=base or raw,
@@ -51,6 +54,7 @@ def _record(record: str) -> Job:
         start_time=parse_epoch(start),
         end_time=parse_epoch(end),
         time_limit=parse_limit(limit),
+        directory="" if directory in _NOTHING else directory,
     )
 
 

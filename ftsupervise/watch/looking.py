@@ -6,7 +6,7 @@ A watchdog that breaks must not blind the others: its failure is a finding of it
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -18,7 +18,7 @@ from ftsupervise.probe import Probe
 from ftsupervise.records import launches
 from ftsupervise.rundir import RunDir, read_json, write_json
 from ftsupervise.watch import Look
-from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run
+from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run, whose_run
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Queue:
 
     jobs: tuple[Job, ...] | None
     blind: str = ""
+    kind: str = ""  # of the scheduler
 
     @cached_property
     def by_mark(self) -> dict[str, tuple[Job, ...]]:
@@ -55,9 +56,9 @@ class Seen:
 def ask(scheduler: Scheduler, users: Sequence[str]) -> Queue:
     """The queue of ``users``, by one request."""
     try:
-        return Queue(scheduler.queue(users=users))
+        return Queue(scheduler.queue(users=users), kind=scheduler.kind)
     except SchedulerUnavailable as error:
-        return Queue(None, error.message)
+        return Queue(None, error.message, scheduler.kind)
 
 
 def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
@@ -103,18 +104,21 @@ def look_at(
     only: Sequence[str] = (),
     due_only: bool = False,
     probe: Probe | None = None,
+    at: Callable[[str], None] = lambda name: None,
 ) -> Seen:
     """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
+    ``at`` is told the name of each before it looks.
 
     ``probe``: the bounded eyes of this tick, to be shared by all its runs; without one this run gets its own.
     """
     if probe is None:
         with Probe() as own_probe:
-            return look_at(run, rundir, queue, now, own=own, only=only, due_only=due_only, probe=own_probe)
+            return look_at(run, rundir, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
     jobs = None
     if queue.jobs is not None:
         launched = launches(rundir)
-        jobs = jobs_of_run(run.name, launched, candidates(run.name, launched, queue.by_mark), own)
+        few = candidates(run.name, launched, queue.by_mark)
+        jobs = jobs_of_run(run.name, launched, few, own, whose_run(rundir, launched)) if few else ()
     memory = read_memory(rundir)
     findings: list[Finding] = []
     for name in WATCHDOGS:
@@ -124,6 +128,7 @@ def look_at(
         mine = memory.setdefault(name, {})
         if due_only and not _due(mine, settings, now):
             continue
+        at(name)
         look = Look(run=run, rundir=rundir, now=now, jobs=jobs, memory=mine, blind=queue.blind, probe=probe)
         findings += _check(name, look, settings)
     return Seen(run, rundir, jobs, tuple(findings), memory)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import shlex
 import traceback
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.model import Finding, Health, Severity
-from ftsupervise.probe import Missing, NotSeen, Probe
 from ftsupervise.sharing import PAGE, make_folder
 from ftsupervise.units import show_duration
 
@@ -24,15 +22,9 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-def look_for(runs: Iterable[Run], probe: Probe, now: datetime, state: Path) -> list[tuple[Run, Finding]]:
-    """Each run with what is to be said of its directory: BAD if it does not answer within the probe's bound, or was there
-    once and is gone; UNKNOWN if the run has not been launched yet; OK if it can be looked at."""
-    return [(run, _finding(run, probe, now, state)) for run in runs]
-
-
-def _finding(run: Run, probe: Probe, now: datetime, state: Path) -> Finding:
-    got = probe.look(str(run.run_dir))
-    finding = Finding(
+def answers(run: Run, now: datetime) -> Finding:
+    """Its directory can be looked at."""
+    return Finding(
         run=run.name,
         watchdog="storage",
         subject="run directory",
@@ -41,40 +33,52 @@ def _finding(run: Run, probe: Probe, now: datetime, state: Path) -> Finding:
         summary=f"the storage of {run.run_dir} answers",
         at=now,
     )
-    if isinstance(got, NotSeen) and got.hung:
-        return replace(
-            finding,
-            health=Health.BAD,
-            summary=f"the storage of {run.run_dir} has not answered for {show_duration(got.seconds)}",
-            meaning="Nothing can be said about this run until it answers, and the run itself is probably standing still.",
-            look=f"squeue --me  (do not ls {run.run_dir}: your shell would hang)",
-            do="tell your storage people; nothing was changed",
-            detail=got.sentence,
-        )
-    if isinstance(got, Missing) and not _was_launched(run, state):
-        return replace(finding, health=Health.UNKNOWN, severity=Severity.INFO, summary="it has not been launched yet")
-    if isinstance(got, Missing):
-        return replace(
-            finding,
-            health=Health.BAD,
-            summary=f"the run directory {run.run_dir} is gone",
-            meaning="Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
-            look=f"ls -la {shlex.quote(str(Path(str(run.run_dir)).parent))}; squeue --me",
-            do="if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
-        )
-    return finding
 
 
-def remember(runs: Iterable[Run], state: Path) -> None:
-    """That these run directories have been seen, so that one that vanishes is not taken for one that is still to come."""
-    for run in runs:
-        mark = _seen_mark(run, state)
-        try:
-            if not mark.exists():
-                make_folder(mark.parent, parents=True)
-                mark.touch(mode=PAGE)
-        except OSError:
-            continue
+def silent(run: Run, seconds: float, doing: str, why: str, now: datetime) -> Finding:
+    """A look at it has not come back: nothing is known of the run."""
+    return replace(
+        answers(run, now),
+        health=Health.BAD,
+        summary=f"the storage of {run.run_dir} has not answered for {show_duration(seconds)}: could not {doing}",
+        meaning="Nothing can be said about this run until it answers, and the run itself is probably standing still.",
+        look=f"squeue --me  (do not ls {run.run_dir}: your shell would hang)",
+        do="tell your storage people; nothing was changed",
+        detail=why,
+    )
+
+
+def missing(run: Run, now: datetime) -> Finding:
+    """There is no such directory. Whether that is as it should be, ``launched_or_not`` says."""
+    return replace(
+        answers(run, now),
+        health=Health.BAD,
+        summary=f"the run directory {run.run_dir} is gone",
+        meaning="Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
+        look=f"ls -la {shlex.quote(str(Path(str(run.run_dir)).parent))}; squeue --me",
+        do="if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
+    )
+
+
+def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
+    """``gone``, or, of a run that was never launched, that it was not. Touches ``state`` unless it is ``away``."""
+    if away:
+        why = f"{run.run_dir} is not there; whether the run was ever launched cannot be looked up: {away}"
+        return replace(gone, health=Health.UNKNOWN, summary=why)
+    if _was_launched(run, state):
+        return gone
+    return replace(gone, health=Health.UNKNOWN, severity=Severity.INFO, summary="it has not been launched yet")
+
+
+def remember(run: Run, state: Path) -> None:
+    """That its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
+    mark = _seen_mark(run, state)
+    try:
+        if not mark.exists():
+            make_folder(mark.parent, parents=True)
+            mark.touch(mode=PAGE)
+    except OSError:
+        return
 
 
 def _was_launched(run: Run, state: Path) -> bool:

@@ -1,49 +1,39 @@
 """One tick over many runs: look, write down what changed, tell people, say that the watch lives.
 
+This process reads no user's disk, so no dead mount can hold it: all of that is done by children (``tour.py``, ``general.py``)
+that are watched while they do it. One child does all healthy runs. Where it hangs on a run, it is given up; that run is told
+not to answer, and new children go on with the others: those on the same device each in its own, for they may hang as well.
+
 Order matters. Everything that was found is saved with its messages before the first is sent, so a tick that is killed half-way
 is finished by the next one. The dead-man is pinged last, and only if this tick could see.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+import select
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ftsupervise import watchers
-from ftsupervise.alerts import deadman
-from ftsupervise.alerts.deliver import Delivered, deliver
-from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import announce, record
-from ftsupervise.ledger import ledger
-from ftsupervise.model import Alert, Finding, Health, Notice
-from ftsupervise.probe import Probe
-from ftsupervise.records import people
-from ftsupervise.rundir import RunDir, read_json
-from ftsupervise.sharing import FOLDER, make_folder
-from ftsupervise.watch import storage
-from ftsupervise.watch.belongs import own_job_ids
-from ftsupervise.watch.events import Event, events
-from ftsupervise.watch.looking import Queue, Seen, ask, look_at, settings_finding, slurm_finding, write_memory
+from ftsupervise.alerts.deliver import Delivered
+from ftsupervise.probe.abandoned import Note, Notes
+from ftsupervise.probe.errand import At, Errand
+from ftsupervise.probe.server import Mounts, read_mounts
+from ftsupervise.units import show_duration
+from ftsupervise.watch import general, storage
+from ftsupervise.watch import roster as rosters
+from ftsupervise.watch.account import Account, Told
+from ftsupervise.watch.general import KEEPS
+from ftsupervise.watch.looking import Queue
+from ftsupervise.watch.roster import Roster
+from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Orders, Tour
+from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
-if TYPE_CHECKING:
-    from ftsupervise.config.alerting import Alerts
-    from ftsupervise.config.schema import Run
-    from ftsupervise.scheduler import Scheduler
+__all__ = ["Orders", "Roster", "Ticked", "Told", "tick"]
 
-
-@dataclass(frozen=True)
-class Told:
-    """What one tick found and said about one run (or, with no run, about Slurm itself)."""
-
-    name: str
-    findings: tuple[Finding, ...]
-    firing: tuple[Alert, ...]
-    notices: tuple[Notice, ...]
-    events: tuple[str, ...] = ()
+_AT_ONCE = 8  # children
 
 
 @dataclass(frozen=True)
@@ -53,224 +43,218 @@ class Ticked:
     at: datetime
     runs: tuple[Told, ...]
     blind: str
+    account: Account
     delivered: Delivered = field(default_factory=Delivered)
-    trouble: tuple[str, ...] = field(default=())  # what the watch itself could not do
-    waiting: tuple[Run, ...] = ()  # runs with jobs in the queue of which none runs
+    trouble: tuple[str, ...] = ()  # what the watch itself could not do
+    relief: tuple[tuple[str, str], ...] = ()  # (run, what was done for it while all its jobs wait)
+
+    @property
+    def saw_all(self) -> bool:
+        """Was every run that was named looked at?"""
+        return not (self.account.trouble or self.account.hung)
 
 
-def tick(
-    runs: Sequence[Run],
-    schedulers: Mapping[str, Scheduler],
-    now: datetime,
-    *,
-    state: Path,
-    env: Mapping[str, str],
-    only: Sequence[str] = (),
-    send: bool = True,
-    roster: Mapping[str, str] = {},
-    every: timedelta | None = None,
-) -> Ticked:
-    """Look at every run once and tell what changed. ``schedulers`` by kind; ``state`` is this account's directory.
+def tick(roster: Roster, orders: Orders) -> Ticked:
+    """Look at every run once and tell what changed. Bounded in time whatever any run's storage does.
 
-    ``roster``: the runs that were named, each with why its settings could not be read this time, "" if they could; those
-    who watch the others are told. ``every``: how often this watcher means to look, if it does so by itself.
+    ``roster`` keeps the settings that were read, for the next tick.
     """
-    with Probe() as probe:
-        return _tick(
-            runs, schedulers, now, probe, state=state, env=env, only=only, send=send, roster=roster, every=every
-        )
+    _import_all(orders)
+    account = Account(roster)
+    party = _Party(orders, account)
+    party.go()
+    party.tell_in_general()
+    return _ticked(orders, account)
 
 
-def _tick(
-    runs: Sequence[Run],
-    schedulers: Mapping[str, Scheduler],
-    now: datetime,
-    probe: Probe,
-    *,
-    state: Path,
-    env: Mapping[str, str],
-    only: Sequence[str],
-    send: bool,
-    roster: Mapping[str, str],
-    every: timedelta | None,
-) -> Ticked:
-    own = own_job_ids(env)
-    stored = storage.look_for(runs, probe, now, state)
-    dark = [finding for _, finding in stored if _bad(finding)]
-    everything, runs = runs, [run for run, finding in stored if finding.health is Health.OK]
-    storage.remember(runs, state)
-    queues = {kind: ask(scheduler, _users(runs)) for kind, scheduler in schedulers.items()}
-    trouble = [f"{name}: {why}" for name, why in roster.items() if why]
-    general = _tell_in_general(queues.get("slurm"), roster, everything, now, state)
-    told: list[Told] = [general[0]] if general else []
-    journals: list[tuple[Journal, Alerts]] = [general[1]] if general else []
-    waiting = []
-    for run in runs:
-        assert run.run_dir is not None
-        rundir = RunDir(run.run_dir)
-        queue = queues[_kind(run, schedulers)]
-        journal = Journal(rundir.watch / "journal")
-        journals.append((journal, run.alerts))
-        try:
-            seen = look_at(run, rundir, queue, now, own=own, only=only, due_only=not only, probe=probe)
-            told.append(_tell(seen, journal, now, beside=general[0].findings if general else ()))
-            trouble += _remember(seen, now, every)
-            if seen.jobs and all(job.state.waiting for job in seen.jobs):
-                waiting.append(run)
-        except (
-            Exception
-        ) as error:  # one run's broken directory must neither end the watch of the others nor go unnoticed
-            finding = storage.unusable(run, error, now)
-            stored = [(one, finding if one is run else found) for one, found in stored]
-            dark.append(finding)
-    for told_of, journal_of in _tell_of_storage(stored, state, now):
-        told.append(told_of)
-        journals.append(journal_of)
-    delivered = deliver([j for j, _ in journals], [s for _, s in journals], now) if send else Delivered()
-    blind = next((queue.blind for queue in queues.values() if queue.jobs is None), dark[0].summary if dark else "")
-    if send:
-        trouble += _ping(everything, blind or next(iter(trouble), ""), delivered)
-    return Ticked(now, tuple(told), blind, delivered, tuple(trouble), tuple(waiting))
-
-
-def _kind(run: Run, schedulers: Mapping[str, Scheduler]) -> str:
-    from ftsupervise.scheduler import kind_of
-
-    kind = kind_of(run.scheduler)
-    return kind if kind in schedulers else next(iter(schedulers))
-
-
-def _users(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Me, and those whose jobs the runs' may be: a colleague's watch sees the sleeping person's jobs."""
-    import pwd
-
-    try:
-        me = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        me = str(os.getuid())
-    theirs = {name for run in runs for name in people(RunDir(Path(str(run.run_dir))))}
-    return tuple(sorted({me, *theirs}))
-
-
-def _tell_in_general(
-    queue: Queue | None, roster: Mapping[str, str], runs: Sequence[Run], now: datetime, state: Path
-) -> tuple[Told, tuple[Journal, Alerts]] | None:
-    """What is nobody's in particular: Slurm's own health, one alert for all runs, and runs whose settings cannot be read.
-    Told to everybody who watches any run."""
-    if not runs:
-        return None
-    settings = _everybody([run.alerts for run in runs])
-    _make(state)
-    journal = Journal(state / "watch" / "journal")
-    told = {alert.finding.subject for alert in journal.read().alerts.values()}
-    looked = [settings_finding(name, why, now) for name, why in roster.items()]
-    findings = [finding for finding in looked if _bad(finding) or finding.subject in told]
-    if queue is not None:
-        findings.append(slurm_finding(queue, now, [run.name for run in runs]))
-    if not findings:
-        return None
-    recorded = record(journal, findings, settings, now, run_name="", where=str(runs[0].run_dir))
-    return Told("watch", tuple(findings), recorded.firing, recorded.notices), (journal, settings)
-
-
-def _tell_of_storage(
-    stored: Iterable[tuple[Run, Finding]], state: Path, now: datetime
-) -> Iterator[tuple[Told, tuple[Journal, Alerts]]]:
-    """Run directories that do not answer or cannot be used, and those that could not and can again."""
-    for run, finding in stored:
-        folder = storage.journal_of(run, state)
-        journal = Journal(folder)
-        if not _bad(finding) and not folder.is_dir():
-            if finding.health is Health.UNKNOWN:  # not launched yet: nothing to record, something to print
-                yield Told(run.name, (finding,), (), ()), (journal, run.alerts)
-            continue
-        _make(folder.parent)
-        answers = finding if _bad(finding) else replace(finding, health=Health.OK)
-        recorded = record(journal, [answers], run.alerts, now, run_name=run.name, where=str(run.run_dir))
-        yield Told(run.name, (finding,), recorded.firing, recorded.notices), (journal, run.alerts)
-
-
-def _make(folder: Path) -> None:
-    """Best effort: without it the journal goes to its spare place and says so."""
-    try:
-        make_folder(folder, FOLDER, parents=True)
-    except OSError:
-        return
-
-
-def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
-    """The first run's settings with every run's receivers, each once. Routes are the first run's."""
-    first = all_settings[0]
-    receivers = {receiver.model_dump_json(): receiver for one in all_settings for receiver in one.receivers}
-    taken = {receiver.name for receiver in first.receivers}
-    more = [r for r in receivers.values() if r not in first.receivers and (r.name is None or r.name not in taken)]
-    return first.model_copy(update={"receivers": (*first.receivers, *more)}) if more else first
-
-
-def _tell(seen: Seen, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> Told:
-    recorded = record(
-        journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=[f for f in beside if _bad(f)]
+def _ticked(orders: Orders, account: Account) -> Ticked:
+    first, last = account.in_general or ((), ())
+    told = (*first, *(account.told[index] for index in sorted(account.told)), *last)
+    why = general.blind(account)
+    return Ticked(
+        orders.now, told, why, account, account.all_delivered(), tuple(account.complaints()), tuple(account.relief)
     )
-    said = []
-    for event in _events(seen):
-        if announce(
-            journal,
-            seen.run.alerts,
-            event.kind,
-            run=seen.run.name,
-            summary=event.summary,
-            at=now,
-            dedup=event.dedup,
-            look=f"ftsupervise status {seen.rundir.root}",
-            meaning=event.meaning,
-        ):
-            said.append(f"{event.kind.value}: {event.summary}")
-    return Told(seen.run.name, seen.findings, recorded.firing, recorded.notices, tuple(said))
 
 
-def _bad(finding: Finding) -> bool:
-    return finding.health is Health.BAD
+def _import_all(orders: Orders) -> None:
+    """What a child imports is gone with it: the next one would pay for it again."""
+    for name in orders.only or WATCHDOGS:
+        load_watchdog(name)
 
 
-def _events(seen: Seen) -> tuple[Event, ...]:
-    """What the ledger and the marks say happened; () when they cannot be read this time."""
-    try:
-        attempts = ledger(seen.rundir)
-        mark = read_json(seen.rundir.finished)
-        finished_at = None if mark is None else _mark_time(seen.rundir, mark)
-    except ValueError:  # ``touch marks/finished`` leaves an empty file
-        finished_at = _mark_time(seen.rundir, {})
-    except OSError:
-        return ()
-    return events(attempts, finished_at=finished_at)
+class _Party:
+    """The children of one tick."""
+
+    def __init__(self, orders: Orders, account: Account) -> None:
+        self.orders, self.account, self.notes = orders, account, Notes()
+        self.mounts = Mounts(read_mounts())
+        self.running: dict[Errand, list[int]] = {}
+
+    # -------------------------------------------------------------------------------------------------------- the runs
+
+    def go(self) -> None:
+        roster = self.account.roster
+        stuck = {note.key: note for note in self.notes.stuck()}
+        note = stuck.get(self._state_key)
+        if roster.away or note is not None:
+            self._state_is_away(roster.away or _silence(self.orders.state, note.seconds if note else 0.0))
+        for index in range(len(roster.names)):
+            note = stuck.get(roster.key(index))
+            if note is not None:
+                self._dark(index, note.seconds, _what(note), f"process {note.pid} hangs on it and cannot be killed")
+        left = [index for index in range(len(roster.names)) if index not in self.account.hung]
+        slow, roster.slow = roster.slow, set()
+        waiting = deque([[i for i in left if i not in slow], *([i] for i in left if i in slow)])
+        try:
+            while waiting or self.running:
+                while waiting and self._may_start():
+                    self._start(waiting.popleft())
+                if self.running:
+                    select.select(list(self.running), [], [], 0.2)
+                for errand, group in list(self.running.items()):
+                    waiting.extend(self._look_after(errand, group))
+        finally:
+            for errand in self.running:
+                errand.finish("errand", "a tick that was stopped")
+
+    def _may_start(self) -> bool:
+        """The scheduler is asked once: until it has answered there is one child, which asks it."""
+        return not self.running or (self.account.queues is not None and len(self.running) < _AT_ONCE)
+
+    def _start(self, group: list[int]) -> None:
+        if group:
+            errand = Errand(lambda say: Tour(self.orders, self.account, group, say).go(), notes=self.notes)
+            self.running[errand] = group
+
+    def _look_after(self, errand: Errand, group: list[int]) -> list[list[int]]:
+        """Hear one child; the groups that are to be started because it cannot go on."""
+        for event in errand.heard():
+            self.account.hear(event)
+        if errand.ended and not errand.died:
+            del self.running[errand]
+            errand.finish("messages", "a receiver")  # a sender may still hang, in a thread of it
+            if errand.error is not None:
+                raise errand.error
+            return []
+        if not errand.died and not errand.late:
+            return []
+        del self.running[errand]
+        at, silent = errand.at, errand.silent
+        key = self._state_key if at.words == FINDS else self.account.roster.key(at.item) if at.item >= 0 else at.words
+        gone = errand.finish(key, at.words)
+        why = errand.died or f"no answer within {silent:.0f} s" + (f"; process {errand.pid} hangs on it" * (not gone))
+        self._give_up(at, silent, why, group)
+        return self._divided(at.item, [index for index in group if not self._done(index)])
+
+    def _give_up(self, at: At, seconds: float, why: str, group: Sequence[int]) -> None:
+        """The child did not come back from ``at``: say so, and see to it that the next one does not go there."""
+        account = self.account
+        if at.item < 0:
+            self._give_up_for_all(at, why, group)
+        elif at.words == FINDS:
+            self._state_is_away(_silence(self.orders.state, seconds))
+        elif at.words == SENDS:
+            account.sent.add(at.item)
+            account.notes.append(f"{account.roster.label(at.item)}: could not {SENDS}: {why}")
+            self._dark(at.item, seconds, at.words, why)
+        elif at.words == RELIEVES:
+            account.waiting.discard(at.item)
+            account.notes.append(f"{account.roster.label(at.item)}: could not {RELIEVES}: {why}")
+        else:
+            self._dark(at.item, seconds, at.words, why)
+        if at.item >= 0:
+            account.roster.slow.add(at.item)
+
+    def _give_up_for_all(self, at: At, why: str, group: Sequence[int]) -> None:
+        if self.account.queues is None:
+            words = {run.scheduler for run in self.account.roster.runs}
+            self.account.queues = {word: Queue(None, f"could not {at.words}: {why}", word) for word in words}
+            self.account.asked = None
+        else:
+            self.account.sent.update(group)
+            self.account.notes.append(f"could not {at.words or 'begin'}: {why}")
+
+    def _dark(self, index: int, seconds: float, doing: str, why: str) -> None:
+        """Nobody goes near this run again in this tick; only where its settings hang and are known it is looked at."""
+        account, known = self.account, self.account.roster.known.get(index)
+        if doing in (FINDS, READS) and index not in account.settled:
+            account.settled.add(index)
+            account.trouble[index] = f"its storage does not answer: could not {doing}: {why}"
+            if known is None:
+                account.hung.add(index)
+            return
+        account.hung.add(index)
+        account.told.pop(index, None)
+        if known is not None:
+            account.stored[index] = storage.silent(known.run, seconds, doing, why, self.orders.now)
+
+    def _done(self, index: int) -> bool:
+        account = self.account
+        if index in account.hung or (index in account.settled and index not in account.roster.known):
+            return True
+        return index in account.sent and index not in account.waiting
+
+    def _divided(self, hung: int, left: list[int]) -> list[list[int]]:
+        """Those that share their device with the one that hung may hang as well: each goes alone."""
+        if hung < 0:
+            return [left]
+        device = self.mounts.of(self.account.roster.place(hung))
+        alone = [index for index in left if self.mounts.of(self.account.roster.place(index)) == device]
+        return [[index for index in left if index not in alone], *([index] for index in alone)]
+
+    # --------------------------------------------------------------------------------------------- the state directory
+
+    @property
+    def _state_key(self) -> str:
+        return rosters.state_key(self.orders.state)
+
+    def _state_is_away(self, why: str) -> None:
+        """It is not touched again: what names mean is remembered on this host."""
+        account, before = self.account, rosters.directories()
+        account.away = why
+        for index, name in enumerate(account.roster.names):
+            if index in account.roster.known or index in account.found or name is None or not rosters.is_name(name):
+                continue
+            if name in before:
+                account.found[index] = before[name]
+            else:
+                account.settled.add(index)
+                account.hung.add(index)
+                account.trouble[index] = f"its directory cannot be looked up: {why}"
+
+    def tell_in_general(self) -> None:
+        """What is nobody's in particular. A state directory that hangs costs one bound."""
+        account, names = self.account, self.account.roster.names
+        if account.found and not account.away:
+            rosters.remember({str(names[i]): where for i, where in account.found.items()})
+        for _ in range(3):
+            errand = Errand(lambda say: general.work(self.orders, account, say), notes=self.notes)
+            try:
+                while not errand.ended and not errand.late:
+                    for event in errand.wait(0.2):
+                        account.hear(event)
+                for event in errand.heard():
+                    account.hear(event)
+            finally:
+                at, silent = errand.at, errand.silent
+                errand.finish(self._state_key if at.words == KEEPS and not errand.ended else "messages", at.words)
+            if errand.error is not None:
+                raise errand.error
+            if errand.ended and not errand.died:
+                break
+            if at.words == KEEPS and not account.away:
+                self._state_is_away(_silence(self.orders.state, silent))
+                continue
+            account.notes.append(f"could not {at.words}: {errand.died or f'no answer within {silent:.0f} s'}")
+            account.pinged = account.pinged or at.words == general.PINGS
+            account.in_general = account.in_general or ((), ())
+        if account.away:
+            account.notes.append(account.away)
 
 
-def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
-    try:
-        at = datetime.fromisoformat(str(mark.get("at")))
-        return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    except ValueError:
-        return datetime.fromtimestamp(rundir.finished.stat().st_mtime, timezone.utc)
+def _silence(state: Path, seconds: float) -> str:
+    return f"{state} has not answered for {show_duration(seconds)}"
 
 
-def _remember(seen: Seen, now: datetime, every: timedelta | None) -> list[str]:
-    """The watchdogs' memory, and this watcher's own beat, which the run's guard and other watchers look at."""
-    try:
-        write_memory(seen.rundir, seen.memory)
-        watchers.beat(seen.rundir, now, every)
-    except OSError as error:
-        return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
-    return []
-
-
-def _ping(runs: Sequence[Run], blind: str, delivered: Delivered) -> list[str]:
-    """Tell each dead-man service once, whichever runs name it."""
-    said = []
-    done: set[str] = set()
-    for run in runs:
-        service = run.alerts.dead_man
-        if service is None or service.model_dump_json() in done:
-            continue
-        done.add(service.model_dump_json())
-        said.append(deadman.after_tick(service, could_see=not blind, delivered=delivered, why_blind=blind))
-    return [f"dead-man: {words}" for words in said if words]
+def _what(note: Note) -> str:
+    return note.what or "look at it"

@@ -45,13 +45,25 @@ class HungMount:
 @pytest.fixture
 def hung_mount(tmp_path: Path) -> Iterator[HungMount]:
     """A FUSE file system that can be told to stop answering."""
+    yield from _hung(tmp_path)
+
+
+@pytest.fixture
+def dead_mount(tmp_path: Path) -> Iterator[HungMount]:
+    """The same over a real directory (``backing``): it can be written to, and hang at any depth."""
+    (tmp_path / "backing").mkdir()
+    yield from _hung(tmp_path, tmp_path / "backing")
+
+
+def _hung(tmp_path: Path, *backing: Path) -> Iterator[HungMount]:
     need_root_and("fusermount3")
     if not Path("/dev/fuse").exists():
         pytest.skip("needs /dev/fuse")
     point, control = tmp_path / "mnt", tmp_path / "control"
     point.mkdir()
     control.write_text("")
-    process = subprocess.Popen([sys.executable, str(HERE / "hung_fuse.py"), str(point), str(control)])
+    words = [sys.executable, str(HERE / "hung_fuse.py"), str(point), str(control), *map(str, backing)]
+    process = subprocess.Popen(words)
     mount = HungMount(point, control, process)
     try:
         wait_until(lambda: f" {point} " in Path("/proc/self/mountinfo").read_text(), "the mount")

@@ -1,13 +1,16 @@
-"""A file system that stops answering: everything works until its control file says ``hang``, then nothing returns.
+"""A file system that stops answering: everything works until its control file says what hangs, then that never returns.
 
-    python hung_fuse.py MOUNTPOINT CONTROL
+    python hung_fuse.py MOUNTPOINT CONTROL [BACKING]
 
-CONTROL holds the operations that never answer, e.g. ``statfs`` or ``statfs getattr``; empty: all is well.
+CONTROL holds the operations that never answer, e.g. ``statfs`` or ``statfs getattr``, each for everything or for a place and
+what lies below it (``read:/run/beats``); ``all`` means each of them; empty: all is well. With BACKING it shows that directory,
+and can be written to.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import stat
 import sys
 import time
@@ -25,12 +28,20 @@ class Hung(fuse.Operations):
         self.files: dict[str, bytes] = {"/log.txt": b"step 1\nstep 2\n"}
         self.born = time.time()
 
-    def _maybe_hang(self, operation: str) -> None:
-        while operation in self.control.read_text().split():
+    def _maybe_hang(self, operation: str, path: str = "/") -> None:
+        while self._hangs(operation, path):
             time.sleep(0.05)
 
+    def _hangs(self, operation: str, path: str) -> bool:
+        for word in self.control.read_text().split():
+            wanted, _, place = word.partition(":")
+            inside = not place or path == place or path.startswith(place.rstrip("/") + "/")
+            if wanted in (operation, "all") and inside:
+                return True
+        return False
+
     def statfs(self, path: str) -> dict[str, int]:
-        self._maybe_hang("statfs")
+        self._maybe_hang("statfs", path)
         return {
             "f_bsize": 4096,
             "f_frsize": 4096,
@@ -44,7 +55,7 @@ class Hung(fuse.Operations):
         }
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        self._maybe_hang("getattr")
+        self._maybe_hang("getattr", path)
         times = {"st_ctime": self.born, "st_mtime": self.born, "st_atime": self.born}
         if path == "/":
             return {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2, **times}
@@ -53,17 +64,84 @@ class Hung(fuse.Operations):
         raise fuse.FuseOSError(errno.ENOENT)
 
     def readdir(self, path: str, fh: int) -> list[str]:
-        self._maybe_hang("readdir")
+        self._maybe_hang("readdir", path)
         return [".", "..", *(name[1:] for name in self.files)]
 
     def open(self, path: str, flags: int) -> int:
-        self._maybe_hang("open")
+        self._maybe_hang("open", path)
         return 1
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        self._maybe_hang("read")
+        self._maybe_hang("read", path)
         return self.files[path][offset : offset + size]
 
 
+class Through(Hung):
+    """The same over a real directory."""
+
+    def __init__(self, control: Path, backing: str) -> None:
+        super().__init__(control)
+        self.backing = backing
+
+    def _real(self, operation: str, path: str) -> str:
+        self._maybe_hang(operation, path)
+        return self.backing + path
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        found = os.lstat(self._real("getattr", path))
+        names = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_atime", "st_mtime", "st_ctime", "st_ino")
+        return {name: getattr(found, name) for name in names}
+
+    def readdir(self, path: str, fh: int) -> list[str]:
+        return [".", "..", *os.listdir(self._real("readdir", path))]
+
+    def readlink(self, path: str) -> str:
+        return str(Path(self._real("readlink", path)).readlink())
+
+    def open(self, path: str, flags: int) -> int:
+        return os.open(self._real("open", path), flags)
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        return os.open(self._real("write", path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        self._real("read", path)
+        return os.pread(fh, size, offset)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        self._real("write", path)
+        return os.pwrite(fh, data, offset)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> None:
+        os.truncate(self._real("write", path), length)
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        self._real("write", path)
+        return 0
+
+    def release(self, path: str, fh: int) -> int:
+        os.close(fh)
+        return 0
+
+    def mkdir(self, path: str, mode: int) -> None:
+        Path(self._real("write", path)).mkdir(mode)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._real("write", path))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._real("write", old), self.backing + new)
+
+    def link(self, target: str, source: str) -> None:
+        os.link(self.backing + source, self._real("write", target))
+
+    def utimens(self, path: str, times: tuple[float, float] | None = None) -> None:
+        os.utime(self._real("write", path), times)
+
+    def chmod(self, path: str, mode: int) -> None:
+        Path(self._real("write", path)).chmod(mode)
+
+
 if __name__ == "__main__":
-    fuse.FUSE(Hung(Path(sys.argv[2])), sys.argv[1], foreground=True, allow_other=False, attr_timeout=0, entry_timeout=0)
+    operations = Through(Path(sys.argv[2]), sys.argv[3]) if len(sys.argv) > 3 else Hung(Path(sys.argv[2]))
+    fuse.FUSE(operations, sys.argv[1], foreground=True, allow_other=False, attr_timeout=0, entry_timeout=0)

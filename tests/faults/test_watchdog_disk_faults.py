@@ -137,3 +137,65 @@ def test_the_process_that_looked_at_a_hung_mount_ends_by_itself(hung_mount: Hung
     )
     assert done.returncode == 2, done.stderr
     assert "has not answered for" in done.stdout
+
+
+def test_a_mount_that_is_lost_is_told_as_such_and_resolves_nothing(
+    mounted: Callable[..., Path], tmp_path: Path, probe: Probe
+) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=1m,nr_inodes=50", "scratch")
+    settings = f"{{disk: [{{path: {point}, free: 512KB, inodes: 50%, quota: {{command: [echo, 900KB 1MB],"
+    settings += " pattern: '(?P<used>\\S+) (?P<limit>\\S+)'}}]}"
+    watched = Watched(tmp_path, settings, probe=probe)
+    (point / "full").write_bytes(b"x" * 900_000)
+    full = watched.look("disk")
+    assert full[f"{point} space"].health is Health.BAD
+    assert f"{point} mount" not in full
+    subprocess.run(["umount", str(point)], check=True, timeout=30)
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as later:
+        watched.probe = later
+        lost = watched.look("disk")
+    assert lost[f"{point} mount"].health is Health.BAD
+    assert lost[f"{point} mount"].severity is Severity.CRITICAL
+    assert f"scratch on {point} (tmpfs) is gone" in lost[f"{point} mount"].summary
+    for subject in ("space", "inodes", "quota"):
+        assert lost[f"{point} {subject}"].health is Health.UNKNOWN, "the disk beneath it is not the one that is watched"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "scratch", str(point)], check=True, timeout=30)
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as later:
+        watched.probe = later
+        back = watched.look("disk")
+    assert back[f"{point} mount"].health is Health.OK
+    assert back[f"{point} space"].health is Health.OK
+
+
+def test_another_file_system_at_the_same_place_is_told_and_accepted_after_a_day(
+    mounted: Callable[..., Path], tmp_path: Path, probe: Probe
+) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=1m", "old")
+    watched = Watched(tmp_path, f"{{disk: [{{path: {point}, free: 512KB}}]}}", probe=probe)
+    assert watched.look("disk")[f"{point} space"].health is Health.OK
+    subprocess.run(["umount", str(point)], check=True, timeout=30)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "new", str(point)], check=True, timeout=30)
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as later:
+        watched.probe = later
+        other = watched.look("disk")
+        watched.ahead = 90_000.0
+        accepted = watched.look("disk")
+    assert other[f"{point} mount"].health is Health.BAD
+    assert f"new on {point} (tmpfs), where old on" in other[f"{point} mount"].summary
+    assert other[f"{point} space"].health is Health.UNKNOWN
+    assert accepted[f"{point} mount"].health is Health.OK
+    assert accepted[f"{point} space"].health is Health.OK
+
+
+def test_a_mount_that_only_other_hosts_have_seen_is_missed_here_too(
+    mounted: Callable[..., Path], tmp_path: Path, probe: Probe
+) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=1m", "scratch")
+    watched = Watched(tmp_path, f"{{disk: [{{path: {point}}}]}}", probe=probe)
+    watched.look("disk")
+    mounts = watched.memory["disk"][str(point)]["mounts"]
+    mounts["another-host"] = mounts.pop(os.uname().nodename)
+    subprocess.run(["umount", str(point)], check=True, timeout=30)
+    with Probe(bound=3, notes=tmp_path / "notes" / "probe") as later:
+        watched.probe = later
+        assert watched.look("disk")[f"{point} mount"].health is Health.BAD

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ftsupervise.config.load import load
 from ftsupervise.model import Job, JobState
-from ftsupervise.watch.tick import tick
+from ftsupervise.watch.tick import Orders, Roster, tick
 from tests.neighbours.slack import TOKEN, Post, SlackServer
 from tests.neighbours.smtp import MailServer
 
@@ -88,7 +88,8 @@ def _play(folder: Path, mail: MailServer, slack: SlackServer) -> dict[str, str]:
     for hours, job in night:
         queue.jobs = members(job) if job else ()
         now = NIGHT - timedelta(minutes=15) + timedelta(hours=hours)
-        tick([load(config)], {"slurm": queue}, now, state=folder / "state", env={})  # type: ignore[dict-item]
+        orders = Orders(now=now, state=folder / "state", env={}, scheduler=lambda _: queue)  # type: ignore[arg-type,return-value]
+        tick(Roster.of([load(config)]), orders)
         if not mail.mails:
             continue
         told = TOLD[len(mail.mails) - 1]

@@ -15,11 +15,18 @@ from ftsupervise.scheduler import parse
 ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "1-16:00:00", "None", "(null)"]
 
 
-def record(*, nodes: str = "node-[0-2]", comment: str = "ftsupervise:run:abc", name: str = "run", **change: str) -> str:
+def record(
+    *,
+    nodes: str = "node-[0-2]",
+    directory: str = "/home/ada/run",
+    comment: str = "ftsupervise:run:abc",
+    name: str = "run",
+    **change: str,
+) -> str:
     row = list(ROW)
     for index, value in change.items():
         row[int(index[1:])] = value
-    return parse.RECORD + parse.FIELD.join([*row, nodes, comment, name]) + "\n"
+    return parse.RECORD + parse.FIELD.join([*row, nodes, directory, comment, name]) + "\n"
 
 
 def test_a_running_member_of_an_array_is_read_whole() -> None:
@@ -28,7 +35,7 @@ def test_a_running_member_of_an_array_is_read_whole() -> None:
     assert job.nodes == ("node-0", "node-1", "node-2")
     assert job.start_time == datetime.fromtimestamp(1795242924, timezone.utc)
     assert job.time_limit == timedelta(days=1, hours=16)
-    assert (job.reason, job.dependency) == ("", "")
+    assert (job.reason, job.dependency, job.directory) == ("", "", "/home/ada/run")
 
 
 def test_an_empty_answer_is_an_empty_queue() -> None:

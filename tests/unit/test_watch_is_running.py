@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,10 +15,20 @@ from ftsupervise.records import LaunchRecord
 from ftsupervise.rundir import RunDir
 from ftsupervise.switches import KILL
 from ftsupervise.watch import Look
-from ftsupervise.watch.belongs import by_mark, candidates, jobs_of_run, own_job_ids
+from ftsupervise.watch.belongs import Whose, by_mark, candidates, own_job_ids
+from ftsupervise.watch.belongs import jobs_of_run as jobs_of
 from ftsupervise.watch.watchdogs.is_running import NEVER, IsRunning
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+WHOSE = Whose(frozenset({"ada"}), "/scratch/ada/runs/tr11", lambda: frozenset({"/home/ada/project"}))
+
+
+def jobs_of_run(
+    name: str, launches: Iterable[LaunchRecord], queue: Iterable[Job], own: frozenset[str]
+) -> tuple[Job, ...]:
+    return jobs_of(name, launches, queue, own, WHOSE)
 
 
 def job(job_id: str = "88_1", state: JobState = JobState.RUNNING, **more: object) -> Job:
@@ -179,3 +190,37 @@ def test_a_run_of_the_same_name_in_another_directory_is_not_this_one() -> None:
     assert jobs_of_run("tr11", [LAUNCH], [other, link], frozenset()) == (link,)
     unread = LAUNCH._replace(token="", job_ids=())  # a page that cannot be read might be the one
     assert jobs_of_run("tr11", [unread], [other], frozenset()) == (other,)
+
+
+@pytest.mark.parametrize("comment", ["", "ftsupervise:tr11:t0", "ftsupervise:tr11:t0.2"])
+def test_a_stranger_s_job_is_not_this_run_s_whatever_name_and_comment_it_has(comment: str) -> None:
+    assert jobs_of_run("tr11", [], [job("70", comment=comment, user="nobody")], frozenset()) == ()
+    assert jobs_of_run("tr11", [LAUNCH], [job("70", comment=comment, user="nobody")], frozenset()) == ()
+
+
+def test_a_stranger_s_job_with_an_id_that_a_page_of_the_run_claims_is_not_this_run_s() -> None:
+    assert jobs_of_run("tr11", [LAUNCH], [job("88_1", comment="", user="nobody")], frozenset()) == ()
+
+
+def test_a_colleague_s_job_to_which_the_launch_was_attached_counts() -> None:
+    attached = LAUNCH._replace(after="55")
+    theirs = job("55", comment="", user="grace", name="older")
+    assert jobs_of_run("tr11", [attached], [theirs], frozenset()) == (theirs,)
+
+
+@pytest.mark.parametrize(
+    ("directory", "counts"),
+    [
+        ("", True),
+        ("/scratch/ada/runs/tr11", True),
+        ("/scratch/ada/runs/tr11/logs", True),
+        ("/scratch/ada", True),
+        ("/home/ada/project", True),
+        ("/home/ada/another", False),
+        ("/scratch/ada/runs/tr1", False),
+        ("/", False),
+    ],
+)
+def test_a_job_submitted_by_hand_counts_where_the_run_lives(directory: str, counts: bool) -> None:
+    by_hand = job("70", comment="", directory=directory)
+    assert bool(jobs_of_run("tr11", [], [by_hand], frozenset())) is counts

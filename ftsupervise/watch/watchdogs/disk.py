@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Finding
-from ftsupervise.probe import Entry, Missing, NotSeen, Space
+from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs import quota, written
+from ftsupervise.watch.watchdogs import mounted, quota, written
 from ftsupervise.watch.watchdogs.disk_words import finding
 from ftsupervise.watch.watchdogs.space import Forecast, Left, Level, Sample, forecast, left, level, remember
 
@@ -32,7 +32,9 @@ class Disk:
             if not _due(look, one, memory):
                 continue
             yield from _check(look, one, path, memory)
-            if one.quota is not None:
+            if one.quota is not None and not mounted.trusted(memory):
+                yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted")
+            elif one.quota is not None:
                 yield from quota.check(look, one, path, memory.setdefault("quota", {}))
 
 
@@ -52,6 +54,12 @@ def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -
         return
     now = look.now.timestamp()
     yield finding(look, path, "there", Level.FINE, f"{path} answers")
+    lies = look.probe.mount(path)
+    if isinstance(lies, Mount):
+        yield from mounted.check(look, path, memory, lies)
+        if not mounted.trusted(memory):
+            yield from _unknown(look, path, memory, "not seen: what is watched is not mounted")
+            return
     rest = left(space.total, space.used, space.inodes, space.inodes_free, settings.usable)
     late = _late(look, memory, space.used, now)
     memory["last"] = {"at": now, "free": rest.free}
@@ -81,10 +89,14 @@ def _unseen(look: Look, path: Path, memory: dict[str, Any], got: Missing | NotSe
             do="tell your storage people; ls of it may hang your shell",
             detail=got.sentence,
         )
+    yield from _unknown(look, path, memory, f"{got.sentence.partition(' ')[2]}{known}")
+
+
+def _unknown(look: Look, path: Path, memory: dict[str, Any], why: str) -> Iterator[Finding]:
+    """Nothing is said of what was looked at before: it neither fires nor is over."""
     for subject in ("space", "inodes", "forecast"):
         if subject == "space" or subject in memory.get("levels", {}):
-            text = f"{path}: {subject} {got.sentence.partition(' ')[2]}{known}"
-            yield finding(look, path, subject, None, text)
+            yield finding(look, path, subject, None, f"{path}: {subject} {why}")
 
 
 # ------------------------------------------------------------------------------------------------------------ judging

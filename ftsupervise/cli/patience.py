@@ -1,0 +1,194 @@
+"""A command that a person types answers within fifteen seconds, whatever hangs.
+
+A process that looks at a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
+and the process that was typed only passes on what that one says; when it says nothing for too long, it is left behind.
+Slurm's commands are given up earlier (``bounded.until``), so that what is known without them is still told.
+
+Standard library only, and little of it: ``kill`` is typed in a hurry.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ftsupervise import bounded
+from ftsupervise.errors import NoAnswer
+
+ANSWER = 12.0  # seconds
+_SLURM = 8.0  # … of which for Slurm's commands, all together
+_GRACE = 0.3
+_UNSEEN = 3  # Nagios: could not see
+
+_QUICK = frozenset({"status", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
+_QUICK_CRON = frozenset({"status", "list", "add"})
+_UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
+
+_board: mmap.mmap | None = None
+
+
+def applies(args: Sequence[str]) -> bool:
+    """Is it a command that looks and answers, or writes a word and is done?"""
+    words = [word for word in args if not word.startswith("-")]
+    if not words or "--help" in args or "-h" in args:
+        return False
+    return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
+
+
+def split(args: Sequence[str]) -> None:
+    """Go on in a child; this process passes on what it says and ends as it does. Returns in the child only."""
+    global _board
+    if (stuck := _stuck(args)) != "":
+        _end(args, f"no answer: {stuck}")
+    columns = _columns()
+    board = mmap.mmap(-1, _UNTIL.size)
+    board[:] = _UNTIL.pack(time.monotonic() + ANSWER)
+    out, err = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(out[1])
+        os.close(err[1])
+        _wait(args, pid, board, {out[0]: 1, err[0]: 2})
+    _board = board
+    bounded.until = time.monotonic() + _SLURM
+    for (reader, writer), fd in ((out, 1), (err, 2)):
+        os.close(reader)
+        os.dup2(writer, fd)
+        os.close(writer)
+    if columns:
+        os.environ.setdefault("COLUMNS", str(columns))
+
+
+def allow(seconds: float) -> None:
+    """Something with a bound of its own begins: this command may take as long."""
+    if _board is not None:
+        until = max(_UNTIL.unpack(_board[:])[0], time.monotonic() + seconds)
+        _board[:] = _UNTIL.pack(until)
+
+
+def person_is_asked() -> None:
+    """Nobody hurries a person; the clock starts anew with ``person_has_answered``."""
+    if _board is not None:
+        _board[:] = _UNTIL.pack(0.0)
+
+
+def person_has_answered() -> None:
+    if _board is not None:
+        _board[:] = _UNTIL.pack(time.monotonic() + ANSWER)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(1).columns
+    except OSError:
+        return 0
+
+
+def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]) -> NoReturn:
+    def stop(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        status = None
+        while status is None:
+            _pass_on(pipes, 0.05)
+            status = _ended(pid)
+            until = _UNTIL.unpack(board[:])[0]
+            if status is None and 0 < until < time.monotonic():
+                left = _leave(pid, args)
+                _end(args, f"no answer within {ANSWER:.0f} s{left}")
+        while _pass_on(pipes, 0.0):
+            pass
+        os._exit(status)
+    except KeyboardInterrupt:
+        until = time.monotonic() + 1.0  # it heard that as well, and may have something to say
+        while _ended(pid) is None and time.monotonic() < until:
+            _pass_on(pipes, 0.02)
+        _leave(pid, args)
+        os._exit(130)
+    except SystemExit as told:
+        os.kill(pid, signal.SIGTERM)
+        os._exit(int(str(told.code)))
+    except BrokenPipeError:
+        _leave(pid, args)
+        os._exit(141)
+
+
+def _pass_on(pipes: dict[int, int], seconds: float) -> bool:
+    """Write what the child has written; False if there was nothing."""
+    heard = False
+    for reader in select.select(list(pipes), [], [], seconds)[0] if pipes else []:
+        part = os.read(reader, 65536)
+        if not part:
+            os.close(reader)
+            del pipes[reader]
+            continue
+        heard = True
+        view = memoryview(part)
+        while view:
+            view = view[os.write(pipes[reader], view) :]
+    if not pipes and seconds:
+        time.sleep(min(seconds, 0.002))
+    return heard
+
+
+def _ended(pid: int) -> int | None:
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    if not done:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _leave(pid: int, args: Sequence[str]) -> str:
+    """End the child; words about it where it does not die."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return ""
+    until = time.monotonic() + _GRACE
+    while time.monotonic() < until:
+        if _ended(pid) is not None:
+            return ""
+        time.sleep(0.01)
+    from ftsupervise.probe.abandoned import Notes
+
+    since = time.clock_gettime(time.CLOCK_BOOTTIME) - ANSWER
+    Notes().write(pid, _key(args), " ".join(args), abandoned=True, since=since)
+    return f"; process {pid} hangs on it and cannot be killed"
+
+
+def _key(args: Sequence[str]) -> str:
+    return f"typed {os.environ.get('PWD', '')} {' '.join(args)}"
+
+
+def _stuck(args: Sequence[str]) -> str:
+    """``check`` is asked by programs, again and again: one of them hangs on a thing, not one a minute."""
+    if "check" not in [word for word in args if not word.startswith("-")][:1]:
+        return ""
+    from ftsupervise.probe.abandoned import Notes
+
+    note = next((note for note in Notes().stuck() if note.key == _key(args)), None)
+    return "" if note is None else f"process {note.pid} has been hanging on it for {note.seconds:.0f} s"
+
+
+def _end(args: Sequence[str], why: str) -> NoReturn:
+    words = [word for word in args if not word.startswith("-")]
+    name = " ".join(words[: 2 if words[0] == "cron" else 1])
+    text = (
+        f"ftsupervise: {name}: {why}: a file system, or Slurm, does not answer\n"
+        "  what was begun may be done when it answers again; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"
+    )
+    os.write(2, text.encode())
+    os._exit(_UNSEEN if words[0] == "check" else NoAnswer.exit_code)

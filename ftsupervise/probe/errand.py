@@ -1,0 +1,254 @@
+"""Have a part of one's own work done by a child that may hang, so that its parent never does.
+
+A ``Probe`` answers questions; an errand is a whole piece of this program (read the settings of a run, look at it, write down
+what was found) in a forked child. So no path through the code can be forgotten: whatever it opens, on whatever dead mount, the
+parent reads nothing but a pipe and a page of memory.
+
+    errand = Errand(work)                      # work(say) runs in the child
+    while not errand.ended and not errand.late:  # late: silent for longer than it said it would be
+        for told in errand.wait(0.2): ...      # what the child told with ``say.tell``
+    errand.finish("run a", "the run a")
+
+The child says what it is at, and how long that may take (``say.at``), in shared memory: that costs no system call. One that is
+late is killed, and if it does not die of that (state D) it is abandoned and written down, as those of a Probe are.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import pickle
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from ftsupervise.probe.abandoned import Notes, identity, state
+
+_GRACE = 0.3  # seconds for a child to die
+_BUSY = 6  # one that computes, on a busy machine, may take so many times as long
+_HEAD = struct.Struct("<QqdH")  # counter, item, allowance in seconds, length of the words
+_PAGE = 4096
+
+
+class At(NamedTuple):
+    """What a child is at: the number of an item (-1: none in particular), words, and how many seconds it may be silent."""
+
+    item: int
+    words: str
+    seconds: float
+
+
+class Say:
+    """The child's side."""
+
+    def __init__(self, board: mmap.mmap, pipe: int) -> None:
+        self._board, self._pipe, self._turn = board, pipe, 0
+        self._item, self._words = -1, ""
+
+    def at(self, item: int, words: str, seconds: float) -> None:
+        """From here on it is at this, and may be silent for so many seconds."""
+        self._item, self._words = item, words
+        self.waits(seconds)
+
+    def waits(self, seconds: float) -> None:
+        """The same work goes on, and may take so many seconds from here on."""
+        raw = self._words.encode("utf-8", "replace")[: _PAGE - _HEAD.size]
+        self._board[_HEAD.size : _HEAD.size + len(raw)] = raw
+        self._turn += 1
+        self._board[: _HEAD.size] = _HEAD.pack(self._turn, self._item, seconds, len(raw))
+
+    def tell(self, value: Any) -> None:
+        """Hand ``value`` to the parent. A parent that is gone ends this child."""
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        view = memoryview(len(data).to_bytes(8, "little") + data)
+        try:
+            while view:
+                view = view[os.write(self._pipe, view) :]
+        except BrokenPipeError:
+            os._exit(1)
+
+
+class _End(NamedTuple):
+    error: BaseException | None
+
+
+class Errand:
+    """One child at work. ``allowance``: seconds it may be silent before it has said anything."""
+
+    def __init__(self, work: Callable[[Say], object], *, allowance: float = 10.0, notes: Notes | None = None) -> None:
+        self._board = mmap.mmap(-1, _PAGE)
+        self._board[: _HEAD.size] = _HEAD.pack(0, -1, allowance, 0)
+        self._notes, self._buffer = notes, bytearray()
+        self._turn, self._silent, self._looked = 0, 0.0, time.monotonic()
+        self.ended = False  # it has told all it had to tell, or is gone
+        self.error: BaseException | None = None  # what ``work`` raised
+        self.died = ""  # how it ended, if it did not come to its end
+        mine, its = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _child(work, Say(self._board, its), its)
+        os.close(its)
+        self._from = mine
+        os.set_blocking(mine, False)
+
+    def fileno(self) -> int:
+        return self._from
+
+    @property
+    def at(self) -> At:
+        for _ in range(10):
+            turn, item, seconds, length = _HEAD.unpack(self._board[: _HEAD.size])
+            words = self._board[_HEAD.size : _HEAD.size + length].decode("utf-8", "replace")
+            if _HEAD.unpack(self._board[: _HEAD.size])[0] == turn:
+                break
+        return At(item, words, seconds)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since it said anything, as far as this process was awake to hear it."""
+        return self._silent
+
+    @property
+    def late(self) -> bool:
+        """It has been silent for longer than it said, and is not merely computing on a busy machine."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 1.0), now  # a parent that slept accuses nobody
+        turn = _HEAD.unpack(self._board[: _HEAD.size])[0]
+        if turn != self._turn:
+            self._turn, self._silent = turn, 0.0
+            return False
+        self._silent += passed
+        allowed = self.at.seconds
+        if self.ended or self._silent <= allowed:
+            return False
+        return self._silent > _BUSY * allowed or state(self.pid) != "R"
+
+    def wait(self, seconds: float) -> list[Any]:
+        """What it has told meanwhile, after ``seconds`` at most."""
+        select.select([self._from], [], [], seconds)
+        return self.heard()
+
+    def heard(self) -> list[Any]:
+        """What it has told, without waiting."""
+        told: list[Any] = []
+        while not self.ended:
+            try:
+                part = os.read(self._from, 1 << 20)
+            except BlockingIOError:
+                break
+            if not part:
+                self.ended, self.died = True, self.died or "it ended without a word"
+                break
+            self._silent = 0.0
+            self._buffer += part
+            told += self._whole()
+        return told
+
+    def _whole(self) -> list[Any]:
+        told: list[Any] = []
+        while len(self._buffer) >= 8:
+            length = int.from_bytes(self._buffer[:8], "little")
+            if len(self._buffer) < 8 + length:
+                break
+            value = pickle.loads(memoryview(self._buffer)[8 : 8 + length])
+            del self._buffer[: 8 + length]
+            if isinstance(value, _End):
+                self.ended, self.error = True, value.error
+            else:
+                told.append(value)
+        return told
+
+    def finish(self, key: str = "", what: str = "") -> bool:
+        """See it off: True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
+        os.close(self._from)
+        began = time.clock_gettime(time.CLOCK_BOOTTIME) - self._silent
+        gone = (self.ended and self._reaped(_GRACE)) or self._killed()
+        self._board.close()
+        if not gone and self._notes is not None:
+            self._notes.write(self.pid, key or "errand", what or self.died, abandoned=True, since=began)
+        return gone
+
+    def _killed(self) -> bool:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
+        return self._reaped(_GRACE)
+
+    def _reaped(self, bound: float) -> bool:
+        until, pause = time.monotonic() + bound, 0.0005
+        while True:
+            try:
+                done, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                return identity(self.pid) is None
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                if self.died and code < 0:
+                    self.died = f"it died of signal {-code}"
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+
+def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
+    """What ``work`` gives back or raises, done by a child. Raises TimeoutError when it is not done in ``seconds``.
+
+    ``key``: one that hangs and cannot be killed is noted under it, and while it lives no other one is sent after it.
+    """
+    notes = Notes()
+    stuck = next((note for note in notes.stuck() if key and note.key == key), None)
+    if stuck is not None:
+        raise TimeoutError(f"no answer for {stuck.seconds:.0f} s; process {stuck.pid} hangs on it")
+    errand = Errand(lambda say: say.tell(work()), allowance=seconds, notes=notes)
+    until = time.monotonic() + seconds
+    told: list[Any] = []
+    try:
+        while not errand.ended and time.monotonic() < until:
+            told += errand.wait(max(0.0, until - time.monotonic()))
+    finally:
+        errand.finish(key)
+    if errand.error is not None:
+        raise errand.error
+    if not told:
+        raise TimeoutError(errand.died or f"no answer within {seconds:.0f} s")
+    return told[0]
+
+
+def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):  # one that is left behind keeps nobody's terminal, pipe or lock open
+            os.dup2(null, fd)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, 1 << 16)
+        gc.freeze()
+        error: BaseException | None = None
+        try:
+            work(say)
+        except BaseException as problem:  # handed to the parent, which raises it
+            error = problem
+        say.tell(_End(_portable(error)))
+    finally:
+        os._exit(0)
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """``error`` if it survives the way to the parent, else its words."""
+    if error is None:
+        return None
+    error.__traceback__ = error.__cause__ = None
+    error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception class of whatever library
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

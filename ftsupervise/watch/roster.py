@@ -1,0 +1,188 @@
+"""The runs that are watched, and their settings: read anew when their files change, kept while they cannot be read.
+
+What is read here may lie on a dead mount, so ``read`` and ``listed`` are called in a child that may hang (``tick.py``). Names
+that were found through this account's state directory are remembered on this host, with the directories they mean: a home
+directory that does not answer takes nobody's run out of the watch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.config.locate import CONFIG_NAME, find_run, state_dir
+from ftsupervise.errors import NotFound, from_os_error
+from ftsupervise.probe.abandoned import private
+from ftsupervise.rundir import read_json, write_json
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+
+@dataclass(frozen=True)
+class Known:
+    """The settings of a run as they were last read."""
+
+    path: Path
+    stamp: object  # None: the settings were given, not read
+    run: Run
+
+
+@dataclass
+class Roster:
+    """``names``: what was typed (a directory, a file, a name; None is this directory); ``known`` by its place among them."""
+
+    names: tuple[str | None, ...]
+    known: dict[int, Known] = field(default_factory=dict)
+    away: str = ""  # why the state directory must not be touched in the next tick
+    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Roster:
+        """Runs whose settings are known and stay as they are."""
+        known = {index: Known(Path(), None, run) for index, run in enumerate(runs)}
+        return cls(tuple(str(run.run_dir) for run in runs), known)
+
+    @property
+    def runs(self) -> list[Run]:
+        return [self.known[index].run for index in sorted(self.known)]
+
+    def label(self, index: int) -> str:
+        return self.names[index] or "this directory"
+
+    def key(self, index: int) -> str:
+        """One and the same run has one and the same word here, at every tick. Touches nothing."""
+        name = self.names[index] or CONFIG_NAME
+        path = state_dir() / "runs" / name if is_name(name) else name
+        return f"run {os.path.abspath(path)}"  # noqa: PTH100
+
+    def place(self, index: int) -> str:
+        """An absolute path by which the run can be told to lie on some device, without touching it."""
+        known = self.known.get(index)
+        return str(known.run.run_dir) if known is not None else self.key(index).removeprefix("run ")
+
+    def rename(self, names: Sequence[str]) -> None:
+        """These are the runs from now on."""
+        if tuple(names) != self.names:
+            by_name = {self.names[index]: known for index, known in self.known.items()}
+            self.names, self.slow = tuple(names), set()
+            self.known = {i: by_name[name] for i, name in enumerate(names) if name in by_name}
+
+
+def state_key(state: Path) -> str:
+    """What a child that hangs on the state directory is noted under."""
+    return f"state directory {state}"
+
+
+def is_name(name: str) -> bool:
+    """Is it a name that a run was launched under, and no path? Told without looking."""
+    return "/" not in name and name not in ("", ".", "..", CONFIG_NAME)
+
+
+def target(name: str | None) -> str | None:
+    """The directory that this account's state directory has for a name; None if that is not what finds it. May hang."""
+    if name is None or not is_name(name) or Path(name).exists():
+        return None
+    try:
+        return str((state_dir() / "runs" / name).readlink())
+    except OSError:  # no such run, or a directory of that name: ``settings_of`` has the words for it
+        return None
+
+
+def read(name: str | None, known: Known | None) -> Known:
+    """The settings of a run, ``known`` itself where its file has not changed. Raises Error. May hang."""
+    if known is not None and known.stamp is None:
+        return known
+    try:
+        path = known.path if known is not None else settings_of(name)
+        stamp = _stamp(path)
+        if known is not None and known.stamp == stamp:
+            return known
+        return Known(path, stamp, load_settings(path))
+    except OSError as error:
+        raise from_os_error(error, f"read the settings of {name or 'this directory'}") from None
+
+
+def _stamp(path: Path) -> object:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def load_settings(path: Path) -> Run:
+    from ftsupervise.config.load import load
+
+    return load(path)
+
+
+def settings_of(name: str | None) -> Path:
+    """The file with a run's settings: as launched if it was launched, else the one that is named."""
+    path = Path(name if name is not None else CONFIG_NAME)
+    if path.is_file():
+        return path
+    if name is not None and (path / CONFIG_NAME).is_file():
+        return path / CONFIG_NAME
+    rundir = find_run(name)
+    if not rundir.config.is_file():
+        raise NotFound(
+            f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
+        )
+    return rundir.config
+
+
+def listed() -> tuple[str, ...]:
+    """Every run this account has launched. Raises Error. May hang."""
+    try:
+        return tuple(sorted(one.name for one in (state_dir() / "runs").iterdir() if not one.name.startswith(".")))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise from_os_error(error, "list the runs this account has launched") from None
+
+
+# ------------------------------------------------------------------------------------------- remembered on this host
+
+
+def directories() -> dict[str, str]:
+    """By name: the directory of each run that this account's state directory named when it last answered."""
+    page = _page()
+    if page is None:
+        return {}
+    try:
+        runs = (read_json(page) or {}).get("runs")
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(path) for name, path in runs.items()} if isinstance(runs, dict) else {}
+
+
+def remember(found: dict[str, str]) -> None:
+    """That these names mean these directories. Best effort."""
+    before = directories()
+    _write(before, {**before, **found})
+
+
+def forget_all_but(names: Sequence[str]) -> None:
+    """There are no others any more. Best effort."""
+    before = directories()
+    _write(before, {name: where for name, where in before.items() if name in names})
+
+
+def _write(before: dict[str, str], now: dict[str, str]) -> None:
+    page = _page()
+    if page is None or now == before:
+        return
+    try:
+        write_json(page, {"runs": now}, mode=0o600, sync=False)
+    except OSError:  # a full /tmp: then a state directory that hangs takes the names with it
+        return
+
+
+def _page() -> Path | None:
+    """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
+    folder = private(Path(tempfile.gettempdir()) / f"ftsupervise-{os.geteuid()}" / "runs")
+    name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
+    return None if folder is None else folder / f"{name}.json"

@@ -1,0 +1,155 @@
+"""A command that a person types answers within fifteen seconds, whatever hangs: one sentence, and an exit code to look up."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import HungMount
+
+BOUND = 15.0
+FT = [sys.executable, "-m", "ftsupervise"]
+
+
+class Place:
+    """A run that was launched, somewhere; ``type`` is what a person does."""
+
+    def __init__(self, folder: Path, root: Path, backing: Path | None = None) -> None:
+        self.folder, self.root = folder, root
+        real = backing or root
+        for part in ("switches", "watch/journal", "beats", "logs", "launches/0001", "marks", "attempts", "nodes"):
+            (real / part).mkdir(parents=True)
+        (real / "launches/0001/launch.json").write_text(
+            '{"state": "submitted", "scheduler": "slurm", "job_ids": ["7"]}'
+        )
+        (real / "run.yaml").write_text(f"name: r\nlaunch: {{command: a}}\nscheduler: slurm\nrun_dir: {root}\n")
+        (folder / "tmp").mkdir()
+        (folder / "bin").mkdir()
+        for name in ("squeue", "sbatch", "scontrol", "sinfo"):
+            self.program(name, "exit 0")
+        self.env = {
+            **os.environ,
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "TMPDIR": str(folder / "tmp"),
+            "FTSUPERVISE_STATE_DIR": str(folder / "state"),
+        }
+
+    def program(self, name: str, words: str) -> None:
+        (self.folder / "bin" / name).write_text(f"#!/bin/sh\n{words}\n")
+        (self.folder / "bin" / name).chmod(0o755)
+
+    def type(self, *words: str) -> tuple[int, str, float]:
+        """(exit code, what it said, seconds). Whoever holds its output open keeps a person waiting: ``| cat`` waits, too."""
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*FT, *words], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            said, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{' '.join(words)} hangs")
+        return process.returncode, said.decode(), time.monotonic() - began
+
+
+@pytest.fixture
+def dead(tmp_path: Path, dead_mount: HungMount) -> Place:
+    place = Place(tmp_path, dead_mount.point / "r", tmp_path / "backing" / "r")
+    dead_mount.hang("all")
+    return place
+
+
+COMMANDS = [
+    ("status", 74),
+    ("check all", 3),
+    ("kill --yes", 74),
+    ("save", 74),
+    ("clear", 74),
+    ("alerts list", 74),
+    ("nodes list", 74),
+    ("cron status --dir", 74),
+    ("config check", 74),
+]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [pytest.param(*one, id=one[0], marks=[pytest.mark.slow] if at > 1 else []) for at, one in enumerate(COMMANDS)],
+)
+def test_a_run_directory_on_a_dead_mount_holds_nobody_who_types(dead: Place, words: str, code: int) -> None:
+    ended, said, seconds = dead.type(*words.split(), str(dead.root))
+    assert seconds < BOUND, said
+    assert ended == code, said
+    assert "no answer" in said or "does not answer" in said, said
+    assert "Traceback" not in said
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_monitor_that_checks_a_dead_mount_again_and_again_leaves_one_process_behind(dead: Place) -> None:
+    for _ in range(3):
+        ended, said, seconds = dead.type("check", "all", str(dead.root))
+        assert (ended, seconds < BOUND) == (3, True), said
+    assert len(list((dead.folder / "tmp").glob("ftsupervise-*/probe/[0-9]*.json"))) == 1
+
+
+def test_a_squeue_that_sleeps_leaves_status_with_what_it_knows_otherwise(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    place.program("squeue", "sleep 300")
+    place.program("scontrol", "sleep 300")
+    (place.root / "switches" / "kill-switch").touch()
+    ended, said, seconds = place.type("status", str(place.root))
+    assert seconds < BOUND, said
+    assert ended == 0, said
+    assert "UNKNOWN" in said and "squeue" in said, said
+    assert "kill-switch is up" in said, said
+
+
+def test_what_a_command_says_and_how_it_ends_is_passed_on(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    assert place.type("status", str(tmp_path / "nothing"))[0] == 66
+    assert place.type("kill", str(place.root))[0] == 64  # nobody to ask
+    assert place.type("kill", "--yes", str(place.root))[:2][0] == 0
+    assert (place.root / "switches" / "kill-switch").exists()
+
+
+def test_a_person_who_is_asked_may_take_longer_than_any_bound(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*FT, "kill", str(place.root)], env=place.env, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    said = b""
+    while b"Stop r?" not in said:
+        said += os.read(master, 1024)
+    time.sleep(13)
+    assert process.poll() is None, said
+    os.write(master, b"y\n")
+    assert process.wait(20) == 0
+    assert (place.root / "switches" / "kill-switch").exists()
+    os.close(master)
+
+
+def test_ctrl_c_ends_the_command_and_its_child(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    place.program("squeue", "echo $PPID > $0.parent; sleep 300")
+    process = subprocess.Popen([*FT, "status", str(place.root)], env=place.env, start_new_session=True)
+    asked = place.folder / "bin" / "squeue.parent"
+    until = time.monotonic() + 20
+    while not (asked.exists() and asked.read_text().strip()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    child = int(asked.read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130
+    until = time.monotonic() + 10
+    while Path(f"/proc/{child}/fd").exists() and "ftsupervise" in Path(f"/proc/{child}/cmdline").read_text():
+        assert time.monotonic() < until, "its child lives on"
+        time.sleep(0.05)
