@@ -75,7 +75,7 @@ def extend(cron: CronDir, installed: Installed, scheduler: Queue, now: datetime)
     submitted: list[datetime] = []
     cancelled: list[str] = []
     trouble = ""
-    env = {**installed.environment, "TZ": "UTC0"}
+    env = {**installed.environment, "TZ": "UTC0"}  # no secret is in it: Slurm keeps a job's environment
     for slot in found.submit:
         try:
             scheduler.submit(
@@ -100,10 +100,11 @@ def extend(cron: CronDir, installed: Installed, scheduler: Queue, now: datetime)
     return Extended(found, jobs, tuple(submitted), tuple(cancelled), trouble)
 
 
-def directives(installed: Installed) -> tuple[str, ...]:
-    """The ``#SBATCH`` options of every tick: the smallest job there is."""
+def directives(cron: CronDir, installed: Installed) -> tuple[str, ...]:
+    """The ``#SBATCH`` options of every tick: the smallest job there is, in a folder that is ours alone."""
     return (
         f"--job-name={JOB_NAME}",
+        f"--chdir={cron.state}",
         "--nodes=1",
         "--ntasks=1",
         "--cpus-per-task=1",
