@@ -135,7 +135,10 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
 @DIR
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def status(directory: Path | None, as_json: bool) -> None:
-    """Is it alive, what ran and how it ended, how late slots come, which were missed. Exit code 2 when it is dead."""
+    """Is it alive, what ran and how it ended, how late slots come, which were missed.
+
+    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when nobody can tell.
+    """
     from ftsupervise.cli import cron_words
     from ftsupervise.crontab.place import need_installed
     from ftsupervise.crontab.report import gather
@@ -146,7 +149,7 @@ def status(directory: Path | None, as_json: bool) -> None:
     seen = gather(place, installed, slurm, cron_run.now())
     for line in cron_words.as_json(seen) if as_json else cron_words.lines(seen):
         click.echo(line)
-    raise SystemExit({"DEAD": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
+    raise SystemExit({"DEAD": 2, "UNSTARTED": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
 
 
 @cron.command(short_help="Stop keeping time.")

@@ -8,13 +8,14 @@ run or runs one (``ensure``, ``look_after``) looks whether slots still come.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Protocol
 
-from ftsupervise.crontab import claims, successors
+from ftsupervise.crontab import backends, claims, render, successors
 from ftsupervise.crontab.place import CronDir, Installed, read_installed, stamp, user_name
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error, SchedulerUnavailable
@@ -177,19 +178,20 @@ def see_to(directory: Path | None, scheduler: Queue, now: datetime, *, thorough:
             return State(Health.UNKNOWN, words, installed=False)
         if installed.removed:
             return State(Health.UNKNOWN, f"the cron in {cron.root} was removed: {installed.removed}", installed=False)
-        last = _last_slot(cron, installed)
+        newest = claims.newest(cron, installed, now)
     except Error as error:
         return State(Health.UNKNOWN, f"cannot tell whether cron is alive: {error.message}")
     except OSError as error:
         return State(Health.UNKNOWN, f"cannot tell whether cron is alive: {cron.root}: {error.strerror}")
-    age = now - last
+    age = now - max(newest.at if newest is not None else installed.at, installed.at)
     fresh = age < 2 * installed.period
-    if fresh and not thorough:
-        return State(Health.OK, f"cron is alive: its last slot was {_ago(age)} ago")
     if installed.backend != "slurm":
-        return _kept_elsewhere(installed, age)
+        return _kept_elsewhere(cron, installed, newest, now, thorough=thorough)
+    last = f"its last slot was {_ago(now - newest.at)} ago" if newest is not None else "it has not had a slot yet"
+    if fresh and not thorough:
+        return State(Health.OK, f"cron is alive: {last}" if newest is not None else f"cron was installed: {last}")
     if installed.owner != user_name():
-        words = f"the cron in {cron.root} belongs to {installed.owner}; its last slot was {_ago(age)} ago"
+        words = f"the cron in {cron.root} belongs to {installed.owner}; {last}"
         return State(Health.OK if fresh else Health.BAD, words)
     if not thorough and not _first_to_revive(cron, floor(now, installed.period)):
         return State(Health.UNKNOWN, "somebody else is bringing cron back at this moment")
@@ -214,18 +216,48 @@ def _judge(done: Extended, installed: Installed, age: timedelta) -> State:
     return State(Health.OK, f"cron is alive: {jobs}" + (f"; {done.trouble}" if done.trouble else ""))
 
 
-def _kept_elsewhere(installed: Installed, age: timedelta) -> State:
-    last = f"its last slot was {_ago(age)} ago"
-    if age < max(3 * installed.period, timedelta(minutes=3)):
-        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {last}")
-    return State(
-        Health.BAD, f"cron does not run: {last}; it is kept by {installed.backend} on {installed.note['host']}"
+def _kept_elsewhere(
+    cron: CronDir, installed: Installed, newest: claims.Slot | None, now: datetime, *, thorough: bool
+) -> State:
+    """How a cron is that a table or a loop keeps. ``thorough``: its lines are put back where they were disabled."""
+    bound = max(3 * installed.period, timedelta(minutes=3))
+    if newest is not None and now - newest.at < bound and not thorough:
+        words = f"its last slot was {_ago(now - newest.at)} ago"
+        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {words}")
+    if restored := _restore(cron, installed) if thorough else "":
+        return State(Health.OK, restored, revived=True)
+    if newest is not None and now - newest.at < bound:
+        words = f"its last slot was {_ago(now - newest.at)} ago"
+        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {words}")
+    start = f": ftsupervise cron run --foreground --dir {shlex.quote(str(cron.root))}"
+    todo = (
+        start
+        if installed.backend == "loop"
+        else f"; it is kept by {installed.backend} on {installed.note.get('host', 'another machine')}"
     )
+    if newest is None and now - installed.at < bound:
+        kind = "nobody has started its loop yet" if installed.backend == "loop" else "it has not had a slot yet"
+        return State(Health.UNKNOWN, f"cron is installed, and {kind}{todo}")
+    last = f"its last slot was {_ago(now - newest.at)} ago" if newest is not None else "it has never had a slot"
+    return State(Health.BAD, f"cron does not run: {last}{todo}")
 
 
-def _last_slot(cron: CronDir, installed: Installed) -> datetime:
-    slots = claims.claimed(cron)
-    return max(slots[-1], installed.at) if slots else installed.at
+def _restore(cron: CronDir, installed: Installed) -> str:
+    """Put our lines back into the person's table if they are not there any more; what was done, "" if nothing was."""
+    if installed.owner != user_name():
+        return ""
+    try:
+        lost = backends.lost(installed)
+        if not lost:
+            return ""
+        options = directives(cron, installed) if installed.backend == "scrontab" else ()
+        command = render.command(cron, installed.python)
+        ours = backends.block(installed.backend, installed.id, installed.period, command, options)
+        table = backends.read(installed.backend, installed.environment)
+        backends.write(installed.backend, backends.with_block(table, installed.id, ours), installed.environment)
+    except Error:  # then it is as it was, and the last slot says how that is
+        return ""
+    return f"cron was stopped ({lost}); they were put back"
 
 
 def _first_to_revive(cron: CronDir, slot: datetime) -> bool:

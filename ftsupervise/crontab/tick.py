@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.crontab import chain, claims, findings, handover, history
 from ftsupervise.crontab.entries import Found, find
 from ftsupervise.crontab.place import CronDir, Installed, need_installed, user_name
 from ftsupervise.crontab.schedule import floor
-from ftsupervise.crontab.successors import slot_of
+from ftsupervise.crontab.successors import epoch, slot_of
 from ftsupervise.crontab.work import Slot, Worked, work
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
@@ -67,7 +69,7 @@ def tick(
     started = time.monotonic()
     at = floor(now, installed.period)
     at = max(slot, at) if slot is not None and slot - now < installed.period else at  # this node's clock may be behind
-    first, full = _claim(cron, at, now, job_id)
+    first, full = _claim(cron, at, now, job_id, installed.backend)
     extended = None
     if installed.backend == "slurm":
         if not first and not full and claims.is_ensured(cron, at, _patience(installed)):
@@ -90,10 +92,10 @@ def tick(
     return Ticked(at, True, extended, worked, told, tuple(trouble))
 
 
-def _claim(cron: CronDir, at: datetime, now: datetime, job_id: str) -> tuple[bool, OSError | None]:
+def _claim(cron: CronDir, at: datetime, now: datetime, job_id: str, backend: str) -> tuple[bool, OSError | None]:
     """Whether the slot is ours; or why the file system could not say."""
     try:
-        return claims.claim(cron, at, now, job_id), None
+        return claims.claim(cron, at, now, job_id, backend), None
     except OSError as error:
         return False, error
 
@@ -205,14 +207,17 @@ def look(slot: Slot, found: Found, extended: chain.Extended | None, trouble: lis
         looked = findings.Looked(name, newest, lost, tail, gone=key not in names)
         finding = findings.entry_finding(looked, run, slot.cron.root, slot.now)
         out += [finding] if finding is not None else []
-    out.append(findings.passed_finding([(p.name, p.why) for p in found.passed if p.wanted], run, slot.now))
-    gap = _gap(slot)
+    out.append(
+        findings.passed_finding([(p.name, p.why) for p in found.passed if p.wanted], run, slot.cron.root, slot.now)
+    )
+    missed = _missed(slot)
     out.append(
         findings.chain_finding(
             run,
+            slot.cron.root,
             slot.now,
             trouble=_trouble(slot, extended, trouble),
-            missed=gap if gap >= slot.installed.spares else 0,
+            missed=missed if len(missed) >= slot.installed.spares else (),
             late=(slot.now - slot.at).total_seconds(),
             period=slot.installed.period.total_seconds(),
         )
@@ -234,14 +239,19 @@ def _trouble(slot: Slot, extended: chain.Extended | None, trouble: list[str]) ->
 
 
 def _earlier(slot: Slot) -> list[datetime]:
-    return [at for at in claims.claimed(slot.cron) if at < slot.at]
+    return [at for at in claims.claimed(slot.cron, slot.now) if at < slot.at]
 
 
-def _gap(slot: Slot) -> int:
-    """Slots without a tick between this one and the one before it."""
-    before = _earlier(slot)
-    last = max(before[-1] if before else slot.at, floor(slot.installed.at, slot.installed.period))
-    return max(0, (slot.at - last) // slot.installed.period - 1)
+def _missed(slot: Slot) -> range:
+    """Slots without a tick between this one and the one before it, or the install, as seconds since the epoch.
+
+    Typing ``cron install`` again makes none of them good: only taking the cron away, and installing it anew, begins afresh.
+    """
+    period = slot.installed.period
+    begun = floor(slot.installed.since, period)
+    last = floor(max([begun, *_earlier(slot)[-1:]]), period)
+    seconds = int(period.total_seconds())
+    return range(epoch(last) + seconds, epoch(slot.at), seconds)
 
 
 def _tell(slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str]) -> tuple[str, ...]:
@@ -279,14 +289,18 @@ def _record(slot: Slot, seen: list[Finding], trouble: list[str]) -> tuple[str, .
 def _prune_logs(cron: CronDir) -> None:
     """Keep the words of the last jobs that had any."""
     try:
-        logs = sorted(cron.log.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in logs[:-5]:
-            if path.stat().st_size == 0:
-                path.unlink()
-        for path in [path for path in logs if path.exists()][:-50]:
-            path.unlink()
+        with os.scandir(cron.log) as found:
+            logs = [(one.stat(follow_symlinks=False), Path(one.path)) for one in found if not one.is_dir()]
     except OSError:
         return
+    logs.sort(key=lambda log: log[0].st_mtime)
+    empty = [log for log in logs[:-5] if log[0].st_size == 0]
+    kept = [log for log in logs if log not in empty]
+    for _, path in (*empty, *kept[:-50]):
+        try:
+            path.unlink()
+        except OSError:
+            continue
 
 
 def own_job(env: Mapping[str, str]) -> str:
