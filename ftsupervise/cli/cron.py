@@ -57,6 +57,7 @@ def install(
     the options here go before them. PATH, the virtual environment and the variables in cron.env are recorded now.
     """
     from ftsupervise.crontab.install import install as carry_out
+    from ftsupervise.crontab.place import dir_option
 
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
     plan = _plan(config, given, period)
@@ -71,13 +72,14 @@ def install(
     if done.state is not None:
         click.echo(f"  now       {done.state.words}")
     elif plan.installed.backend == "loop":
-        click.echo(f"  start it  ftsupervise cron run --foreground --dir {where}")
+        click.echo(f"  start it  ftsupervise cron run --foreground{dir_option(plan.cron)}")
     receivers = plan.installed.alerts.get("receivers")
     if receivers:
         click.echo(f"  alerts    to the receivers in {plan.installed.alerts_from}")
     click.echo(f"  drop      executables, .slurm and .sbatch files into {where}/cron.hourly (minutely, daily, weekly)")
-    click.echo("  watch     ftsupervise cron add watch-all   (every watchdog of every run)")
-    click.echo("  look      ftsupervise cron status")
+    here = dir_option(plan.cron)
+    click.echo(f"  watch     ftsupervise cron add watch-all{here}   (every watchdog of every run)")
+    click.echo(f"  look      ftsupervise cron status{here}")
     for note in (*plan.notes, *done.notes):
         click.echo(f"  note: {note}")
 

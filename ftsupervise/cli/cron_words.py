@@ -52,6 +52,10 @@ def lines(seen: Status) -> Iterator[str]:
         yield f"  jobs      {', '.join(more)}"
     elif seen.blind:
         yield f"  jobs      unknown: {seen.blind}"
+    if seen.drained:
+        from ftsupervise.crontab.chain import drained_words
+
+        yield f"  nodes     {drained_words(seen.drained)} (sinfo -R)"
     for entry in seen.entries:
         yield from _entry_lines(entry, seen)
     for passed in seen.passed:
@@ -142,6 +146,7 @@ def as_json(seen: Status) -> Iterator[str]:
                 "late": slots.lates[-1] if slots.lates else None,
                 "worst_late": max(slots.lates, default=None),
             },
+            "drained": seen.drained,
             "lost_lines": seen.lost_lines,
             "chain": chain,
             "blind": seen.blind,

@@ -10,19 +10,31 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Protocol
 
 from ftsupervise.crontab import backends, claims, render, successors
-from ftsupervise.crontab.place import CronDir, Installed, read_installed, stamp, user_name
+from ftsupervise.crontab.place import (
+    CronDir,
+    Installed,
+    default_directory,
+    dir_option,
+    read_installed,
+    stamp,
+    user_name,
+)
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error, SchedulerUnavailable
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Finding, Health, Job, Severity, Submitted
 from ftsupervise.units import format_slurm_time, show_duration
 
 JOB_NAME = "ftsupervise-cron"
+DUPLICATE = (
+    "Duplicate jobid"  # Slurm's reason when it drains a node that has a job which a killed controller has forgotten
+)
 _MARGIN = timedelta(minutes=2)  # between the bound of the entries and the end of the tick's job
 
 
@@ -43,6 +55,8 @@ class Queue(Protocol):
     ) -> Submitted: ...
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None: ...
+
+    def drained(self, reason: str) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,7 @@ def look_after(
     state = see_to(directory, scheduler, now)
     if not state.installed and not install_hint:
         return None
+    where = shlex.quote(str(default_directory(os.environ) if directory is None else directory))
     return Finding(
         run=run,
         watchdog="cron",
@@ -161,20 +176,18 @@ def look_after(
         summary=state.words,
         at=now,
         meaning="Nobody outside the job watches this run." if state.health is Health.BAD else "",
-        look="ftsupervise cron status",
-        do="ftsupervise cron ensure",
+        look=f"ftsupervise cron status --dir {where}",
+        do=f"ftsupervise cron ensure --dir {where}",
     )
 
 
 def see_to(directory: Path | None, scheduler: Queue, now: datetime, *, thorough: bool = False) -> State:
     """``ensure`` with its verdict. ``thorough`` asks the queue even while slots come."""
-    from ftsupervise.crontab.place import default_directory
-
     cron = CronDir(default_directory(os.environ) if directory is None else directory)
     try:
         installed = read_installed(cron)
         if installed is None:
-            words = f"no cron is installed in {cron.root}: ftsupervise cron install"
+            words = f"no cron is installed in {cron.root}: ftsupervise cron install{dir_option(cron)}"
             return State(Health.UNKNOWN, words, installed=False)
         if installed.removed:
             return State(Health.UNKNOWN, f"the cron in {cron.root} was removed: {installed.removed}", installed=False)
@@ -195,7 +208,28 @@ def see_to(directory: Path | None, scheduler: Queue, now: datetime, *, thorough:
         return State(Health.OK if fresh else Health.BAD, words)
     if not thorough and not _first_to_revive(cron, floor(now, installed.period)):
         return State(Health.UNKNOWN, "somebody else is bringing cron back at this moment")
-    return _judge(extend(cron, installed, scheduler, now), installed, age)
+    state = _judge(extend(cron, installed, scheduler, now), installed, age)
+    if fresh or state.health is Health.UNKNOWN:
+        return state
+    words = drained_words(drained(scheduler) or ())
+    return replace(state, words=f"{state.words}; {words}") if words else state
+
+
+def drained(scheduler: Queue) -> tuple[str, ...] | None:
+    """The nodes that Slurm has drained by itself after its controller was killed; None when nobody could ask."""
+    try:
+        return scheduler.drained(DUPLICATE)
+    except Error:
+        return None
+
+
+def drained_words(nodes: Sequence[str]) -> str:
+    """That Slurm has drained ``nodes``, and why; "" for none."""
+    if not nodes:
+        return ""
+    names = compress_hostlist(tuple(nodes))
+    one = len(nodes) == 1
+    return f'Slurm has drained {names} ("{DUPLICATE}", as after a killed controller): nothing starts {"there" if one else "on them"}'
 
 
 def _judge(done: Extended, installed: Installed, age: timedelta) -> State:

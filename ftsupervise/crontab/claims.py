@@ -35,6 +35,7 @@ class Slot:
     backend: str = ""  # what started its tick; "" where that was not written down
     ran: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
 
 
 def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str, backend: str = "") -> bool:
@@ -132,7 +133,7 @@ def prune(cron: CronDir) -> None:
 
 def _read(folder: Path, at: datetime) -> Slot:
     begun, ended = _json(folder / "claim.json"), _json(folder / "end.json")
-    late, ran, trouble = _seconds(begun.get("late")), ended.get("ran"), ended.get("trouble")
+    late, ran, trouble, drained = _seconds(begun.get("late")), *map(ended.get, ("ran", "trouble", "drained"))
     return Slot(
         at,
         late=late,
@@ -141,6 +142,7 @@ def _read(folder: Path, at: datetime) -> Slot:
         ended=bool(ended),
         ran=tuple(map(str, ran)) if isinstance(ran, list) else (),
         trouble=tuple(map(str, trouble)) if isinstance(trouble, list) else (),
+        drained=tuple(map(str, drained)) if isinstance(drained, list) else (),
     )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.crontab.history import Ran
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Finding, Health, Severity
 
 WATCHDOG = "cron"
@@ -121,6 +122,24 @@ def chain_finding(
         value=f"{len(missed)} missed",
         since=since,
         limit=f"a slot every {period:.0f} s",
+    )
+
+
+def drained_finding(nodes: Sequence[str], words: str, run: str, now: datetime) -> Finding:
+    """Nodes that Slurm has drained by itself. Each is one fewer for this chain, and for every run."""
+    names = compress_hostlist(tuple(nodes))
+    return Finding(
+        run=run,
+        watchdog=WATCHDOG,
+        subject="drained nodes",
+        health=Health.BAD if nodes else Health.OK,
+        severity=Severity.WARNING,
+        summary=f"cron: {words}" if nodes else "cron: Slurm has drained no node by itself",
+        at=now,
+        meaning="It stays so until an administrator resumes them; a run that needs them waits." if nodes else "",
+        look="sinfo -R",
+        do=f"ask your administrator: scontrol update nodename={names} state=resume" if nodes else "",
+        value=names,
     )
 
 

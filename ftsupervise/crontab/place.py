@@ -93,6 +93,11 @@ class CronDir:
         return self.state / "log"
 
 
+def dir_option(cron: CronDir) -> str:
+    """What a command has to be given to mean this cron: " --dir DIR", "" for the one in its usual place."""
+    return "" if cron.root == default_directory(os.environ) else f" --dir {shlex.quote(str(cron.root))}"
+
+
 def journal_of(folder: str) -> Path | None:
     """Where the alerts of the cron installed in ``folder`` are; None if it is no such folder."""
     cron = CronDir(Path(folder))
@@ -208,7 +213,7 @@ def need_installed(cron: CronDir) -> Installed:
     """As ``read_installed``. Raises NotFound if nothing was installed."""
     found = read_installed(cron)
     if found is None:
-        raise NotFound(f"no cron is installed in {cron.root}", hint="ftsupervise cron install")
+        raise NotFound(f"no cron is installed in {cron.root}", hint=f"ftsupervise cron install{dir_option(cron)}")
     return found
 
 
@@ -227,7 +232,9 @@ def write_installed(cron: CronDir, installed: Installed) -> None:
 
 
 def _damaged(cron: CronDir, why: str) -> Error:
-    return Error(f"{cron.installed} is damaged ({why})", hint="ftsupervise cron install   writes it anew")
+    return Error(
+        f"{cron.installed} is damaged ({why})", hint=f"ftsupervise cron install{dir_option(cron)}   writes it anew"
+    )
 
 
 def _installed(raw: dict[str, object], secret: dict[str, str]) -> Installed:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from ftsupervise.crontab import backends, claims, history, successors
+from ftsupervise.crontab import backends, chain, claims, history, successors
 from ftsupervise.crontab.chain import Queue
 from ftsupervise.crontab.claims import Slot
 from ftsupervise.crontab.entries import Entry, Passed, find
@@ -14,7 +14,6 @@ from ftsupervise.crontab.history import Ran
 from ftsupervise.crontab.place import CronDir, Installed, user_name
 from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.errors import Error
-
 
 _MOST = 100_000  # slots that are looked for
 
@@ -84,6 +83,7 @@ class Status:
     passed: tuple[Passed, ...]
     next_slot: datetime | None
     newest: Slot | None = None  # the last that this back end has ticked at
+    drained: tuple[str, ...] = ()  # nodes that Slurm has drained by itself
     lost_lines: str = ""  # what has become of our lines in the person's table, if they are not as they should be
 
     @property
@@ -145,6 +145,7 @@ def gather(cron: CronDir, installed: Installed, scheduler: Queue | None, now: da
         blind=blind,
         slots=slots_until(claims.slots(cron, now), installed, now),
         newest=claims.newest(cron, installed, now),
+        drained=(chain.drained(scheduler) or ()) if scheduler is not None and jobs is not None else (),
         lost_lines=lost,
         entries=tuple(entries),
         passed=found.passed,

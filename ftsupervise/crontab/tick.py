@@ -87,9 +87,21 @@ def tick(
     if extended is not None and extended.trouble:
         extended = _keep(cron, installed, controller, one.clock(), at)
     trouble = [*worked.trouble, *([extended.trouble] if extended is not None and extended.trouble else [])]
-    told = _tell(one, found, extended, trouble)
-    _close(one, worked, extended, trouble)
+    nodes = _drained(one, extended, controller) if extended is not None else None
+    told = _tell(one, found, extended, trouble, nodes)
+    _close(one, worked, extended, trouble, nodes)
     return Ticked(at, True, extended, worked, told, tuple(trouble))
+
+
+def _drained(slot: Slot, extended: chain.Extended, controller: Slurm) -> tuple[str, ...] | None:
+    """Nodes that Slurm has drained by itself. Asked only when its controller was away, slots did not come, or some were
+    drained when it was asked last: a slot that comes as it should costs no further question. None: not asked."""
+    before = [claims.read_slot(slot.cron, at) for at in _earlier(slot)[-1:]]
+    waits = extended.chain is not None and extended.chain.overdue >= slot.installed.spares
+    odd = bool(extended.trouble) or waits or len(_missed(slot)) >= slot.installed.spares
+    if not (odd or any(one.trouble or one.drained for one in before)) or extended.blind:
+        return None
+    return chain.drained(controller)
 
 
 def _claim(cron: CronDir, at: datetime, now: datetime, job_id: str, backend: str) -> tuple[bool, OSError | None]:
@@ -111,7 +123,9 @@ def _keep(cron: CronDir, installed: Installed, controller: Slurm, now: datetime,
     return extended
 
 
-def _close(slot: Slot, worked: Worked, extended: chain.Extended | None, trouble: list[str]) -> None:
+def _close(
+    slot: Slot, worked: Worked, extended: chain.Extended | None, trouble: list[str], nodes: tuple[str, ...] | None
+) -> None:
     """Write down what the tick did, and forget the oldest of what is written down."""
     record = {
         "at": slot.clock().isoformat(),
@@ -119,6 +133,7 @@ def _close(slot: Slot, worked: Worked, extended: chain.Extended | None, trouble:
         "skipped": worked.skipped,
         "missed": worked.missed,
         "trouble": trouble,
+        "drained": nodes or (),
         "submitted": [f"{s:%H:%M:%S}" for s in (extended.submitted if extended else ())],
         "cancelled": extended.cancelled if extended else (),
     }
@@ -190,7 +205,13 @@ def run_name(cron: CronDir, installed: Installed) -> str:
     return "cron" if cron.root == default_directory(installed.environment) else f"cron {cron.root}"
 
 
-def look(slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str]) -> list[Finding]:
+def look(
+    slot: Slot,
+    found: Found,
+    extended: chain.Extended | None,
+    trouble: list[str],
+    nodes: tuple[str, ...] | None = None,
+) -> list[Finding]:
     """What is to be said about every entry and about the chain, from what is written down."""
     run = run_name(slot.cron, slot.installed)
     names = {entry.key: entry.name for entry in found.entries}
@@ -222,6 +243,8 @@ def look(slot: Slot, found: Found, extended: chain.Extended | None, trouble: lis
             period=slot.installed.period.total_seconds(),
         )
     )
+    if nodes is not None:
+        out.append(findings.drained_finding(nodes, chain.drained_words(nodes), run, slot.now))
     return out
 
 
@@ -254,10 +277,12 @@ def _missed(slot: Slot) -> range:
     return range(epoch(last) + seconds, epoch(slot.at), seconds)
 
 
-def _tell(slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str]) -> tuple[str, ...]:
+def _tell(
+    slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str], nodes: tuple[str, ...] | None
+) -> tuple[str, ...]:
     """Record what was found and deliver what waits. Why it could not be told is added to ``trouble``."""
     try:
-        seen = look(slot, found, extended, trouble)
+        seen = look(slot, found, extended, trouble, nodes)
         if not findings.worth_telling(seen) and not slot.cron.alerts.is_dir():
             return ()
         return _record(slot, seen, trouble)

@@ -118,7 +118,7 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
         links += 1
         if links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        target = os.readlink(here)
+        target = os.readlink(here)  # noqa: PTH115
         at = "/" if target.startswith("/") else at
         left += reversed(target.split("/"))
 

@@ -88,6 +88,13 @@ class Slurm:
             return None
         return most_alive(self._read(self._checked(done), form))
 
+    def drained(self, reason: str) -> tuple[str, ...]:
+        """The nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
+        done = self._answer(["sinfo", "-h", "-a", "-N", "-o", "%N|%T|%E"])
+        rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
+        found = (row[0] for row in rows if len(row) == 3 and row[1].startswith("drain") and row[2].strip() == reason)
+        return tuple(dict.fromkeys(found))
+
     def ping(self) -> None:
         """Raises SchedulerUnavailable, with Slurm's own words, unless the controller answers."""
         done = self._ask(["scontrol", "ping"])

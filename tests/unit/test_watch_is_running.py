@@ -84,7 +84,7 @@ def test_a_job_that_slurm_has_put_on_hold_by_itself_never_starts_and_has_no_plac
     tmp_path: Path, reason: str
 ) -> None:
     found = look(tmp_path, job("88", JobState.PENDING, reason=reason))
-    assert [(f.subject, f.health) for f in found][0] == ("job", Health.BAD)
+    assert (found[0].subject, found[0].health) == ("job", Health.BAD)
     assert reason in found[0].summary
     beside = look(tmp_path, job("88_1"), job("88_[2-10%1]", JobState.PENDING, reason=reason))
     assert [f.subject for f in beside if f.health is Health.BAD] == ["successor"]
