@@ -57,6 +57,7 @@ def install(
     the options here go before them. PATH, the virtual environment and the variables in cron.env are recorded now.
     """
     from ftsupervise.crontab.install import install as carry_out
+    from ftsupervise.crontab.place import dir_option
 
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
     plan = _plan(config, given, period)
@@ -71,13 +72,14 @@ def install(
     if done.state is not None:
         click.echo(f"  now       {done.state.words}")
     elif plan.installed.backend == "loop":
-        click.echo(f"  start it  ftsupervise cron run --foreground --dir {where}")
+        click.echo(f"  start it  ftsupervise cron run --foreground{dir_option(plan.cron)}")
     receivers = plan.installed.alerts.get("receivers")
     if receivers:
         click.echo(f"  alerts    to the receivers in {plan.installed.alerts_from}")
     click.echo(f"  drop      executables, .slurm and .sbatch files into {where}/cron.hourly (minutely, daily, weekly)")
-    click.echo("  watch     ftsupervise cron add watch-all   (every watchdog of every run)")
-    click.echo("  look      ftsupervise cron status")
+    here = dir_option(plan.cron)
+    click.echo(f"  watch     ftsupervise cron add watch-all{here}   (every watchdog of every run)")
+    click.echo(f"  look      ftsupervise cron status{here}")
     for note in (*plan.notes, *done.notes):
         click.echo(f"  note: {note}")
 
@@ -135,7 +137,10 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
 @DIR
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def status(directory: Path | None, as_json: bool) -> None:
-    """Is it alive, what ran and how it ended, how late slots come, which were missed. Exit code 2 when it is dead."""
+    """Is it alive, what ran and how it ended, how late slots come, which were missed.
+
+    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when nobody can tell.
+    """
     from ftsupervise.cli import cron_words
     from ftsupervise.crontab.place import need_installed
     from ftsupervise.crontab.report import gather
@@ -146,7 +151,7 @@ def status(directory: Path | None, as_json: bool) -> None:
     seen = gather(place, installed, slurm, cron_run.now())
     for line in cron_words.as_json(seen) if as_json else cron_words.lines(seen):
         click.echo(line)
-    raise SystemExit({"DEAD": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
+    raise SystemExit({"DEAD": 2, "UNSTARTED": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
 
 
 @cron.command(short_help="Stop keeping time.")

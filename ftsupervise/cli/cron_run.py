@@ -39,9 +39,15 @@ def jobs(env: Mapping[str, str]) -> Scheduler:
 
 
 def tick(place: CronDir, slot: datetime | None) -> Ticked | None:
+    from ftsupervise.crontab.place import read_installed
     from ftsupervise.crontab.tick import own_job
     from ftsupervise.crontab.tick import tick as one
 
+    installed = read_installed(place)
+    for name, value in (installed.whole_environment if installed is not None else {}).items():
+        os.environ.setdefault(
+            name, value
+        )  # receivers need the proxy; a tick of crontab, or of Slurm, has not all of it
     return one(place, slot=slot, now=now(), job_id=own_job(os.environ), slurm=slurm, jobs=jobs)
 
 

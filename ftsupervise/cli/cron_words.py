@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from ftsupervise.crontab.place import Installed
     from ftsupervise.crontab.report import EntryStatus, Status
 
-_COLOURS = {"ALIVE": "green", "LATE": "yellow", "UNKNOWN": "yellow", "DEAD": "red", "REMOVED": "cyan"}
+_COLOURS = {
+    "ALIVE": "green",
+    "WAITING": "yellow",
+    "UNSTARTED": "red",
+    "LATE": "yellow",
+    "UNKNOWN": "yellow",
+    "DEAD": "red",
+    "REMOVED": "cyan",
+}
 
 
 def local(at: datetime, installed: Installed) -> str:
@@ -43,6 +52,10 @@ def lines(seen: Status) -> Iterator[str]:
         yield f"  jobs      {', '.join(more)}"
     elif seen.blind:
         yield f"  jobs      unknown: {seen.blind}"
+    if seen.drained:
+        from ftsupervise.crontab.chain import drained_words
+
+        yield f"  nodes     {drained_words(seen.drained)} (sinfo -R)"
     for entry in seen.entries:
         yield from _entry_lines(entry, seen)
     for passed in seen.passed:
@@ -54,12 +67,18 @@ def lines(seen: Status) -> Iterator[str]:
 def _why(seen: Status) -> str:
     if seen.verdict == "REMOVED":
         return f" {seen.installed.removed}"
-    last = seen.slots.last
-    if last is None:
-        return " (no slot yet)" if seen.verdict == "ALIVE" else " (it never had a slot): ftsupervise cron ensure"
-    ago = show_duration(max(0.0, (seen.at - last.at).total_seconds()))
-    hint = ": ftsupervise cron ensure" if seen.verdict == "DEAD" and seen.installed.backend == "slurm" else ""
-    return f", last slot {ago} ago{hint}"
+    where = f"--dir {shlex.quote(str(seen.cron.root))}"
+    start = f": ftsupervise cron run --foreground {where}" if seen.installed.backend == "loop" else ""
+    if seen.verdict == "UNSTARTED":
+        return f", nobody has started its loop{start}"
+    last = seen.newest
+    said = ", no slot yet"
+    if last is not None:
+        said = f", last slot {show_duration(max(0.0, (seen.at - last.at).total_seconds()))} ago"
+    if seen.verdict != "DEAD":
+        return said
+    lost = f" ({seen.lost_lines})" if seen.lost_lines else ""
+    return f"{said}{lost}{start or f': ftsupervise cron ensure {where}'}"
 
 
 def _slot_lines(seen: Status) -> Iterator[str]:
@@ -127,6 +146,8 @@ def as_json(seen: Status) -> Iterator[str]:
                 "late": slots.lates[-1] if slots.lates else None,
                 "worst_late": max(slots.lates, default=None),
             },
+            "drained": seen.drained,
+            "lost_lines": seen.lost_lines,
             "chain": chain,
             "blind": seen.blind,
             "entries": [_entry_json(entry) for entry in seen.entries],

@@ -62,6 +62,10 @@ class Cron(Strict):
     """Further options of sbatch for the chain's jobs, each one "--key=value"."""
     env: tuple[VariableName, ...] = ()
     """Variables the entries get besides PATH, HOME and the virtual environment, as they are at install. Never a secret."""
+    trusted: tuple[Name, ...] = ()
+    """Accounts besides you and root whose files in the folders are run, as you: who owns a file decides what it does."""
+    trusted_group: Name | None = None
+    """A group whose members may write the folders and the crontab file, and so run what they like as you. Default: none."""
 
     @model_validator(mode="after")
     def _sound(self) -> Cron:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
 from shlex import join
 
 from ftsupervise import bounded
+from ftsupervise.crontab.place import Installed
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
 from ftsupervise.units import format_slurm_time
 
+TABLES = ("crontab", "scrontab")
 _TIMEOUT = 60.0
 _NOT_FOR_SCRON = ("--no-requeue",)  # Slurm itself requeues such a job for its next time
 
@@ -40,11 +43,34 @@ def every(period: timedelta) -> str:
 
 def with_block(table: str, chain: str, ours: str) -> str:
     """``table`` with our block in place of the one it had; with ``ours`` empty, without it."""
-    pattern = re.compile(rf"^{re.escape(_begin(chain))}\n.*?^{re.escape(_end(chain))}\n?", re.M | re.S)
-    rest = pattern.sub("", table)
+    rest = _block_of(chain).sub("", table)
     if rest and not rest.endswith("\n"):
         rest += "\n"
     return rest + ours
+
+
+def lost(installed: Installed) -> str:
+    """What has become of our lines in the person's table; "" when they are there, or are in no table that is seen from here.
+
+    ``scancel`` of a job of scrontab's puts ``#DISABLED:`` before the lines it came from. Raises as ``read`` does.
+    """
+    program = installed.backend
+    if program == "crontab" and installed.note.get("host") != os.uname().nodename:
+        return ""  # the table of another machine
+    if program not in TABLES:
+        return ""
+    match = _block_of(installed.id).search(read(program, installed.environment))
+    if match is None:
+        return f"its lines are no longer in your {program}"
+    lines = [line for line in match[0].splitlines()[1:-1] if not line.startswith("#SCRON")]
+    if any(line.startswith("#DISABLED") for line in lines) or not any(line[:1] not in ("#", "") for line in lines):
+        return f"its lines in your {program} are disabled, as scancel does it"
+    return ""
+
+
+def _block_of(chain: str) -> re.Pattern[str]:
+    off = r"^(?:#DISABLED: )*"
+    return re.compile(rf"{off}{re.escape(_begin(chain))}\n.*?{off}{re.escape(_end(chain))}\n?", re.M | re.S)
 
 
 def read(program: str, env: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ftsupervise.crontab import execute, history
 from ftsupervise.crontab.entries import Entry, find
 from ftsupervise.crontab.parts import Kind
-from ftsupervise.crontab.place import CronDir, Installed, stamp
+from ftsupervise.crontab.place import CronDir, Installed, dir_option, stamp
 from ftsupervise.crontab.successors import entry_comment
 from ftsupervise.crontab.work import Slot, busy, hand_over, start_record, task_of, write_ended
 from ftsupervise.errors import Error, NotFound, Refused
@@ -35,8 +35,10 @@ def entry_called(cron: CronDir, installed: Installed, name: str) -> Entry:
         raise NotFound(f"several entries are called {name!r}", hint=f"one of: {', '.join(e.name for e in matching)}")
     for passed in found.passed:
         if name in (passed.name, passed.name.partition("/")[2]):
-            raise NotFound(f"{passed.name} is passed over: {passed.why}", hint="ftsupervise cron list")
-    raise NotFound(f"no entry is called {name!r} in {cron.root}", hint="ftsupervise cron list")
+            raise NotFound(
+                f"{passed.name} is passed over: {passed.why}", hint=f"ftsupervise cron list{dir_option(cron)}"
+            )
+    raise NotFound(f"no entry is called {name!r} in {cron.root}", hint=f"ftsupervise cron list{dir_option(cron)}")
 
 
 def run_now(slot: Slot, entry: Entry, *, again: bool, echo: Callable[[bytes], None] | None) -> ByHand:

@@ -8,21 +8,34 @@ run or runs one (``ensure``, ``look_after``) looks whether slots still come.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Protocol
 
-from ftsupervise.crontab import claims, successors
-from ftsupervise.crontab.place import CronDir, Installed, read_installed, stamp, user_name
+from ftsupervise.crontab import backends, claims, render, successors
+from ftsupervise.crontab.place import (
+    CronDir,
+    Installed,
+    default_directory,
+    dir_option,
+    read_installed,
+    stamp,
+    user_name,
+)
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error, SchedulerUnavailable
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Finding, Health, Job, Severity, Submitted
 from ftsupervise.sharing import claim_folder, make_folder
 from ftsupervise.units import format_slurm_time, show_duration
 
 JOB_NAME = "ftsupervise-cron"
+DUPLICATE = (
+    "Duplicate jobid"  # Slurm's reason when it drains a node that has a job which a killed controller has forgotten
+)
 _MARGIN = timedelta(minutes=2)  # between the bound of the entries and the end of the tick's job
 
 
@@ -43,6 +56,8 @@ class Queue(Protocol):
     ) -> Submitted: ...
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None: ...
+
+    def drained(self, reason: str) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +91,7 @@ def extend(cron: CronDir, installed: Installed, scheduler: Queue, now: datetime)
     submitted: list[datetime] = []
     cancelled: list[str] = []
     trouble = ""
-    env = {**installed.environment, "TZ": "UTC0"}
+    env = {**installed.environment, "TZ": "UTC0"}  # no secret is in it: Slurm keeps a job's environment
     for slot in found.submit:
         try:
             scheduler.submit(
@@ -101,10 +116,11 @@ def extend(cron: CronDir, installed: Installed, scheduler: Queue, now: datetime)
     return Extended(found, jobs, tuple(submitted), tuple(cancelled), trouble)
 
 
-def directives(installed: Installed) -> tuple[str, ...]:
-    """The ``#SBATCH`` options of every tick: the smallest job there is."""
+def directives(cron: CronDir, installed: Installed) -> tuple[str, ...]:
+    """The ``#SBATCH`` options of every tick: the smallest job there is, in a folder that is ours alone."""
     return (
         f"--job-name={JOB_NAME}",
+        f"--chdir={cron.state}",
         "--nodes=1",
         "--ntasks=1",
         "--cpus-per-task=1",
@@ -151,6 +167,7 @@ def look_after(
     state = see_to(directory, scheduler, now)
     if not state.installed and not install_hint:
         return None
+    where = shlex.quote(str(default_directory(os.environ) if directory is None else directory))
     return Finding(
         run=run,
         watchdog="cron",
@@ -160,40 +177,61 @@ def look_after(
         summary=state.words,
         at=now,
         meaning="Nobody outside the job watches this run." if state.health is Health.BAD else "",
-        look="ftsupervise cron status",
-        do="ftsupervise cron ensure",
+        look=f"ftsupervise cron status --dir {where}",
+        do=f"ftsupervise cron ensure --dir {where}",
     )
 
 
 def see_to(directory: Path | None, scheduler: Queue, now: datetime, *, thorough: bool = False) -> State:
     """``ensure`` with its verdict. ``thorough`` asks the queue even while slots come."""
-    from ftsupervise.crontab.place import default_directory
-
     cron = CronDir(default_directory(os.environ) if directory is None else directory)
     try:
         installed = read_installed(cron)
         if installed is None:
-            words = f"no cron is installed in {cron.root}: ftsupervise cron install"
+            words = f"no cron is installed in {cron.root}: ftsupervise cron install{dir_option(cron)}"
             return State(Health.UNKNOWN, words, installed=False)
         if installed.removed:
             return State(Health.UNKNOWN, f"the cron in {cron.root} was removed: {installed.removed}", installed=False)
-        last = _last_slot(cron, installed)
+        newest = claims.newest(cron, installed, now)
     except Error as error:
         return State(Health.UNKNOWN, f"cannot tell whether cron is alive: {error.message}")
     except OSError as error:
         return State(Health.UNKNOWN, f"cannot tell whether cron is alive: {cron.root}: {error.strerror}")
-    age = now - last
+    age = now - max(newest.at if newest is not None else installed.at, installed.at)
     fresh = age < 2 * installed.period
-    if fresh and not thorough:
-        return State(Health.OK, f"cron is alive: its last slot was {_ago(age)} ago")
     if installed.backend != "slurm":
-        return _kept_elsewhere(installed, age)
+        return _kept_elsewhere(cron, installed, newest, now, thorough=thorough)
+    last = f"its last slot was {_ago(now - newest.at)} ago" if newest is not None else "it has not had a slot yet"
+    if fresh and not thorough:
+        return State(Health.OK, f"cron is alive: {last}" if newest is not None else f"cron was installed: {last}")
     if installed.owner != user_name():
-        words = f"the cron in {cron.root} belongs to {installed.owner}; its last slot was {_ago(age)} ago"
+        words = f"the cron in {cron.root} belongs to {installed.owner}; {last}"
         return State(Health.OK if fresh else Health.BAD, words)
     if not thorough and not _first_to_revive(cron, floor(now, installed.period)):
         return State(Health.UNKNOWN, "somebody else is bringing cron back at this moment")
-    return _judge(extend(cron, installed, scheduler, now), installed, age)
+    state = _judge(extend(cron, installed, scheduler, now), installed, age)
+    if fresh or state.health is Health.UNKNOWN:
+        return state
+    words = drained_words(drained(scheduler) or ())
+    return replace(state, words=f"{state.words}; {words}") if words else state
+
+
+def drained(scheduler: Queue) -> tuple[str, ...] | None:
+    """The nodes that Slurm has drained by itself after its controller was killed; None when nobody could ask."""
+    try:
+        return scheduler.drained(DUPLICATE)
+    except Error:
+        return None
+
+
+def drained_words(nodes: Sequence[str]) -> str:
+    """That Slurm has drained ``nodes``, and why; "" for none."""
+    if not nodes:
+        return ""
+    names = compress_hostlist(tuple(nodes))
+    one = len(nodes) == 1
+    where = "there" if one else "on them"
+    return f'Slurm has drained {names} ("{DUPLICATE}", as after a killed controller): nothing starts {where}'
 
 
 def _judge(done: Extended, installed: Installed, age: timedelta) -> State:
@@ -214,18 +252,48 @@ def _judge(done: Extended, installed: Installed, age: timedelta) -> State:
     return State(Health.OK, f"cron is alive: {jobs}" + (f"; {done.trouble}" if done.trouble else ""))
 
 
-def _kept_elsewhere(installed: Installed, age: timedelta) -> State:
-    last = f"its last slot was {_ago(age)} ago"
-    if age < max(3 * installed.period, timedelta(minutes=3)):
-        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {last}")
-    return State(
-        Health.BAD, f"cron does not run: {last}; it is kept by {installed.backend} on {installed.note['host']}"
+def _kept_elsewhere(
+    cron: CronDir, installed: Installed, newest: claims.Slot | None, now: datetime, *, thorough: bool
+) -> State:
+    """How a cron is that a table or a loop keeps. ``thorough``: its lines are put back where they were disabled."""
+    bound = max(3 * installed.period, timedelta(minutes=3))
+    if newest is not None and now - newest.at < bound and not thorough:
+        words = f"its last slot was {_ago(now - newest.at)} ago"
+        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {words}")
+    if restored := _restore(cron, installed) if thorough else "":
+        return State(Health.OK, restored, revived=True)
+    if newest is not None and now - newest.at < bound:
+        words = f"its last slot was {_ago(now - newest.at)} ago"
+        return State(Health.OK, f"cron is alive (kept by {installed.backend}): {words}")
+    start = f": ftsupervise cron run --foreground --dir {shlex.quote(str(cron.root))}"
+    todo = (
+        start
+        if installed.backend == "loop"
+        else f"; it is kept by {installed.backend} on {installed.note.get('host', 'another machine')}"
     )
+    if newest is None and now - installed.at < bound:
+        kind = "nobody has started its loop yet" if installed.backend == "loop" else "it has not had a slot yet"
+        return State(Health.UNKNOWN, f"cron is installed, and {kind}{todo}")
+    last = f"its last slot was {_ago(now - newest.at)} ago" if newest is not None else "it has never had a slot"
+    return State(Health.BAD, f"cron does not run: {last}{todo}")
 
 
-def _last_slot(cron: CronDir, installed: Installed) -> datetime:
-    slots = claims.claimed(cron)
-    return max(slots[-1], installed.at) if slots else installed.at
+def _restore(cron: CronDir, installed: Installed) -> str:
+    """Put our lines back into the person's table if they are not there any more; what was done, "" if nothing was."""
+    if installed.owner != user_name():
+        return ""
+    try:
+        lost = backends.lost(installed)
+        if not lost:
+            return ""
+        options = directives(cron, installed) if installed.backend == "scrontab" else ()
+        command = render.command(cron, installed.python)
+        ours = backends.block(installed.backend, installed.id, installed.period, command, options)
+        table = backends.read(installed.backend, installed.environment)
+        backends.write(installed.backend, backends.with_block(table, installed.id, ours), installed.environment)
+    except Error:  # then it is as it was, and the last slot says how that is
+        return ""
+    return f"cron was stopped ({lost}); they were put back"
 
 
 def _first_to_revive(cron: CronDir, slot: datetime) -> bool:

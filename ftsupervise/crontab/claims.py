@@ -12,14 +12,16 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from ftsupervise.crontab.place import CronDir, read_stamp, stamp
+from ftsupervise.crontab.place import CronDir, Installed, read_stamp, stamp
+from ftsupervise.crontab.schedule import floor
 from ftsupervise.rundir import read_json, write_json
 from ftsupervise.sharing import claim_folder, make_folder
 
 KEEP = 600  # slots whose records are kept
+_AHEAD = timedelta(hours=1)
 ENSURED = "ensured"
 
 
@@ -31,11 +33,13 @@ class Slot:
     late: float | None = None
     job_id: str = ""
     ended: bool = False
+    backend: str = ""  # what started its tick; "" where that was not written down
     ran: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
 
 
-def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str) -> bool:
+def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str, backend: str = "") -> bool:
     """True for exactly one caller per slot, ever. Raises OSError when the file system cannot say."""
     folder = cron.slots / stamp(slot)
     try:
@@ -50,7 +54,13 @@ def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str) -> bool:
             return False
     _write(
         folder / "claim.json",
-        {"at": now.isoformat(), "late": round((now - slot).total_seconds(), 3), "job_id": job_id, **_who()},
+        {
+            "at": now.isoformat(),
+            "late": round((now - slot).total_seconds(), 3),
+            "job_id": job_id,
+            "backend": backend,
+            **_who(),
+        },
     )
     return True
 
@@ -81,18 +91,31 @@ def close(cron: CronDir, slot: datetime, record: Mapping[str, object]) -> None:
     _write(cron.slots / stamp(slot) / "end.json", record)
 
 
-def slots(cron: CronDir) -> tuple[Slot, ...]:
+def slots(cron: CronDir, now: datetime) -> tuple[Slot, ...]:
     """The records that are kept, oldest first. Raises OSError; () when there are none."""
-    return tuple(_read(cron.slots / stamp(at), at) for at in claimed(cron))
+    return tuple(_read(cron.slots / stamp(at), at) for at in claimed(cron, now))
 
 
-def claimed(cron: CronDir) -> tuple[datetime, ...]:
-    """The claimed slots that are kept, oldest first."""
+def claimed(cron: CronDir, now: datetime | None = None) -> tuple[datetime, ...]:
+    """The claimed slots that are kept, oldest first; with ``now`` none that lies in the future by more than an hour, such as
+    a clock that was wrong once has left behind: it must not pass for the newest one for years."""
     try:
         names = os.listdir(cron.slots)
     except FileNotFoundError:
         return ()
-    return tuple(sorted(at for at in map(read_stamp, names) if at is not None))
+    found = sorted(at for at in map(read_stamp, names) if at is not None)
+    return tuple(at for at in found if now is None or at <= now + _AHEAD)
+
+
+def newest(cron: CronDir, installed: Installed, now: datetime) -> Slot | None:
+    """The last slot that the back end of ``installed`` has ticked at; None if it never did since it was installed."""
+    for at in reversed(claimed(cron, now)):
+        if at < floor(installed.since, installed.period):
+            return None
+        slot = _read(cron.slots / stamp(at), at)
+        if slot.backend in ("", installed.backend):
+            return slot
+    return None
 
 
 def read_slot(cron: CronDir, at: datetime) -> Slot:
@@ -111,15 +134,21 @@ def prune(cron: CronDir) -> None:
 
 def _read(folder: Path, at: datetime) -> Slot:
     begun, ended = _json(folder / "claim.json"), _json(folder / "end.json")
-    late, ran, trouble = begun.get("late"), ended.get("ran"), ended.get("trouble")
+    late, ran, trouble, drained = _seconds(begun.get("late")), *map(ended.get, ("ran", "trouble", "drained"))
     return Slot(
         at,
-        late=late if isinstance(late, (int, float)) else None,
+        late=late,
+        backend=str(begun.get("backend", "")),
         job_id=str(begun.get("job_id", "")),
         ended=bool(ended),
         ran=tuple(map(str, ran)) if isinstance(ran, list) else (),
         trouble=tuple(map(str, trouble)) if isinstance(trouble, list) else (),
+        drained=tuple(map(str, drained)) if isinstance(drained, list) else (),
     )
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e9 else None
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ftsupervise.crontab import trust
 from ftsupervise.crontab.parts import Kind, judge
 from ftsupervise.crontab.place import FOLDERS, CronDir, Installed
 from ftsupervise.crontab.schedule import TICK, Schedule, check
 from ftsupervise.crontab.table import read_table
+from ftsupervise.host.ownership import NotTrusted
+from ftsupervise.printable import printable
 
 _TABLE_LIMIT = 1_000_000
+_MOST = 1000  # files looked at in one folder
 
 
 @dataclass(frozen=True)
@@ -60,31 +65,37 @@ def find(cron: CronDir, installed: Installed) -> Found:
 def _look_into(cron: CronDir, folder: str, installed: Installed, entries: list[Entry], passed: list[Passed]) -> None:
     place = cron.folder(folder)
     try:
-        mode = place.stat().st_mode
+        reason = trust.distrust_folder(place, installed)
         names = sorted(os.listdir(place))
     except FileNotFoundError:
         return
     except OSError as error:
         passed.append(Passed(f"{folder}/", f"cannot be read: {error.strerror}"))
         return
-    if mode & 0o002 and not mode & 0o1000:
-        passed.append(Passed(f"{folder}/", f"everybody may write the folder: chmod o-w {place}"))
+    if reason:
+        passed.append(Passed(f"{folder}/", f"{reason}: chmod go-w {shlex.quote(str(place))}"))
         return
+    if len(names) > _MOST:
+        passed.append(
+            Passed(f"{folder}/", f"{len(names)} files are in it; those after the first {_MOST} are not looked at")
+        )
     schedule = Schedule(installed.times.get(folder, TICK), installed.zone)
     try:
         check(schedule.text)
     except ValueError as error:
         passed.append(Passed(f"{folder}/", f"its time in state/installed.json is wrong: {error}"))
         return
-    for name in names:
+    for name in names[:_MOST]:
         path = place / name
+        told = f"{folder}/{printable(name, 100)}"
         try:
-            verdict = judge(name, path.stat().st_mode, executable=os.access(path, os.X_OK))
+            verdict = judge(printable(name), path.stat().st_mode, executable=os.access(path, os.X_OK))
+            reason = trust.distrust(path, installed) if verdict.kind is not None else ""
         except OSError as error:
-            passed.append(Passed(f"{folder}/{name}", error.strerror or str(error)))
+            passed.append(Passed(told, error.strerror or str(error)))
             continue
-        if verdict.kind is None:
-            passed.append(Passed(f"{folder}/{name}", verdict.why, verdict.wanted))
+        if verdict.kind is None or reason:
+            passed.append(Passed(told, verdict.why or reason, verdict.wanted or bool(reason)))
         else:
             entries.append(Entry(f"{folder}/{name}", verdict.kind, schedule, (str(path),), path))
 
@@ -93,9 +104,11 @@ def _read_table(cron: CronDir, installed: Installed, entries: list[Entry], passe
     from zoneinfo import ZoneInfo
 
     try:
-        with cron.crontab.open("rb") as file:
-            text = file.read(_TABLE_LIMIT).decode("utf-8", "replace")
+        text = trust.read(cron.crontab, installed, _TABLE_LIMIT).decode("utf-8", "replace")
     except FileNotFoundError:
+        return
+    except NotTrusted as error:
+        passed.append(Passed("crontab", f"{error.message}: {error.hint}"))
         return
     except OSError as error:
         passed.append(Passed("crontab", f"cannot be read: {error.strerror}"))

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ftsupervise.secrecy import is_secret
+
 _KEPT = frozenset(
     """
     HOME USER LOGNAME SHELL LANG LANGUAGE TZ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH LD_LIBRARY_PATH
@@ -27,9 +29,15 @@ def recorded(env: Mapping[str, str], chosen: Iterable[str], python: str) -> dict
     wanted = _KEPT | frozenset(chosen)
     found = {key: value for key, value in env.items() if key in wanted or key.startswith("LC_")}
     own = str(Path(python).parent)
-    path = [part for part in env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":") if part]
+    path = [part for part in env.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":") if part.startswith("/")]
     found["PATH"] = ":".join([own, *(part for part in path if part != own)])
     return found
+
+
+def split(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(what anybody may see, the secrets): known by name, or by value as a proxy's address with a password in it is."""
+    secret = {name: value for name, value in env.items() if is_secret(name, value)}
+    return {name: value for name, value in env.items() if name not in secret}, secret
 
 
 def local_zone(env: Mapping[str, str]) -> str:

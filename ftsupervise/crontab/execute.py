@@ -6,9 +6,11 @@ processes are found by the process tree and by a mark in their environment, whic
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import time
 from collections import deque
@@ -19,7 +21,6 @@ from typing import IO
 
 from ftsupervise import procfs
 from ftsupervise.job import processes
-from ftsupervise.sharing import as_page
 
 MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -95,10 +96,20 @@ class Output:
         """Never raises: an entry's work is worth more than its words."""
         try:
             if self._file is None:
-                self._file = open(self._path, "ab", buffering=0, opener=as_page)  # noqa: SIM115
+                self._file = os.fdopen(_open_output(self._path), "ab", buffering=0)
             self._file.write(data)
         except OSError:
             return
+
+
+def _open_output(path: Path) -> int:
+    """To be written to. Raises OSError for a link, a FIFO or a folder in its place."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
 
 
 @dataclass

@@ -8,10 +8,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.crontab.history import Ran
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Finding, Health, Severity
 
 WATCHDOG = "cron"
@@ -77,7 +78,7 @@ def _judge(looked: Looked) -> tuple[Health, Ran | None, str]:
     return Health.BAD, newest, f"failed: {newest.words}{often}"
 
 
-def passed_finding(names: Sequence[tuple[str, str]], run: str, now: datetime) -> Finding:
+def passed_finding(names: Sequence[tuple[str, str]], run: str, root: Path, now: datetime) -> Finding:
     """Files and lines that are passed over: one finding for all, so that a forgotten chmod is heard of."""
     told = "; ".join(f"{name}: {why}" for name, why in names[:5])
     return Finding(
@@ -89,16 +90,22 @@ def passed_finding(names: Sequence[tuple[str, str]], run: str, now: datetime) ->
         summary=f"cron passes over {told}" if names else "cron passes over nothing",
         at=now,
         meaning="They do not run." if names else "",
-        look="ftsupervise cron list",
+        look=f"ftsupervise cron list --dir {shlex.quote(str(root))}",
     )
 
 
-def chain_finding(run: str, now: datetime, *, trouble: str, missed: int, late: float, period: float) -> Finding:
-    """The chain itself: successors that could not be submitted, slots that were missed before this one."""
+def chain_finding(
+    run: str, root: Path, now: datetime, *, trouble: str, missed: Sequence[int], late: float, period: float
+) -> Finding:
+    """The chain itself: successors that could not be submitted, slots (seconds since the epoch) missed before this one."""
+    where = shlex.quote(str(root))
+    since = datetime.fromtimestamp(missed[0], timezone.utc) if missed else None
     if trouble:
         words, health = trouble, Health.BAD
     elif missed:
-        words, health = f"{missed} slots in a row had no tick before this one, which came {late:.0f} s late", Health.BAD
+        words, health = f"{len(missed)} slots in a row had no tick before this one", Health.BAD
+        if late >= 1:
+            words += f", which came {late:.0f} s late"
     else:
         words, health = "its slots come", Health.OK
     return Finding(
@@ -110,10 +117,29 @@ def chain_finding(run: str, now: datetime, *, trouble: str, missed: int, late: f
         summary=f"cron: {words}",
         at=now,
         meaning="What is due comes late, or not at all." if health is Health.BAD else "",
-        look="ftsupervise cron status",
-        do="ftsupervise cron ensure" if trouble else "",
-        value=f"{missed} missed",
+        look=f"ftsupervise cron status --dir {where}",
+        do=f"ftsupervise cron ensure --dir {where}" if trouble else "",
+        value=f"{len(missed)} missed",
+        since=since,
         limit=f"a slot every {period:.0f} s",
+    )
+
+
+def drained_finding(nodes: Sequence[str], words: str, run: str, now: datetime) -> Finding:
+    """Nodes that Slurm has drained by itself. Each is one fewer for this chain, and for every run."""
+    names = compress_hostlist(tuple(nodes))
+    return Finding(
+        run=run,
+        watchdog=WATCHDOG,
+        subject="drained nodes",
+        health=Health.BAD if nodes else Health.OK,
+        severity=Severity.WARNING,
+        summary=f"cron: {words}" if nodes else "cron: Slurm has drained no node by itself",
+        at=now,
+        meaning="It stays so until an administrator resumes them; a run that needs them waits." if nodes else "",
+        look="sinfo -R",
+        do=f"ask your administrator: scontrol update nodename={names} state=resume" if nodes else "",
+        value=names,
     )
 
 

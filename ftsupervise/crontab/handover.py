@@ -6,16 +6,19 @@ after minutes; one that ended unseen is written down as "unknown", which is neit
 
 from __future__ import annotations
 
+import errno
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from ftsupervise.crontab import history
+from ftsupervise.crontab import history, trust
 from ftsupervise.crontab.history import Ran
-from ftsupervise.crontab.parts import with_directives
+from ftsupervise.crontab.parts import with_directives, with_first_command
+from ftsupervise.crontab.place import Installed
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir import write_whole
@@ -23,6 +26,7 @@ from ftsupervise.scheduler.parse import quote
 
 _OUTPUT = re.compile(r"^#SBATCH\s+(?:.*\s)?(?:--output[= ]|-o\s?)\s*(\S+)", re.M)
 _LIMIT = 1_000_000
+_SHELL = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:sh|bash|dash|ksh|zsh)(?:\s|$)")
 
 
 class Jobs(Protocol):
@@ -47,10 +51,23 @@ class Prepared:
     output: str = ""
 
 
-def prepare(text: str, *, name: str, folder: Path, home: str, comment: str, options: tuple[str, ...]) -> Prepared:
+def prepare(
+    text: str,
+    *,
+    name: str,
+    folder: Path,
+    home: str,
+    comment: str,
+    options: tuple[str, ...],
+    secrets: Path | None = None,
+) -> Prepared:
     """The dropped script with what makes it ours. Its own ``#SBATCH`` lines stand, but for the comment we know it by and an
-    output file that is not an absolute path. Raises ValueError when it is no script.
+    output file that is not an absolute path. A shell script reads ``secrets`` first: variables that must not stand in the
+    environment of a job, which Slurm keeps. Raises ValueError when it is no script.
     """
+    if secrets is not None and _SHELL.match(text):
+        file = shlex.quote(str(secrets))
+        text = with_first_command(text, f"[ ! -r {file} ] || . {file}")
     own = _OUTPUT.findall(text)
     elsewhere = own[-1].strip("\"'") if own and own[-1].strip("\"'").startswith("/") else ""
     ours = f"--output={quote(str(folder / 'output').replace('%', '%%'))}"
@@ -59,13 +76,14 @@ def prepare(text: str, *, name: str, folder: Path, home: str, comment: str, opti
     return Prepared(with_directives(text, first, last), elsewhere)
 
 
-def read_script(path: Path) -> str:
-    """Raises OSError; ValueError when it is larger than any job script."""
-    with path.open("rb") as file:
-        raw = file.read(_LIMIT + 1)
-    if len(raw) > _LIMIT:
-        raise ValueError(f"larger than {_LIMIT} bytes")
-    return raw.decode("utf-8", "surrogateescape")
+def read_script(path: Path, installed: Installed) -> str:
+    """Raises OSError, NotTrusted; ValueError when it is larger than any job script."""
+    try:
+        return trust.read(path, installed, _LIMIT).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise ValueError(f"larger than {_LIMIT} bytes") from None
 
 
 def submit(prepared: Prepared, folder: Path, comment: str, env: Mapping[str, str], jobs: Jobs) -> str:

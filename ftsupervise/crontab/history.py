@@ -13,10 +13,11 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.crontab.place import CronDir, read_stamp, stamp
+from ftsupervise.host.files import read_bounded
 from ftsupervise.rundir import read_json, write_json, write_whole
 from ftsupervise.sharing import make_folder
 
@@ -56,9 +57,11 @@ def first_seen(cron: CronDir, key: str, now: datetime) -> datetime:
     """When a tick saw the entry for the first time; ``now``, and written down, if this is it."""
     path = cron.runs / key / "since"
     try:
-        return datetime.fromisoformat(path.read_text("ascii").strip())
+        seen = _time(read_bounded(path, 100).decode("ascii").strip())
     except (OSError, ValueError):
-        pass
+        seen = None
+    if seen is not None:
+        return seen
     try:
         make_folder(path.parent, parents=True)
         write_whole(path, now.isoformat() + "\n")
@@ -222,11 +225,13 @@ def _json(path: Path) -> dict[str, object]:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e12 else 0.0
 
 
 def _time(value: object) -> datetime | None:
+    """None for what is no time, has no zone, or has no name in UTC."""
     try:
-        return datetime.fromisoformat(str(value))
-    except ValueError:
+        at = datetime.fromisoformat(str(value))
+        return at.astimezone(timezone.utc) if at.tzinfo is not None else None
+    except (ValueError, OverflowError):
         return None

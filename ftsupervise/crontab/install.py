@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise import bounded
-from ftsupervise.crontab import backends, chain, render
+from ftsupervise.crontab import backends, chain, render, trust
 from ftsupervise.crontab.entries import check_times
-from ftsupervise.crontab.environment import local_zone, recorded
+from ftsupervise.crontab.environment import local_zone, recorded, split
 from ftsupervise.crontab.place import (
     FOLDERS,
     CronDir,
@@ -32,7 +32,8 @@ from ftsupervise.crontab.place import (
     write_installed,
 )
 from ftsupervise.crontab.successors import slot_of
-from ftsupervise.errors import ConfigError, Error, NotFound, Refused, from_os_error
+from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
+from ftsupervise.host import ownership
 from ftsupervise.rundir import write_whole
 from ftsupervise.sharing import make_folder
 from ftsupervise.units import show_duration
@@ -106,6 +107,7 @@ def decide(
         raise ConfigError(f"cron: {error}") from None
     backend, why = pick(settings.backend, env)
     owner = user_name()
+    environment, secret = split(recorded(env, settings.env, python))
     installed = Installed(
         id=sha256(f"{owner}\0{cron.root}".encode("utf-8", "surrogateescape")).hexdigest()[:8],
         owner=owner,
@@ -126,19 +128,23 @@ def decide(
             for key, value in (("partition", settings.partition), ("account", settings.account), ("qos", settings.qos))
             if value is not None
         ),
-        environment=recorded(env, settings.env, python),
+        environment=environment,
+        secret=secret,
         alerts=json.loads(alerts.model_dump_json(by_alias=True)),
         alerts_from=alerts_from,
         at=now,
+        since=now,
+        trusted=settings.trusted,
+        trusted_group=settings.trusted_group or "",
         note={"host": os.uname().nodename},
     )
     try:
-        script = render.script(cron, python, chain.directives(installed)) if backend == "slurm" else ""
+        script = render.script(cron, python, chain.directives(cron, installed)) if backend == "slurm" else ""
     except ValueError as error:
         raise ConfigError(f"the job of a slot cannot be written: {error}") from None
     lines = ""
     if backend in ("crontab", "scrontab"):
-        options = chain.directives(installed) if backend == "scrontab" else ()
+        options = chain.directives(cron, installed) if backend == "scrontab" else ()
         lines = backends.block(backend, installed.id, installed.period, render.command(cron, python), options)
     return Plan(cron, installed, script, lines, _notes(installed, settings, env))
 
@@ -167,6 +173,11 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
         notes.append("this period does not divide the day: slots fall at other times every day")
     if not installed.alerts.get("receivers"):
         notes.append("nobody is told when an entry fails: no alerts.receivers in your settings")
+    if installed.secret:
+        names = ", ".join(sorted(installed.secret))
+        notes.append(
+            f"secrets among the variables ({names}) are kept where only you can read them, and not given to Slurm"
+        )
     absent = [name for name in settings.env if name not in env]
     if absent:
         notes.append(f"not set now, so entries will not have it: {', '.join(absent)}")
@@ -188,13 +199,16 @@ class Done:
 def install(plan: Plan, now: datetime, scheduler: chain.Queue | None) -> Done:
     """Write the folder and start the back end. Raises Refused where it belongs to somebody else, CannotWrite …"""
     cron, wanted = plan.cron, plan.installed
+    _check_place(cron, wanted)
     before = _before(cron, wanted)
+    if before is not None and not before.removed:
+        wanted = replace(wanted, since=before.since)
     table = backends.read(wanted.backend, wanted.environment) if plan.lines else ""
     notes: tuple[str, ...] = ()
     script = ""
     if wanted.backend == "slurm":
         wanted, notes = _fit(wanted)
-        script = render.script(cron, wanted.python, chain.directives(wanted))
+        script = render.script(cron, wanted.python, chain.directives(cron, wanted))
     _write_folder(cron, wanted, script)
     if plan.lines:  # before it is called installed: a table may be refused
         backends.write(wanted.backend, backends.with_block(table, wanted.id, plan.lines), wanted.environment)
@@ -212,23 +226,47 @@ def install(plan: Plan, now: datetime, scheduler: chain.Queue | None) -> Done:
     return Done(changed, state, notes)
 
 
+def _check_place(cron: CronDir, wanted: Installed) -> None:
+    """Make the folder. Raises NotTrusted where somebody else could put a file into it, or another folder in its place."""
+    try:
+        cron.root.mkdir(parents=True, exist_ok=True)
+        reason = trust.distrust_folder(cron.root, wanted)
+    except OSError as error:
+        raise from_os_error(error, f"make {cron.root}") from None
+    if reason:
+        raise ownership.NotTrusted(
+            f"{reason}, so whatever is put into {cron.root} could be somebody else's",
+            hint="choose a folder of your own with --dir DIR, or take the right to write away (chmod go-w). Settings that let"
+            " others run programs as you: cron.trusted, cron.trusted_group",
+        )
+
+
 def _before(cron: CronDir, wanted: Installed) -> Installed | None:
     try:
         before = read_installed(cron)
     except NotFound:
         return None
+    except NotPermitted:
+        raise
     except Error:  # damaged: this install mends it
         return None
     if before is not None and before.owner != wanted.owner and not before.removed:
         raise Refused(
             f"the cron in {cron.root} is {before.owner}'s, and one is enough",
-            hint="drop your files into its folders, or install your own with --dir DIR",
+            hint="ask them to add your files, or install your own with --dir DIR",
         )
     return before
 
 
 def _changed(before: Installed, after: Installed) -> bool:
-    same = replace(after, at=before.at, note=before.note, environment=before.environment)
+    same = replace(
+        after,
+        at=before.at,
+        since=before.since,
+        note=before.note,
+        environment=before.environment,
+        secret=before.secret,
+    )
     return before != same
 
 
@@ -236,6 +274,7 @@ def _write_folder(cron: CronDir, installed: Installed, script: str) -> None:
     try:
         for folder in (*(cron.folder(name) for name in FOLDERS), cron.slots, cron.runs, cron.log):
             make_folder(folder, parents=True)
+        cron.state.chmod(0o700)  # outputs, settings and secrets are in it
         words = {
             "owner": installed.owner,
             "root": cron.root,

@@ -6,7 +6,6 @@ loads no settings, asks no scheduler and sends no mail itself.
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.tick import deliver, record
 from ftsupervise.crontab.chain import Queue, look_after
+from ftsupervise.host import interpreter
 from ftsupervise.model import Finding, Health
 from ftsupervise.rundir import RunDir
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def command(run_dir: Path) -> tuple[str, ...]:
     """What the job ring runs once a period, bounded (a minute or two), its output and exit code of no interest."""
-    return (sys.executable, "-m", "ftsupervise", "cron", "ensure", "--run", str(run_dir))
+    return tuple(interpreter.command("cron", "ensure", "--run", str(run_dir)))
 
 
 def look_after_for(run: Run, scheduler: Queue, now: datetime) -> Finding | None:

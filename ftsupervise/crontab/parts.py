@@ -65,6 +65,19 @@ def with_directives(script: str, first: tuple[str, ...], last: tuple[str, ...]) 
     sbatch reads such lines up to the first command, and of two for the same option the later one counts.
     Raises ValueError when it is no script.
     """
+    lines, end = _head(script)
+    head = [lines[0], *(f"#SBATCH {option}\n" for option in first)]
+    return "".join([*head, *lines[1:end], *(f"#SBATCH {option}\n" for option in last), *lines[end:]])
+
+
+def with_first_command(script: str, command: str) -> str:
+    """A job script with one more line before its first command. Raises ValueError when it is no script."""
+    lines, end = _head(script)
+    return "".join([*lines[:end], f"{command}\n", *lines[end:]])
+
+
+def _head(script: str) -> tuple[list[str], int]:
+    """The lines, and how many of them come before the first command."""
     lines = script.splitlines(keepends=True)
     if not lines or not lines[0].startswith("#!"):
         raise ValueError("a job script begins with a line such as #!/bin/bash")
@@ -73,5 +86,4 @@ def with_directives(script: str, first: tuple[str, ...], last: tuple[str, ...]) 
     end = 1
     while end < len(lines) and (not lines[end].strip() or lines[end].startswith("#")):
         end += 1
-    head = [lines[0], *(f"#SBATCH {option}\n" for option in first)]
-    return "".join([*head, *lines[1:end], *(f"#SBATCH {option}\n" for option in last), *lines[end:]])
+    return lines, end

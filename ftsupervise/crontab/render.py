@@ -6,12 +6,13 @@ import shlex
 
 from ftsupervise import __version__
 from ftsupervise.crontab.place import CronDir
+from ftsupervise.host import interpreter
 from ftsupervise.scheduler.parse import quote
 
 
 def command(cron: CronDir, python: str) -> tuple[str, ...]:
     """What a back end runs at each slot."""
-    return (python, "-m", "ftsupervise", "cron", "tick", "--dir", str(cron.root))
+    return tuple(interpreter.command("cron", "tick", "--dir", str(cron.root), python=python))
 
 
 def script(cron: CronDir, python: str, options: tuple[str, ...]) -> str:
@@ -26,5 +27,10 @@ def script(cron: CronDir, python: str, options: tuple[str, ...]) -> str:
     )
     environment.filters.update(quote=lambda text: shlex.quote(str(text)), sbatch=lambda text: quote(str(text)))
     return environment.from_string(source).render(
-        options=options, directory=str(cron.root), log=str(cron.log), version=__version__, command=command(cron, python)
+        options=options,
+        directory=str(cron.root),
+        state=str(cron.state),
+        log=str(cron.log),
+        version=__version__,
+        command=command(cron, python),
     )

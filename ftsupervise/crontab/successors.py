@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 from ftsupervise.crontab.schedule import EPOCH, floor, slots_after
 from ftsupervise.model import Job, JobState
+from ftsupervise.scheduler.parse import is_held
 
 MARK = "ftsupervise-cron"
 _OVERDUE = 4  # times the spares: so many jobs that wait beyond their slot are enough
@@ -65,7 +66,7 @@ def chain(jobs: Iterable[Job], name: str, now: datetime, period: timedelta, spar
             continue
         if not job.state.waiting:
             running += job.state in (JobState.RUNNING, JobState.CONFIGURING)
-        elif job.state is not JobState.PENDING or "Held" in job.reason:
+        elif job.state is not JobState.PENDING or is_held(job.reason):
             held.append(job.base_id)
         elif job.base_id.isdigit():
             pending.setdefault(slot, []).append(int(job.base_id))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.crontab import chain, claims, findings, handover, history
 from ftsupervise.crontab.entries import Found, find
 from ftsupervise.crontab.place import CronDir, Installed, need_installed, user_name
 from ftsupervise.crontab.schedule import floor
-from ftsupervise.crontab.successors import slot_of
+from ftsupervise.crontab.successors import epoch, slot_of
 from ftsupervise.crontab.work import Slot, Worked, work
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
@@ -67,7 +69,7 @@ def tick(
     started = time.monotonic()
     at = floor(now, installed.period)
     at = max(slot, at) if slot is not None and slot - now < installed.period else at  # this node's clock may be behind
-    first, full = _claim(cron, at, now, job_id)
+    first, full = _claim(cron, at, now, job_id, installed.backend)
     extended = None
     if installed.backend == "slurm":
         if not first and not full and claims.is_ensured(cron, at, _patience(installed)):
@@ -85,15 +87,27 @@ def tick(
     if extended is not None and extended.trouble:
         extended = _keep(cron, installed, controller, one.clock(), at)
     trouble = [*worked.trouble, *([extended.trouble] if extended is not None and extended.trouble else [])]
-    told = _tell(one, found, extended, trouble)
-    _close(one, worked, extended, trouble)
+    nodes = _drained(one, extended, controller) if extended is not None else None
+    told = _tell(one, found, extended, trouble, nodes)
+    _close(one, worked, extended, trouble, nodes)
     return Ticked(at, True, extended, worked, told, tuple(trouble))
 
 
-def _claim(cron: CronDir, at: datetime, now: datetime, job_id: str) -> tuple[bool, OSError | None]:
+def _drained(slot: Slot, extended: chain.Extended, controller: Slurm) -> tuple[str, ...] | None:
+    """Nodes that Slurm has drained by itself. Asked only when its controller was away, slots did not come, or some were
+    drained when it was asked last: a slot that comes as it should costs no further question. None: not asked."""
+    before = [claims.read_slot(slot.cron, at) for at in _earlier(slot)[-1:]]
+    waits = extended.chain is not None and extended.chain.overdue >= slot.installed.spares
+    odd = bool(extended.trouble) or waits or len(_missed(slot)) >= slot.installed.spares
+    if not (odd or any(one.trouble or one.drained for one in before)) or extended.blind:
+        return None
+    return chain.drained(controller)
+
+
+def _claim(cron: CronDir, at: datetime, now: datetime, job_id: str, backend: str) -> tuple[bool, OSError | None]:
     """Whether the slot is ours; or why the file system could not say."""
     try:
-        return claims.claim(cron, at, now, job_id), None
+        return claims.claim(cron, at, now, job_id, backend), None
     except OSError as error:
         return False, error
 
@@ -109,7 +123,9 @@ def _keep(cron: CronDir, installed: Installed, controller: Slurm, now: datetime,
     return extended
 
 
-def _close(slot: Slot, worked: Worked, extended: chain.Extended | None, trouble: list[str]) -> None:
+def _close(
+    slot: Slot, worked: Worked, extended: chain.Extended | None, trouble: list[str], nodes: tuple[str, ...] | None
+) -> None:
     """Write down what the tick did, and forget the oldest of what is written down."""
     record = {
         "at": slot.clock().isoformat(),
@@ -117,6 +133,7 @@ def _close(slot: Slot, worked: Worked, extended: chain.Extended | None, trouble:
         "skipped": worked.skipped,
         "missed": worked.missed,
         "trouble": trouble,
+        "drained": nodes or (),
         "submitted": [f"{s:%H:%M:%S}" for s in (extended.submitted if extended else ())],
         "cancelled": extended.cancelled if extended else (),
     }
@@ -188,7 +205,13 @@ def run_name(cron: CronDir, installed: Installed) -> str:
     return "cron" if cron.root == default_directory(installed.environment) else f"cron {cron.root}"
 
 
-def look(slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str]) -> list[Finding]:
+def look(
+    slot: Slot,
+    found: Found,
+    extended: chain.Extended | None,
+    trouble: list[str],
+    nodes: tuple[str, ...] | None = None,
+) -> list[Finding]:
     """What is to be said about every entry and about the chain, from what is written down."""
     run = run_name(slot.cron, slot.installed)
     names = {entry.key: entry.name for entry in found.entries}
@@ -205,18 +228,23 @@ def look(slot: Slot, found: Found, extended: chain.Extended | None, trouble: lis
         looked = findings.Looked(name, newest, lost, tail, gone=key not in names)
         finding = findings.entry_finding(looked, run, slot.cron.root, slot.now)
         out += [finding] if finding is not None else []
-    out.append(findings.passed_finding([(p.name, p.why) for p in found.passed if p.wanted], run, slot.now))
-    gap = _gap(slot)
+    out.append(
+        findings.passed_finding([(p.name, p.why) for p in found.passed if p.wanted], run, slot.cron.root, slot.now)
+    )
+    missed = _missed(slot)
     out.append(
         findings.chain_finding(
             run,
+            slot.cron.root,
             slot.now,
             trouble=_trouble(slot, extended, trouble),
-            missed=gap if gap >= slot.installed.spares else 0,
+            missed=missed if len(missed) >= slot.installed.spares else (),
             late=(slot.now - slot.at).total_seconds(),
             period=slot.installed.period.total_seconds(),
         )
     )
+    if nodes is not None:
+        out.append(findings.drained_finding(nodes, chain.drained_words(nodes), run, slot.now))
     return out
 
 
@@ -234,20 +262,27 @@ def _trouble(slot: Slot, extended: chain.Extended | None, trouble: list[str]) ->
 
 
 def _earlier(slot: Slot) -> list[datetime]:
-    return [at for at in claims.claimed(slot.cron) if at < slot.at]
+    return [at for at in claims.claimed(slot.cron, slot.now) if at < slot.at]
 
 
-def _gap(slot: Slot) -> int:
-    """Slots without a tick between this one and the one before it."""
-    before = _earlier(slot)
-    last = max(before[-1] if before else slot.at, floor(slot.installed.at, slot.installed.period))
-    return max(0, (slot.at - last) // slot.installed.period - 1)
+def _missed(slot: Slot) -> range:
+    """Slots without a tick between this one and the one before it, or the install, as seconds since the epoch.
+
+    Typing ``cron install`` again makes none of them good: only taking the cron away, and installing it anew, begins afresh.
+    """
+    period = slot.installed.period
+    begun = floor(slot.installed.since, period)
+    last = floor(max([begun, *_earlier(slot)[-1:]]), period)
+    seconds = int(period.total_seconds())
+    return range(epoch(last) + seconds, epoch(slot.at), seconds)
 
 
-def _tell(slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str]) -> tuple[str, ...]:
+def _tell(
+    slot: Slot, found: Found, extended: chain.Extended | None, trouble: list[str], nodes: tuple[str, ...] | None
+) -> tuple[str, ...]:
     """Record what was found and deliver what waits. Why it could not be told is added to ``trouble``."""
     try:
-        seen = look(slot, found, extended, trouble)
+        seen = look(slot, found, extended, trouble, nodes)
         if not findings.worth_telling(seen) and not slot.cron.alerts.is_dir():
             return ()
         return _record(slot, seen, trouble)
@@ -279,14 +314,18 @@ def _record(slot: Slot, seen: list[Finding], trouble: list[str]) -> tuple[str, .
 def _prune_logs(cron: CronDir) -> None:
     """Keep the words of the last jobs that had any."""
     try:
-        logs = sorted(cron.log.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in logs[:-5]:
-            if path.stat().st_size == 0:
-                path.unlink()
-        for path in [path for path in logs if path.exists()][:-50]:
-            path.unlink()
+        with os.scandir(cron.log) as found:
+            logs = [(one.stat(follow_symlinks=False), Path(one.path)) for one in found if not one.is_dir()]
     except OSError:
         return
+    logs.sort(key=lambda log: log[0].st_mtime)
+    empty = [log for log in logs[:-5] if log[0].st_size == 0]
+    kept = [log for log in logs if log not in empty]
+    for _, path in (*empty, *kept[:-50]):
+        try:
+            path.unlink()
+        except OSError:
+            continue
 
 
 def own_job(env: Mapping[str, str]) -> str:

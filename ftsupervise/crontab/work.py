@@ -147,7 +147,7 @@ def _begin(slot: Slot, entry: Entry, missed: int) -> execute.Task | None:
 def task_of(entry: Entry, cron: CronDir, installed: Installed, folder: Path, at: datetime) -> execute.Task:
     """What executes an entry, with the environment that was recorded at install."""
     env = {
-        **installed.environment,
+        **installed.whole_environment,
         **entry.env,
         ENV_SLOT: at.isoformat(),
         ENV_ENTRY: entry.name,
@@ -164,12 +164,13 @@ def hand_over(slot: Slot, entry: Entry, folder: Path, missed: int) -> None:
     env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
     try:
         prepared = handover.prepare(
-            handover.read_script(entry.path),
+            handover.read_script(entry.path, slot.installed),
             name=entry.path.name,
             folder=folder,
             home=env.get("HOME", "/"),
             comment=comment,
             options=slot.installed.job_options,
+            secrets=slot.cron.secrets if slot.installed.secret else None,
         )
         job_id = handover.submit(prepared, folder, comment, env, slot.jobs())
         more = start_record(slot, missed, job_comment=comment, output=prepared.output, job_id=job_id)
@@ -178,8 +179,8 @@ def hand_over(slot: Slot, entry: Entry, folder: Path, missed: int) -> None:
         return  # it may be in the queue all the same: its comment is looked for at the next tick
     except Error as error:
         history.write_end(folder, slot.clock(), "failed", error.message)
-    except ValueError as error:
-        history.write_end(folder, slot.clock(), "failed", str(error))
+    except (ValueError, OSError) as error:
+        history.write_end(folder, slot.clock(), "failed", getattr(error, "strerror", None) or str(error))
 
 
 def start_record(slot: Slot, missed: int, **more: str) -> dict[str, object]:

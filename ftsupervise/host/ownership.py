@@ -9,15 +9,17 @@ What may be changed by others is not an error of this account: the sentence says
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
 
 _ACL = "system.posix_acl_access"
+_LINKS = 40  # as many as the kernel follows
 LIMIT = 4_000_000  # bytes read of a file that is believed
 
 
@@ -82,6 +84,43 @@ def read_trusted(
         return files.read_open(fd, limit, path)
     finally:
         os.close(fd)
+
+
+def distrust_route(path: str | os.PathLike[str], *, accounts: Collection[int] = (), group: int | None = None) -> str:
+    """Why a stranger could change what stands at ``path``, or put something else there, as a clause; "" when none can.
+
+    Each folder and link that the name passes through is judged as ``distrust`` does, links followed, and what it leads to.
+    Raises OSError: ENOENT where it leads nowhere, ELOOP for a circle of links.
+    """
+    for here, found in _route(os.path.abspath(path)):  # noqa: PTH100 - links are followed one by one
+        link = stat.S_ISLNK(found.st_mode)  # a link has no mode of its own: its owner counts
+        judged = os.stat_result((stat.S_IFLNK, *found[1:])) if link else found
+        if reason := distrust(judged, here, accounts=accounts, group=group):
+            return reason
+    return ""
+
+
+def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    at, links = "/", 0
+    left = [part for part in reversed(path.split("/")) if part]
+    yield at, os.lstat(at)
+    while left:
+        part = left.pop()
+        if part in ("", ".", ".."):
+            at = os.path.dirname(at) if part == ".." else at  # noqa: PTH120
+            continue
+        here = f"{at.rstrip('/')}/{part}"
+        found = os.lstat(here)
+        yield here, found
+        if not stat.S_ISLNK(found.st_mode):
+            at = here
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(here)  # noqa: PTH115
+        at = "/" if target.startswith("/") else at
+        left += reversed(target.split("/"))
 
 
 def account_id(name: str) -> int | None:

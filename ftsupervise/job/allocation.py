@@ -18,6 +18,7 @@ from ftsupervise import bounded
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.job import reach
 from ftsupervise.rundir import ENV_ATTEMPT_DIR
+from ftsupervise.scheduler.slurm import is_answer
 
 _TELL = 2.0  # seconds for what nobody waits for
 _ASK = 10.0  # seconds for one question
@@ -83,10 +84,10 @@ class Allocation:
         """Does Slurm have this job, waiting, running or completing? None: cannot tell."""
         try:
             done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
+            if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
+                return bool(done.stdout.strip())
         except OSError:
             return None
-        if done.code == 0 and not done.stderr.strip():
-            return bool(done.stdout.strip())
         return False if done.code == 1 and "Invalid job id" in done.stderr else None
 
     def of_others(self, attempts: Path) -> frozenset[str]:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.scheduler.parse import FIELD, RECORD, SQUEUE_ENV
-from ftsupervise.scheduler.slurm import Slurm, me
+from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
+from ftsupervise.scheduler.slurm import Slurm, me, new_form
 
-# squeue(1) letters: id, array's id, raw id, state, nodes, partition, excluded nodes, features, reason, comment
-_LETTERS = "iFATDPxfrk"
+# squeue(1) letters: id, array's id, raw id, nodes, partition, excluded nodes, features, reason, comment
+_LETTERS = "iFADPxfrk"
 _FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
 _AWAY = re.compile(r"down|fail$|fail[*]|error|drain|unknown|no_respond|future|maint|reboot|inval|.*\*", re.I)
 
@@ -48,20 +48,17 @@ class Exclusions(Slurm):
 
     def waiting(self, users: Sequence[str]) -> tuple[Waiting, ...]:
         """The pending jobs of ``users``."""
-        form = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
-        done = self._ask(["squeue", "-h", "-t", "PENDING", "-u", ",".join(users) or me(), "-o", form], env=SQUEUE_ENV)
-        if done.code != 0 or done.stderr.strip():
-            raise self._blind("squeue", done)
+        form = new_form(_LETTERS)
+        asked = ["squeue", "-h", "-t", "PENDING", "-u", ",".join(users) or me(), "-o", form.text]
+        done = self._answer(asked, env=SQUEUE_ENV)
         try:
-            return tuple(_waiting(record) for record in done.stdout.split(RECORD)[1:])
+            return tuple(_waiting(*fields) for fields in form.rows(done.stdout))
         except ValueError as error:
             raise SchedulerUnavailable(f"squeue could not be read: {error}") from None
 
     def room(self) -> Room:
         """One question for all partitions."""
-        done = self._ask(["sinfo", "-h", "-a", "-N", "-o", "%P|%N|%T|%f"])
-        if done.code != 0 or done.stderr.strip():
-            raise self._blind("sinfo", done)
+        done = self._answer(["sinfo", "-h", "-a", "-N", "-o", "%P|%N|%T|%f"])
         known: set[str] = set()
         usable: dict[str, set[str]] = {}
         features: dict[str, frozenset[str]] = {}
@@ -90,11 +87,17 @@ class Exclusions(Slurm):
         raise self._blind("scontrol update", done)
 
 
-def _waiting(record: str) -> Waiting:
-    fields = record.rstrip("\n").split(FIELD, len(_LETTERS) - 1)
-    if len(fields) != len(_LETTERS):
-        raise ValueError(f"a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
-    job_id, base, raw, _, nodes, partitions, excluded, features, reason, comment = fields
+def _waiting(
+    job_id: str,
+    base: str,
+    raw: str,
+    nodes: str,
+    partitions: str,
+    excluded: str,
+    features: str,
+    reason: str,
+    comment: str,
+) -> Waiting:
     return Waiting(
         id=re.sub(r"%\d+\]", "]", job_id),
         base_id=base or raw,
@@ -103,7 +106,7 @@ def _waiting(record: str) -> Waiting:
         excluded=expand_hostlist("" if excluded in ("(null)", "N/A") else excluded),
         features="" if features == "(null)" else features,
         comment="" if comment == "(null)" else comment,
-        held=reason.startswith("JobHeld"),
+        held=is_held(reason),
     )
 
 

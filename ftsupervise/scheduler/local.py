@@ -23,7 +23,7 @@ from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejecte
 from ftsupervise.jobs import Job, JobState, Submitted
 from ftsupervise.procfs import identity
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json, write_whole
-from ftsupervise.scheduler.parse import array_size, directives
+from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time
 
@@ -84,7 +84,7 @@ class Local:
             return None
         jobs = self._read(folder)
         wanted = [job for job in jobs if not member or job.id.endswith(f"_{member}")]
-        return wanted[0] if wanted else None
+        return most_alive(wanted)
 
     def submit(self, script: str, *, script_path: Path, token: str, env: Mapping[str, str] | None = None) -> Submitted:
         options = directives(script)

@@ -1,44 +1,91 @@
 """Slurm's words into values, and back: pure, so that every odd line ever seen can be a test.
 
-The queue is read from ``squeue -o`` with control characters as separators, free text last: names may hold spaces, bars,
-tabs and anything else, ``-O`` cuts at 20 columns, and ``--json`` of 22.05 answers "no jobs" when nobody was asked.
+The queue is read from ``squeue -o`` with separators that are drawn anew for each question: names and comments may hold
+spaces, bars, tabs, control characters and anything else, ``-O`` cuts at 20 columns, and ``--json`` of 22.05 answers
+"no jobs" when nobody was asked.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
 
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.jobs import Job, JobState
+from ftsupervise.printable import printable
 from ftsupervise.units import parse_slurm_time
 
-RECORD = "\x1e"
-FIELD = "\x1f"
 # squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,
 # comment, name
-_LETTERS = "iFATuSeVlrENZkj"
-SQUEUE_FORMAT = RECORD + FIELD.join(f"%{letter}" for letter in _LETTERS)
+QUEUE_LETTERS = "iFATuSeVlrENZkj"
 SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
 
-def parse_queue(text: str) -> tuple[Job, ...]:
-    """The output of ``squeue -h -o SQUEUE_FORMAT``. Raises ValueError when it is not that."""
-    head, *records = text.split(RECORD)
-    if head.strip():
-        raise ValueError(f"squeue printed something unexpected: {head.strip()[:200]!r}")
-    return tuple(_record(record.removesuffix("\n")) for record in records)
+class Form(NamedTuple):
+    """How one question to squeue asks for its answer: the letters of squeue(1), and a mark that stands in its separators.
+
+    The mark is random and used once. Whoever submits a job may put any character into its name and comment, so a separator that
+    is known beforehand could be submitted too: it would make the queue unreadable, or pass one field off as another.
+    """
+
+    letters: str
+    mark: str
+
+    @property
+    def record(self) -> str:
+        return f"\x1e{self.mark}:"
+
+    @property
+    def field(self) -> str:
+        return f"\x1f{self.mark}:"
+
+    @property
+    def text(self) -> str:
+        """What ``squeue -o`` is given."""
+        return self.record + self.field.join(f"%{letter}" for letter in self.letters)
+
+    def rows(self, text: str) -> tuple[list[str], ...]:
+        """The fields of each job in what squeue printed. Raises ValueError when it is not that."""
+        head, *records = text.split(self.record)
+        if head.strip():
+            raise ValueError(f"squeue printed something unexpected: {head.strip()[:200]!r}")
+        return tuple(self._row(record.removesuffix("\n")) for record in records)
+
+    def _row(self, record: str) -> list[str]:
+        fields = record.split(self.field)
+        if len(fields) != len(self.letters):
+            raise ValueError(
+                f"squeue printed a line with {len(fields)} of {len(self.letters)} fields: {record[:200]!r}"
+            )
+        return fields
 
 
-def _record(record: str) -> Job:
-    fields = record.split(FIELD, len(_LETTERS) - 1)
-    if len(fields) != len(_LETTERS):
-        raise ValueError(f"squeue printed a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
-    job_id, base, raw, state, user, start, end, submit, limit, reason, dependency, nodes, directory, comment, name = (
-        fields
-    )
+def parse_queue(text: str, form: Form) -> tuple[Job, ...]:
+    """The output of ``squeue -h -o FORM``, with the letters QUEUE_LETTERS. Raises ValueError when it is not that."""
+    return tuple(_job(*fields) for fields in form.rows(text))
+
+
+def _job(
+    job_id: str,
+    base: str,
+    raw: str,
+    state: str,
+    user: str,
+    start: str,
+    end: str,
+    submit: str,
+    limit: str,
+    reason: str,
+    dependency: str,
+    nodes: str,
+    directory: str,
+    comment: str,
+    name: str,
+) -> Job:
     return Job(
         id=job_id,
         base_id=base or raw,
@@ -46,7 +93,7 @@ def _record(record: str) -> Job:
         name=name,
         user=user,
         state=parse_state(state),
-        reason="" if reason in _NOTHING else reason,
+        reason="" if reason in _NOTHING else printable(reason),  # some are the words of a plug-in
         dependency="" if dependency in _NOTHING else dependency,
         comment="" if comment in _NOTHING else comment,
         nodes=expand_hostlist("" if nodes in _NOTHING else nodes),
@@ -56,6 +103,47 @@ def _record(record: str) -> Job:
         time_limit=parse_limit(limit),
         directory="" if directory in _NOTHING else directory,
     )
+
+
+def reason_word(reason: str) -> str:
+    """A reason as one word: squeue prints ``launch failed requeued held`` where scontrol prints it with underscores."""
+    return "_".join(reason.split())
+
+
+def is_held(reason: str) -> bool:
+    """Whether a job that waits for ``reason`` is held: it starts after ``scontrol release`` and not before."""
+    return reason.startswith(("JobHeld", "JobHold")) or re.search(r"(^|_)held(_|$)", reason_word(reason)) is not None
+
+
+def most_alive(jobs: Sequence[Job]) -> Job | None:
+    """Of the members of one array the one that speaks for all: it runs, else it waits, else how the array has ended (a failure
+    before a success). squeue lists members that have ended before those that run. None when there are none."""
+
+    def rank(job: Job) -> int:
+        if job.state.ended:
+            return 4 if job.state is JobState.COMPLETED else 3
+        return 1 if job.state.waiting else 2 if job.state is JobState.COMPLETING else 0
+
+    return min(jobs, key=rank, default=None)
+
+
+def complaints(stderr: str) -> frozenset[str]:
+    """What a command of Slurm's complained of, each line without the program's name and the time before it."""
+    lines = (_SPEAKER.sub("", line.strip()) for line in stderr.splitlines())
+    return frozenset(line for line in lines if line)
+
+
+def is_no_answer(complaint: str) -> bool:
+    """Whether this complaint says that the controller was not reached, or not asked what was meant, whatever the exit code."""
+    return _NO_ANSWER.search(complaint) is not None
+
+
+_SPEAKER = re.compile(r"^(?:\[[^\]]*\] )?(?:[a-z]+: (?=error|fatal|warning))?")
+_NO_ANSWER = re.compile(
+    r"Unable to contact|Unable to (?:connect|communicate)|timed out|slurm_load_|Invalid (?:user|job|node|partition)|Unspecified"
+    r"|Zero Bytes|Connection refused|connect failure|connection reset|authentication|can't be reached|problem talking",
+    re.I,
+)
 
 
 def parse_state(word: str) -> JobState:

@@ -1,6 +1,7 @@
 """Real Slurm, through its own commands, each with a bound.
 
-The facts this rests on (measured on 22.05, 24.11 and 26.05): exit 0 with an empty stderr is an answer; "Invalid job id" for
+The facts this rests on (measured on 22.05, 24.11 and 26.05): exit 0 is an answer, unless words on stderr say that the
+controller was not reached; a cluster whose slurm.conf has an odd line prints a warning with every answer. "Invalid job id" for
 one id means there is no such job; everything else is "could not look". An sbatch that timed out may have been accepted.
 """
 
@@ -25,7 +26,15 @@ from ftsupervise.rundir import (
     ENV_RUN,
     ENV_RUN_DIR,
 )
-from ftsupervise.scheduler.parse import SQUEUE_ENV, SQUEUE_FORMAT, parse_queue
+from ftsupervise.scheduler.parse import (
+    QUEUE_LETTERS,
+    SQUEUE_ENV,
+    Form,
+    complaints,
+    is_no_answer,
+    most_alive,
+    parse_queue,
+)
 
 _KEEP = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT"})
 
@@ -59,28 +68,32 @@ class Slurm:
     def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
         self._env = clean_environment(os.environ if env is None else env)
         self._timeout = timeout
+        self.warnings: set[str] = set()  # what Slurm complained of beside its answers
         self._pause: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------------------------------------------------- asking
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         names = ",".join(dict.fromkeys(users)) or me()
-        done = self._ask(["squeue", "-h", "-u", names, "-o", SQUEUE_FORMAT], env=SQUEUE_ENV)
-        if done.code != 0 or done.stderr.strip():
-            raise self._blind("squeue", done)
-        return self._read(done)
+        form = new_form(QUEUE_LETTERS)
+        return self._read(self._answer(["squeue", "-h", "-u", names, "-o", form.text], env=SQUEUE_ENV), form)
 
     def find(self, token: str) -> tuple[Job, ...]:
         return tuple(job for job in self.queue() if token in job.comment)
 
     def describe(self, job_id: str) -> Job | None:
-        done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", SQUEUE_FORMAT], env=SQUEUE_ENV)
+        form = new_form(QUEUE_LETTERS)
+        done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", form.text], env=SQUEUE_ENV)
         if "Invalid job id" in done.stderr:
             return None
-        if done.code != 0 or done.stderr.strip():
-            raise self._blind("squeue", done)
-        jobs = self._read(done)
-        return jobs[0] if jobs else None
+        return most_alive(self._read(self._checked(done), form))
+
+    def drained(self, reason: str) -> tuple[str, ...]:
+        """The nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
+        done = self._answer(["sinfo", "-h", "-a", "-N", "-o", "%N|%T|%E"])
+        rows = (line.strip().split("|", 2) for line in done.stdout.splitlines())
+        found = (row[0] for row in rows if len(row) == 3 and row[1].startswith("drain") and row[2].strip() == reason)
+        return tuple(dict.fromkeys(found))
 
     def ping(self) -> None:
         """Raises SchedulerUnavailable, with Slurm's own words, unless the controller answers."""
@@ -154,7 +167,19 @@ class Slurm:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
-        return self._run(argv, env=self._env | dict(env or {}))
+        """A person's SQUEUE_STATES, SINFO_FORMAT … are for the person's own questions."""
+        asking = {k: v for k, v in self._env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
+        return self._run(argv, env=asking | dict(env or {}))
+
+    def _answer(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
+        return self._checked(self._ask(argv, env))
+
+    def _checked(self, done: bounded.Completed) -> bounded.Completed:
+        """``done`` if Slurm has answered. Raises SchedulerUnavailable."""
+        if not is_answer(done, self._ask):
+            raise self._blind(done.argv[0], done)
+        self.warnings |= complaints(done.stderr)
+        return done
 
     def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.Completed:
         try:
@@ -168,9 +193,9 @@ class Slurm:
             raise Error(f"{argv[0]} could not be started: {error}") from None
 
     @staticmethod
-    def _read(done: bounded.Completed) -> tuple[Job, ...]:
+    def _read(done: bounded.Completed, form: Form) -> tuple[Job, ...]:
         try:
-            return parse_queue(done.stdout)
+            return parse_queue(done.stdout, form)
         except ValueError as error:
             raise SchedulerUnavailable(f"squeue could not be read: {error}") from None
 
@@ -180,6 +205,26 @@ class Slurm:
             f"Slurm did not answer {command}: {done.words()}",
             hint="nothing was changed; scontrol ping says whether the controller is up",
         )
+
+
+def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Completed]) -> bool:
+    """Whether Slurm has answered: an exit code of 0, and no words on stderr that say otherwise.
+
+    What else stands on stderr is a warning. Beside an empty answer it is one only if ``scontrol ping`` (through ``ask``)
+    prints it too: then it is about the cluster's settings, and not about the question.
+    """
+    said = complaints(done.stderr)
+    if done.code != 0 or any(map(is_no_answer, said)):
+        return False
+    if not said or done.stdout.strip():
+        return True
+    other = ask(["scontrol", "ping"])
+    return other.code == 0 and said <= complaints(other.stderr)
+
+
+def new_form(letters: str) -> Form:
+    """How to ask squeue for ``letters`` this time."""
+    return Form(letters, os.urandom(6).hex())
 
 
 def me() -> str:

@@ -33,6 +33,7 @@ class FakeQueue:
     breaks: str = ""  # raises what nobody expects
     asked: int = 0
     cancelled: list[str] = field(default_factory=list)
+    drained_nodes: tuple[str, ...] = ()
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         from ftsupervise.errors import SchedulerUnavailable
@@ -71,6 +72,13 @@ class FakeQueue:
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
         self.cancelled.append(job_id)
         self.end(job_id, JobState.CANCELLED)
+
+    def drained(self, reason: str) -> tuple[str, ...]:
+        from ftsupervise.errors import SchedulerUnavailable
+
+        if self.down:
+            raise SchedulerUnavailable(self.down)
+        return self.drained_nodes if reason == "Duplicate jobid" else ()
 
     def end(self, job_id: str, state: JobState, reason: str = "") -> None:
         self.jobs[job_id] = self.jobs[job_id]._replace(state=state, reason=reason)

@@ -150,7 +150,7 @@ def test_run_by_hand_is_what_a_slot_would_do_and_is_on_record(desk: Desk) -> Non
     assert "would run" in desk.type("cron", "run", "check", "--dry-run")
     said = desk.type("cron", "run", "check", code=4)
     assert "I see hourly/check" in said
-    status = json.loads(desk.type("cron", "status", "--json"))
+    status = json.loads(desk.type("cron", "status", "--json", code=2))  # a loop that nobody has started
     (entry,) = status["entries"]
     assert (entry["state"], entry["last"]["code"]) == ("failed", 4)
     assert Path(entry["last"]["output"]).read_text() == "I see hourly/check\n"
@@ -189,7 +189,7 @@ def test_settings_come_from_the_project_and_from_the_persons_own_file(desk: Desk
     own = desk.home / ".config" / "ftsupervise" / "config.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("cron: {period: 10m, hourly: '17 * * * *'}\nalerts: {receivers: [{file: {path: heard.txt}}]}\n")
-    assert "every 10m" in desk.type("cron", "install") + desk.type("cron", "status")
+    assert "every 10m" in desk.type("cron", "install") + desk.type("cron", "status", code=2)
     recorded = json.loads((desk.cron / "state" / "installed.json").read_text())
     assert recorded["times"]["hourly"] == "17 * * * *"
     assert recorded["alerts"]["receivers"][0]["file"]["path"] == str(own.parent / "heard.txt")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ftsupervise"
 
 # What a module may import besides its own room: the rooms of lower layers, by name.
-WORDS = {"model", "jobs", "truth", "errors", "units", "hostlist", "printable"}
+WORDS = {"model", "jobs", "truth", "errors", "units", "hostlist", "printable", "secrecy"}
 FILES = {
     "host",
     "rundir",

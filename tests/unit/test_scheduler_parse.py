@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise import hostlist
-from ftsupervise.model import JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.scheduler import parse
+from ftsupervise.scheduler.slurm import new_form
 
+FORM = parse.Form(parse.QUEUE_LETTERS, "c0ffee")
 ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "1-16:00:00", "None", "(null)"]
 
 
@@ -26,11 +28,11 @@ def record(
     row = list(ROW)
     for index, value in change.items():
         row[int(index[1:])] = value
-    return parse.RECORD + parse.FIELD.join([*row, nodes, directory, comment, name]) + "\n"
+    return FORM.record + FORM.field.join([*row, nodes, directory, comment, name]) + "\n"
 
 
 def test_a_running_member_of_an_array_is_read_whole() -> None:
-    (job,) = parse.parse_queue(record())
+    (job,) = parse.parse_queue(record(), FORM)
     assert (job.id, job.base_id, job.raw_id, job.user, job.state) == ("88_3", "88", "91", "ada", JobState.RUNNING)
     assert job.nodes == ("node-0", "node-1", "node-2")
     assert job.start_time == datetime.fromtimestamp(1795242924, timezone.utc)
@@ -39,19 +41,105 @@ def test_a_running_member_of_an_array_is_read_whole() -> None:
 
 
 def test_an_empty_answer_is_an_empty_queue() -> None:
-    assert parse.parse_queue("") == ()
+    assert parse.parse_queue("", FORM) == ()
 
 
-@pytest.mark.parametrize("text", ["squeue: error: something\n", "\x1ehalf a record\n"])
+@pytest.mark.parametrize("text", ["squeue: error: something\n", "\x1ec0ffee:half a record\n"])
 def test_what_is_not_a_queue_is_not_taken_for_an_empty_one(text: str) -> None:
     with pytest.raises(ValueError, match="squeue printed"):
-        parse.parse_queue(text)
+        parse.parse_queue(text, FORM)
 
 
-@given(name=st.text(st.characters(exclude_characters="\x1e\x1f\0"), max_size=60))
+@given(name=st.text(st.characters(exclude_characters="\0"), max_size=60))
 def test_a_job_name_may_hold_anything(name: str) -> None:
-    (job,) = parse.parse_queue(record(name=name))
+    (job,) = parse.parse_queue(record(name=name), FORM)
     assert job.name == name.removesuffix("\n") or job.name == name
+
+
+@given(
+    name=st.text(st.sampled_from("\x1e\x1f:%\n ab"), max_size=20),
+    comment=st.text(st.sampled_from("\x1e\x1f:%\n ab"), min_size=1, max_size=20),
+)
+def test_a_name_or_comment_made_of_separators_shifts_no_field_and_hides_no_job(name: str, comment: str) -> None:
+    odd, ours = parse.parse_queue(record(name=name, comment=comment) + record(), FORM)
+    assert (odd.id, odd.comment) == ("88_3", comment)
+    assert (ours.name, ours.comment) == ("run", "ftsupervise:run:abc")
+
+
+def test_the_separators_of_one_question_are_not_those_of_the_next() -> None:
+    marks = {new_form(parse.QUEUE_LETTERS).mark for _ in range(100)}
+    assert len(marks) == 100
+    assert all(len(mark) == 12 and mark.isalnum() for mark in marks)
+
+
+def members(*rows: tuple[str, str]) -> tuple[Job, ...]:
+    return parse.parse_queue("".join(record(c0=job_id, c3=state) for job_id, state in rows), FORM)
+
+
+@pytest.mark.parametrize(
+    ("rows", "speaks"),
+    [
+        ((("88_1", "CANCELLED"), ("88_2", "FAILED"), ("88_3", "RUNNING"), ("88_[4-10%1]", "PENDING")), "88_3"),
+        ((("88_1", "CANCELLED"), ("88_[2-10%1]", "PENDING")), "88_[2-10%1]"),
+        ((("88_1", "COMPLETING"), ("88_[2-10%1]", "PENDING")), "88_[2-10%1]"),
+        ((("88_1", "FAILED"), ("88_2", "COMPLETING")), "88_2"),
+        ((("88_1", "COMPLETED"), ("88_2", "TIMEOUT"), ("88_3", "COMPLETED")), "88_2"),
+    ],
+)
+def test_of_an_array_the_member_that_lives_speaks_for_all(rows: tuple[tuple[str, str], ...], speaks: str) -> None:
+    job = parse.most_alive(members(*rows))
+    assert job is not None
+    assert job.id == speaks
+    assert parse.most_alive(()) is None
+
+
+# What Slurm's commands printed on stderr beside an exit code of 0 or 1, as it was recorded: version, line, is it no answer?
+SAID = [
+    ("22.05", "squeue: error: Ignoring BackupController value of foo: it has no BackupAddr", False),
+    ("24.11", "squeue: error: Ignoring BackupController value of foo: it has no BackupAddr", False),
+    ("26.05", "[2026-11-21T08:00:00.123] error: Ignoring BackupController value of foo", False),
+    ("22.05", "squeue: error: Invalid user: nosuch", True),
+    ("22.05", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
+    ("22.05", "slurm_load_jobs error: Socket timed out on send/recv operation", True),
+    ("22.05", "slurm_load_jobs error: Protocol authentication error", True),
+    ("24.11", "squeue: error: slurm_receive_msg: Zero Bytes were transmitted or received", True),
+    ("26.05", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
+    ("26.05", "slurm_load_partitions: Unable to contact slurm controller (connect failure)", True),
+]
+
+
+@pytest.mark.parametrize(("version", "line", "blind"), SAID)
+def test_a_warning_is_told_from_a_controller_that_was_not_reached(version: str, line: str, blind: bool) -> None:
+    (said,) = parse.complaints(line + "\n")
+    assert parse.is_no_answer(said) == blind, version
+
+
+def test_a_warning_is_the_same_warning_whichever_program_prints_it() -> None:
+    assert parse.complaints("squeue: error: Ignoring X\n") == parse.complaints(
+        "[2026-11-21T08:00:00] error: Ignoring X"
+    )
+    assert parse.complaints("\n") == frozenset()
+
+
+# squeue's %r of 22.05, 24.11 and 26.05 (the last three since 24.11), and scontrol's spelling of the same
+@pytest.mark.parametrize(
+    ("reason", "held"),
+    [
+        ("JobHeldUser", True),
+        ("JobHeldAdmin", True),
+        ("JobHoldMaxRequeue", True),
+        ("launch failed requeued held", True),
+        ("launch_failed_requeued_held", True),
+        ("job requeued in held state", True),
+        ("launch failure limit exceeded requeued held", True),
+        ("user env retrieval failed requeued held", True),
+        ("Priority", False),
+        ("ReqNodeNotAvail, UnavailableNodes:withheld-1", False),
+        ("", False),
+    ],
+)
+def test_a_held_job_is_known_by_every_spelling_of_its_reason(reason: str, held: bool) -> None:
+    assert parse.is_held(reason) == held
 
 
 @pytest.mark.parametrize(

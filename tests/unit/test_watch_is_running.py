@@ -81,6 +81,26 @@ def test_a_reason_that_never_ends_is_not_a_queue_wait(tmp_path: Path, reason: st
     assert "JOBID" not in finding.do
 
 
+@pytest.mark.parametrize(
+    "reason",  # as squeue's %r prints them: with spaces
+    [
+        "launch failed requeued held",
+        "job requeued in held state",
+        "launch failure limit exceeded requeued held",
+        "user env retrieval failed requeued held",
+        "AssocGrpCPUMinutesLimit, and what a plug-in has to say",
+    ],
+)
+def test_a_job_that_slurm_has_put_on_hold_by_itself_never_starts_and_has_no_place_in_the_chain(
+    tmp_path: Path, reason: str
+) -> None:
+    found = look(tmp_path, job("88", JobState.PENDING, reason=reason))
+    assert (found[0].subject, found[0].health) == ("job", Health.BAD)
+    assert reason in found[0].summary
+    beside = look(tmp_path, job("88_1"), job("88_[2-10%1]", JobState.PENDING, reason=reason))
+    assert [f.subject for f in beside if f.health is Health.BAD] == ["successor"]
+
+
 def test_an_ordinary_wait_is_healthy_until_its_bound(tmp_path: Path) -> None:
     waiting = job("88_[1-10%1]", JobState.PENDING, reason="Priority")
     assert look(tmp_path, waiting)[0].health is Health.OK

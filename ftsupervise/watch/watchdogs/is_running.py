@@ -6,6 +6,7 @@ waits for ever and looks alive. An unanswered squeue is neither "running" nor "g
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.brake import read_brake
 from ftsupervise.model import Finding, Health, Job, JobState, Severity
-from ftsupervise.scheduler.parse import array_size
+from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.switches import KILL, SAVE, read_switch
 from ftsupervise.units import show_duration
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import IsRunning as Settings
     from ftsupervise.watch import Look
 
-# Slurm's reason (squeue(1), JOB REASON CODES) -> what it means, and what to do about it. None of these ends by waiting.
+# Slurm's reason (squeue(1), JOB REASON CODES, and what it writes in place of one, as ``reason_word`` has it) -> what it means,
+# and what to do about it. None of these ends by waiting.
 NEVER = {
     "DependencyNeverSatisfied": ("it waits for a job that failed or is gone", "scancel it and launch again"),
     "JobHeldUser": ("its owner has put it on hold", "scontrol release JOBID"),
@@ -45,8 +47,18 @@ NEVER = {
     "AssocGrpGRESMinutes": ("the account's GPU budget is used up", "ask for more, or use another account"),
     "QOSMaxWallDurationPerJobLimit": ("it asks for more time than its QOS gives", "correct launch.time"),
     "launch_failed_requeued_held": ("it could not be started and is held", "find out why, then scontrol release JOBID"),
+    "launch_failure_limit_exceeded_requeued_held": (
+        "it could not be started too many times and is held",
+        "find out why, then scontrol release JOBID",
+    ),
+    "user_env_retrieval_failed_requeued_held": (
+        "the environment of its user could not be loaded and it is held",
+        "launch without --get-user-env, or scontrol release JOBID",
+    ),
+    "job_requeued_in_held_state": ("it was requeued and is held", "scontrol release JOBID"),
 }
 _OTHER = {"successor": "chain", KILL: "switches", SAVE: "switches"}  # told apart from is-running when it mutes
+_NEVER = {reason.lower(): words for reason, words in NEVER.items()}
 _HELD = {JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD}
 
 
@@ -140,10 +152,10 @@ def _completing(look: Look, job: Job, bound: timedelta) -> Finding:
 
 
 def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding:
-    hopeless = [job for job in waiting if job.reason in NEVER or job.state in _HELD]
+    hopeless = [job for job in waiting if _never_starts(job)]
     job = (hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless])[0]
     if len(hopeless) == len(waiting):
-        what, do = NEVER.get(job.reason, ("it is held", "scontrol release JOBID"))
+        what, do = _NEVER.get(_reason(job), ("it is held", "scontrol release JOBID"))
         return _finding(
             look,
             "job",
@@ -173,9 +185,18 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
     )
 
 
+def _reason(job: Job) -> str:
+    """The reason in the spelling of ``_NEVER``. Some have more behind a comma or a colon: the nodes, the plugin's words."""
+    return reason_word(re.split("[,:]", job.reason, maxsplit=1)[0]).lower()
+
+
+def _never_starts(job: Job) -> bool:
+    return _reason(job) in _NEVER or is_held(job.reason) or job.state in _HELD
+
+
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
     """A run whose last member runs has nobody to take over."""
-    waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and job.reason not in NEVER)
+    waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and not _never_starts(job))
     left = (JobState.COMPLETING,)  # what is leaving has nobody to hand over from; "gone" is the next word
     running = next((j for j in jobs if not (j.state.waiting or j.state.ended or j.state in left)), None)
     if look.run.launch.jobs < 2 or waiting or running is None or _over(look):

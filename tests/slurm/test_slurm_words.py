@@ -1,0 +1,110 @@
+"""What real Slurm prints, and what we make of it: separators in names, arrays half over, warnings beside answers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.errors import SchedulerUnavailable
+from ftsupervise.model import JobState
+from ftsupervise.sandbox import Sandbox
+from ftsupervise.scheduler.exclusions import Exclusions
+from ftsupervise.scheduler.slurm import Slurm, me
+
+pytestmark = pytest.mark.slurm
+Until = Callable[..., Any]
+
+
+@pytest.fixture
+def submit(sandbox: Sandbox) -> Iterator[Callable[..., str]]:
+    made: list[str] = []
+
+    def one(*options: str) -> str:
+        words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=10M", *options, "--wrap", "sleep 600"]
+        made.append(sandbox.run(words).strip())
+        return made[-1]
+
+    yield one
+    subprocess.run(["scancel", *made], env=sandbox.env(), check=False)
+
+
+@pytest.fixture
+def warned(sandbox: Sandbox, tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody whose slurm.conf has a line that each command warns of."""
+    conf = tmp_path / "slurm.conf"
+    text = re.sub(r"(?m)^SlurmctldPort=.*$", r"\g<0>\nBackupController=foo", sandbox.layout.slurm_conf.read_text())
+    conf.write_text(text)
+    env = sandbox.env() | {"SLURM_CONF": str(conf)}
+    said = subprocess.run(["squeue", "-h"], env=env, capture_output=True, text=True, check=False)
+    assert said.returncode == 0
+    if "BackupController" not in said.stderr:
+        pytest.skip(f"this Slurm does not warn of it: {said.stderr!r}")
+    return env
+
+
+def test_a_name_and_a_comment_of_control_characters_neither_hide_the_queue_nor_shift_a_field(
+    sandbox: Sandbox, submit: Callable[..., str]
+) -> None:
+    odd = submit("--hold", "--job-name=a\x1eb\x1fc", "--comment=ftsupervise:other:t0\x1fname\x1e88\x1f88")
+    ours = submit("--hold", "--job-name=ours", "--comment=ftsupervise:ours:t0")
+    jobs = {job.base_id: job for job in Slurm(sandbox.env()).queue()}
+    assert (jobs[ours].name, jobs[ours].comment) == ("ours", "ftsupervise:ours:t0")
+    assert "ours" not in jobs[odd].name
+    assert jobs[odd].name.endswith("c")
+    assert jobs[odd].state is JobState.PENDING
+    waiting = {job.base_id: job for job in Exclusions(sandbox.env()).waiting((me(),))}
+    assert waiting[ours].comment == "ftsupervise:ours:t0"
+    assert waiting[odd].held
+
+
+def test_an_array_whose_first_members_are_over_is_alive_while_one_runs(
+    sandbox: Sandbox, submit: Callable[..., str], until: Until
+) -> None:
+    array = submit("--array=1-4%1")
+    slurm = Slurm(sandbox.env())
+
+    def running(member: str) -> bool:
+        job = slurm.describe(f"{array}_{member}")
+        return job is not None and job.state is JobState.RUNNING
+
+    until(lambda: running("1"), "the first member")
+    sandbox.run(["scancel", f"{array}_1"])
+    until(lambda: running("2"), "the second member")
+    job = slurm.describe(array)
+    assert job is not None
+    assert (job.id, job.state) == (f"{array}_2", JobState.RUNNING)
+
+
+def test_a_warning_about_the_settings_of_the_cluster_takes_no_answer_away(
+    warned: dict[str, str], submit: Callable[..., str], sandbox: Sandbox
+) -> None:
+    job_id = submit("--hold", "--comment=ftsupervise:warned:t0")
+    slurm = Exclusions(warned)
+    assert job_id in {job.base_id for job in slurm.queue()}
+    assert job_id in {job.base_id for job in slurm.waiting((me(),))}
+    assert slurm.room().known
+    described = slurm.describe(job_id)
+    assert described is not None
+    assert any("BackupController" in words for words in slurm.warnings)
+    assert slurm.queue(users=("root" if me() != "root" else "daemon",)) == ()  # nothing but the warning
+
+
+def test_a_question_about_nobody_is_not_an_empty_queue_with_and_without_a_warning(
+    warned: dict[str, str], sandbox: Sandbox
+) -> None:
+    for env in (sandbox.env(), warned):
+        with pytest.raises(SchedulerUnavailable, match="Invalid user"):
+            Slurm(env).queue(users=("no-such-account",))
+
+
+def test_what_a_person_set_for_squeue_does_not_filter_the_queue_we_see(
+    sandbox: Sandbox, submit: Callable[..., str]
+) -> None:
+    job_id = submit("--hold")
+    env = sandbox.env() | {"SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "elsewhere"}
+    assert job_id in {job.base_id for job in Slurm(env).queue()}
