@@ -10,22 +10,20 @@ import pytest
 from ftsupervise.sandbox import ENV_DIRECTORY, Sandbox
 from tests.manual.blocks import marked
 from tests.manual.stories import Story
-from tests.neighbours.smtp import MailServer
 
 pytestmark = pytest.mark.slurm
 
 
 def test_three_steps_lead_to_a_supervised_run_on_slurm(sandbox: Sandbox, tmp_path: Path) -> None:
     story = Story("first", tmp_path / "first", sandbox.env(), on="slurm")
-    with MailServer() as mail:
-        story.replaced["host: mail.example.org"] = f"host: 127.0.0.1, port: {mail.port}"
-        try:
-            story.tell()
-            story.until(lambda: [m for m in mail.mails if "STARTED" in str(m["Subject"])], "the mail that it began")
-            story.until(lambda: list((story.run / "checkpoints").glob("step-*")), "the checkpoint that was asked for")
-        finally:
-            story.close()
-            story.until(story.ended, "the queued members to leave at the gate")
+    messages = story.place / "messages.txt"
+    try:
+        story.tell()
+        story.until(lambda: "STARTED" in messages.read_text(), "the message that it began")
+        story.until(lambda: list((story.run / "checkpoints").glob("step-*")), "the checkpoint that was asked for")
+    finally:
+        story.close()
+        story.until(story.ended, "the queued members to leave at the gate")
 
 
 def test_the_sandbox_does_what_the_manual_types(slurm_installed: None, short_tmp: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -58,15 +60,31 @@ def test_every_story_in_the_manual_is_told_by_a_test() -> None:
 
 
 def test_three_steps_lead_to_a_supervised_run(begin: Callable[..., Story]) -> None:
+    """As they stand, with no mail server anywhere; the run is long enough to be watched."""
     story = begin("first")
-    with MailServer() as mail:
-        story.replaced["host: mail.example.org"] = f"host: 127.0.0.1, port: {mail.port}"
-        story.tell()
-        story.until(lambda: [m for m in mail.mails if "STARTED" in str(m["Subject"])], "the mail that it has started")
-        story.until(lambda: list((story.run / "checkpoints").glob("step-*")), "the checkpoint that was asked for")
+    began = time.monotonic()
+    story.tell()
+    messages = story.place / "messages.txt"
+    story.until(lambda: "STARTED" in messages.read_text(), "the message that it has started")
+    story.until(lambda: list((story.run / "checkpoints").glob("step-*")), "the checkpoint that was asked for")
+    assert not (story.run / "marks" / "finished").exists() and time.monotonic() - began < 300
+    last = int(re.findall(r"^LAST = (\d+)", (story.place / "train.py").read_text(), re.M)[0])
+    assert last * 0.1 >= 300, "somebody who reads on for five minutes still finds it running"
     entries = {path.name for path in story.run.iterdir()}
     (tree,) = marked("same", "run-directory")
     assert {name for name in entries if f"  {name}" not in tree.text} == set()
+
+
+def test_the_line_for_mail_works_when_its_mark_is_taken_away(launched: Callable[[str], Story]) -> None:
+    with MailServer() as mail:
+        story = launched("first")
+        config = story.place / "ftsupervise.yaml"
+        line = "#   - email: {host: mail.example.org"
+        assert line in config.read_text()
+        config.write_text(config.read_text().replace(line, f"    - email: {{host: 127.0.0.1, port: {mail.port}"))
+        story.type(["ftsupervise notify test"], strict=True)
+        assert [str(one["To"]) for one in mail.mails] == ["ada@example.org"]
+        assert (story.place / "messages.txt").read_text().count("\n") >= 1
 
 
 def test_the_switches_do_what_the_manual_says(launched: Callable[[str], Story]) -> None:
