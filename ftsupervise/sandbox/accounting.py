@@ -6,10 +6,11 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.errors import Error
-from ftsupervise.sandbox import conf, daemons, programs
+from ftsupervise.sandbox import conf, daemons, processes, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 
 
@@ -26,7 +27,7 @@ def start(layout: Layout, shape: Shape, seconds: float) -> None:
     (layout.bin / "slurmdbd").symlink_to(program)
     daemons.start_slurmdbd(layout, env, max(1.0, end - time.monotonic()))
     ask = [programs.find("sacctmgr", shape.prefix) or "sacctmgr", "-i", "-Q", "add", "cluster", conf.CLUSTER]
-    _until(lambda: _succeeds(ask, env), end, database, layout.logs / "slurmdbd.log", "slurmdbd")
+    _until(_Answer(ask, env, layout), end, database, layout.logs / "slurmdbd.log", "slurmdbd")
 
 
 def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) -> None:
@@ -77,6 +78,29 @@ def _based(program: str, shape: Shape) -> list[str]:
     """Tell an unpacked MariaDB where it is; an installed one knows."""
     inside = shape.prefix and program.startswith(f"{shape.prefix}/")
     return [f"--basedir={shape.prefix}/usr"] if inside else []
+
+
+@dataclass
+class _Answer:
+    """Whether slurmdbd answers ``ask``. Raises Error with its last words once it has ended: there is nothing to wait for."""
+
+    ask: list[str]
+    env: dict[str, str]
+    layout: Layout
+    absent: int = 0  # looks in a row without it: a process that forks and ends can slip through one
+
+    def __call__(self) -> bool:
+        if _succeeds(self.ask, self.env):
+            return True
+        lives = any(
+            process.name == "slurmdbd"
+            and processes.environment(process.pid).get(processes.MARK) == str(self.layout.root)
+            for process in processes.everyone().values()
+        )
+        self.absent = 0 if lives else self.absent + 1
+        if self.absent == 10:
+            raise daemons.gave_up("slurmdbd", self.layout.logs / "slurmdbd.log")
+        return False
 
 
 def _succeeds(command: list[str], env: dict[str, str]) -> bool:

@@ -136,14 +136,27 @@ def _failed(name: str, how: str, layout: Layout, log: Path) -> Error:
     own_log = Path(str(log).format(name=name))
     said = last_words(layout.logs / f"{name}.start") or last_words(own_log)
     who = f"slurmd of {name}" if own_log != log else name
-    kind = PortTaken if "already in use" in said + last_words(own_log, 2000) else Error
-    return kind(f"{who} {how}" + (f": {said}" if said else ""))
+    return explained(f"{who} {how}" + (f": {said}" if said else ""), said + last_words(own_log, 2000))
 
 
 def gave_up(name: str, log: Path) -> Error:
     """The error for a daemon that went to the background and ended there."""
     said = last_words(log)
-    return PortTaken(f"{name} ended: {said}") if "already in use" in said else Error(f"{name} ended: {said}")
+    return explained(f"{name} ended: {said}", said)
+
+
+def explained(message: str, said: str) -> Error:
+    """The error for a daemon's last words, with what to do where they are known."""
+    if "already in use" in said:
+        return PortTaken(message)
+    if "Invalid user for SlurmUser nobody" in said:
+        return Error(message, hint="Slurm 26.05 does not run as the account nobody: use an account of a person")
+    if "5027" in said and "@var := concat" in said:
+        return Error(
+            f"the slurmdbd of this machine ends with its MariaDB (known of Slurm 26.05 and MariaDB 11.8): {message}",
+            hint="leave out --accounting: all but sacct works",
+        )
+    return Error(message)
 
 
 def last_words(log: Path, most: int = 300) -> str:

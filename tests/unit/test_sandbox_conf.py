@@ -9,6 +9,7 @@ import pytest
 from ftsupervise.errors import UsageError
 from ftsupervise.sandbox import Shape
 from ftsupervise.sandbox.conf import LONGEST_ROOT, Layout, gres_conf, override, slurm_conf, slurmdbd_conf, span
+from ftsupervise.sandbox.daemons import PortTaken, explained
 
 LAYOUT = Layout(Path("/tmp/lab"))
 
@@ -97,3 +98,14 @@ def test_accounting_names_the_munge_socket_where_slurmdbd_looks_for_it() -> None
 
 def test_a_range_of_one_is_a_name() -> None:
     assert (span("node-", 0, 1), span("node-", 0, 2), span("", 7, 3)) == ("node-0", "node-[0-1]", "[7-9]")
+
+
+def test_last_words_of_daemons_that_are_known_say_what_to_do() -> None:
+    """The words by which they are known; those of Slurm 26.05 were seen on Debian sid."""
+    words = "slurmdbd: error: mysql_query failed: 5027 select @var := concat('')"
+    clash = explained(f"slurmdbd ended: {words}", words)
+    assert "known of Slurm 26.05 and MariaDB 11.8" in clash.message and "--accounting" in clash.hint
+    nobody = explained("slurmctld ended: x", "slurmctld: fatal: Invalid user for SlurmUser nobody, ignored")
+    assert "account" in nobody.hint
+    assert isinstance(explained("slurmd ended", "bind: Address already in use"), PortTaken)
+    assert explained("slurmd ended: odd", "odd").hint == ""
