@@ -137,7 +137,7 @@ def test_odd_files_in_the_folders_hold_nobody_and_are_printed_harmlessly(folder:
         (place / "huge.slurm").write_bytes(b"#!/bin/sh\n" + b"x" * 3_000_000)
         (place / "zero.slurm").symlink_to("/dev/zero")
         (place / "nowhere").symlink_to("nowhere-at-all")
-        os.mkdir(os.fsencode(place) + b"/\xff\xfe")
+        (place / os.fsdecode(b"\xff\xfe")).mkdir()
     folder.cron.crontab.unlink()
     os.mkfifo(folder.cron.crontab)
     done = folder.tick(NINE)

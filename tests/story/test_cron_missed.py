@@ -1,4 +1,4 @@
-"""What is said of slots that did not come, of a back end that nobody started, of lines that scancel disabled, of drained nodes."""
+"""What is said of missed slots, of a back end that nobody started, of lines that scancel disabled, of drained nodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_missed_slots_are_told_also_after_install_was_typed_again(tmp_path: Path
     assert [words for words in told if "4 slots in a row had no tick" in words], told
     assert "since    2026-11-21 09:05 UTC" in heard(tmp_path), "the first that was missed, not the tick that told of it"
     folder.tick(NINE + P5 * 6)
-    assert heard(tmp_path).count("RESOLVED") == 1
+    assert heard(tmp_path).count("[RESOLVED]") == 1
     seen = gather(folder.cron, folder.installed, None, NINE + P5 * 6)
     assert len(seen.slots.missed) == 4
 
