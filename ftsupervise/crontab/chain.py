@@ -229,9 +229,7 @@ def drained_words(nodes: Sequence[str]) -> str:
     if not nodes:
         return ""
     names = compress_hostlist(tuple(nodes))
-    one = len(nodes) == 1
-    where = "there" if one else "on them"
-    return f'Slurm has drained {names} ("{DUPLICATE}", as after a killed controller): nothing starts {where}'
+    return f'Slurm has drained {names} ("{DUPLICATE}", as after a killed controller), and starts nothing there'
 
 
 def _judge(done: Extended, installed: Installed, age: timedelta) -> State:

@@ -108,3 +108,15 @@ def test_what_a_person_set_for_squeue_does_not_filter_the_queue_we_see(
     job_id = submit("--hold")
     env = sandbox.env() | {"SQUEUE_STATES": "RUNNING", "SQUEUE_PARTITION": "elsewhere"}
     assert job_id in {job.base_id for job in Slurm(env).queue()}
+
+
+def test_a_node_that_slurm_has_drained_by_itself_is_told_from_one_that_a_person_drained(
+    make_sandbox: Callable[..., Sandbox],
+) -> None:
+    """The words are those of slurmctld, which drains a node that has a job it does not know (src/slurmctld/agent.c)."""
+    own = make_sandbox(nodes=3)
+    slurm = Slurm(own.env())
+    assert slurm.drained("Duplicate jobid") == ()
+    for node, reason in ((own.shape.node_names[0], "Duplicate jobid"), (own.shape.node_names[1], "new fan | Duplicate")):
+        own.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
+    assert slurm.drained("Duplicate jobid") == (own.shape.node_names[0],)
