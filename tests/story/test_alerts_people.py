@@ -138,10 +138,12 @@ def configured(directory: Path, receivers: list[dict[str, object]]) -> str:
 
 
 def test_notify_test_sends_a_real_message_and_says_what_became_of_it(mail: MailServer, tmp_path: Path) -> None:
-    broken = {"name": "old", "command": {"argv": ["/no/such/program"]}}
-    config = configured(tmp_path, [mailbox(mail), broken])
+    broken = {"name": "old", "command": {"argv": ["sh", "-c", "exit 78"]}}
+    absent = {"name": "away", "command": {"argv": ["/no/such/program"]}}
+    config = configured(tmp_path, [mailbox(mail), broken, absent])
     result = type_in("notify", "test", config)
     assert result.exit_code == 1 and "email: taken" in result.output and "old: will not work" in result.output
+    assert "away: refused" in result.output and "/no/such/program: no such program" in result.output
     assert "this is a test" in mail.mails[0].get_content()
     assert type_in("notify", "test", config, "--receiver", "email").exit_code == 0
     assert isinstance(type_in("notify", "test", config, "--receiver", "who").exception, Error)
@@ -151,7 +153,7 @@ def test_notify_test_takes_a_mended_receiver_into_use_again(mail: MailServer, jo
     config, alerts = configured(tmp_path, [mailbox(mail)]), settings([mailbox(mail)])
     mail.mood = "MAIL 550"
     tick(journal, alerts, T0, bad())
-    assert "broken since" in alerts_cli(journal)
+    assert "given up since" in alerts_cli(journal)
     mail.mood = "ok"
     type_in("notify", "test", config)
     tick(journal, alerts, minutes(5), bad())
