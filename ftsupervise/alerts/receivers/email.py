@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Email
 
 
+PLAIN = 4000  # characters of a mail that was refused for what it said
+
+
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """The mail as it will be sent."""
     message = parcel.message
@@ -45,7 +48,9 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     mail["X-Ftsupervise-Key"] = message.id
     if message.worst.word == "critical" and not seen.over:
         mail["Importance"] = "high"
-    text = in_short(seen) if message.plain else render("alert.text.j2", seen, own=parcel.templates)
+    text = render("alert.text.j2", seen, own=parcel.templates)
+    if message.plain and len(text) > PLAIN:  # cut off, it would leave out the last of several
+        text = in_short(seen)
     mail.set_content(text, charset="utf-8")
     if settings.html and not message.plain:
         mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
