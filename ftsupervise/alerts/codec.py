@@ -2,11 +2,13 @@
 
 Known: str, int, float, bool, None, datetime (ISO 8601, UTC), timedelta (seconds), Enum (by name), tuples, dicts with
 string keys, ``X | None`` and nested dataclasses. A field that is missing takes its default; one that is unknown is
-left out, so that a newer version's file can still be read.
+left out, so that a newer version's file can still be read. Numbers are finite and have 64 bits at most, times a year from
+1970 to 2999, so that nothing reckoned with them can overflow; a time without a zone is UTC.
 """
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -31,7 +33,7 @@ def decode(kind: type[T], raw: Any) -> T:
     try:
         known: Any = kind
         return typing.cast(T, _decoder(known)(raw))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {error}") from None
 
 
@@ -80,11 +82,13 @@ def _decoder(kind: Any) -> Convert:
     if kind is datetime:
         return _datetime
     if kind is timedelta:
-        return lambda raw: timedelta(seconds=raw)
+        return lambda raw: timedelta(seconds=_finite(raw))
     if issubclass(kind, Enum):
         return lambda raw: kind[raw]
     if kind is float:
-        return lambda raw: float(_of((int, float), raw))
+        return _finite
+    if kind is int:
+        return _integer
     return lambda raw: _of(kind, raw)
 
 
@@ -101,8 +105,25 @@ def _dataclass_decoder(kind: Any) -> Convert:
 
 
 def _datetime(raw: Any) -> datetime:
-    at = datetime.fromisoformat(raw)
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    at = datetime.fromisoformat(_of(str, raw))
+    at = at.astimezone(timezone.utc) if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    if not 1970 <= at.year <= 2999:
+        raise ValueError(f"no time that anything can have happened at: {at.year}")
+    return at
+
+
+def _integer(raw: Any) -> int:
+    number: int = _of(int, raw)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("a number of more than 64 bits")
+    return number
+
+
+def _finite(raw: Any) -> float:
+    number = float(_of((int, float), raw))
+    if not math.isfinite(number):
+        raise ValueError("a number that is not finite")
+    return number
 
 
 def _of(kind: Any, raw: Any) -> Any:

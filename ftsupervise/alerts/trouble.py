@@ -29,7 +29,7 @@ def own_findings(
     out = [receiver_finding(state, name, now, run) for name in settings.named]
     summary = f"the alerts' journal cannot be written: {unsaved}" if unsaved else ""
     if problems and not unsaved:
-        summary = f"a file in the alerts' journal is not whole: {problems[0]}"
+        summary = f"a file in the alerts' journal was not believed: {problems[0]}"
     out.append(
         Finding(
             run,

@@ -16,6 +16,7 @@ import click
 
 from ftsupervise.cli.listing import Listing
 from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
@@ -46,7 +47,7 @@ def list_alerts(run: str | None, as_json: bool) -> None:
         return
     for journal in journals:
         for line in _lines(journal, now):
-            click.echo(line)
+            click.echo(printable(line))
 
 
 @alerts.command()

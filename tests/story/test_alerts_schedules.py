@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.alerts.journal import _parse
+from ftsupervise.alerts.generations import parse
 from ftsupervise.model import Reason
 from tests.neighbours.proxy import Proxy
 from tests.neighbours.slack import TOKEN, SlackServer
@@ -147,7 +147,7 @@ def one_night(seed: int, directory: Path, place: Neighbourhood, watchers: Watche
     for after in (2, 4, 27, 28, 29, 30, 31):  # hours
         calm = _watcher(chance, home, config, {"a": False, "b": False}, kills=0)
         assert watchers.tick(T0 + timedelta(hours=after), [calm]) == [True]
-        newest, _ = _parse(max((home / "journal").glob("*.json")).read_bytes())
+        newest, _ = parse(max((home / "journal").glob("*.json")).read_bytes())
         if after >= 28 and not newest.outbox:  # else a receiver had no turn for as long as it is waited for
             break
     return night
@@ -228,7 +228,7 @@ def promised(home: Path) -> dict[str, set[tuple[str, str]]]:
     """Per receiver all (message, notice) that any generation of the journal ever promised as fired or resolved."""
     out: dict[str, set[tuple[str, str]]] = {}
     for path in sorted((home / "journal").glob("*.json")):
-        state, _ = _parse(path.read_bytes())
+        state, _ = parse(path.read_bytes())
         for message in state.outbox:
             for notice in message.notices:
                 if notice.reason in (Reason.FIRED, Reason.RESOLVED) and notice.finding.watchdog == "disk":
@@ -264,7 +264,7 @@ def judge(seed: int, directory: Path, place: Neighbourhood, night: Night) -> Cou
         for who in [name for name in arrived if name.split()[0] == receiver]:
             missing = {key for ident, key in pairs} - {key for ident, key in pairs if ident in arrived[who]}
             assert not missing, f"seed {seed}: {who} never heard of {missing}"
-    state, _ = _parse(max((home / "journal").glob("*.json")).read_bytes())
+    state, _ = parse(max((home / "journal").glob("*.json")).read_bytes())
     assert not state.outbox, f"seed {seed}: still waiting: {[m.error for m in state.outbox]}"
     assert all(m["Message-ID"].startswith(f"<{m['X-Ftsupervise-Key']}@") for m in mails)
     came = sum(len(to) for to in recipients_of(place, home.name)) + len(posts) + len(calls)
