@@ -6,10 +6,11 @@ These become findings like any other, with a firing and a resolved message, told
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.outbox import RETRY_AFTER_MOST, SKEW, Message, ReceiverState, State, drop, message_id, put
+from ftsupervise.alerts.outbox import Message, ReceiverState, State, drop, message_id, put
+from ftsupervise.alerts.standing import SLOW, put_off
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.model import Finding, Health, Notice, Severity
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 RECEIVER = "receiver"
 JOURNAL = "alert-journal"
 OFTEN = 3  # refusals in a row that are hardly an accident any more
-SLOW = timedelta(minutes=15)  # a receiver that could not be reached for so long is worth a word elsewhere
 
 
 def own_findings(
@@ -94,7 +94,7 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
             since=health.failing_since,
             **common,
         )
-    refused = health.refused or _put_off(state, name, now)
+    refused = health.refused or put_off(state, name, now)
     if refused:
         return Finding(
             run,
@@ -110,30 +110,6 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
     if health.failing_since is not None:
         return Finding(run, RECEIVER, name, Health.UNKNOWN, Severity.WARNING, f"{name}: {health.error}", now)
     return Finding(run, RECEIVER, name, Health.OK, Severity.WARNING, f"{name} takes messages", now)
-
-
-def standing(state: State, name: str, now: datetime) -> str:
-    """How the receiver ``name`` stands, for those who list it: "given up since …"; "" if all is well."""
-    health = state.receivers.get(name, ReceiverState())
-    waiting = sum(1 for m in state.outbox if m.receiver == name)
-    wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""
-    if health.broken:
-        return f"given up since {stamp(health.broken_since or now)}: {health.broken}{wait}"
-    if health.failures:
-        pause = health.not_before
-        after = (
-            f", next try {stamp(pause)}" if pause is not None and now < pause <= now + RETRY_AFTER_MOST + SKEW else ""
-        )
-        times = "once" if health.failures == 1 else f"{health.failures} times in a row"
-        return f"{'refused' if health.odd else 'failed'} {times}{after}: {health.error}{wait}"
-    refused = health.refused or _put_off(state, name, now)
-    return f"does not reach everybody: {refused}{wait}" if refused else ""
-
-
-def _put_off(state: State, name: str, now: datetime) -> str:
-    """The recipients that have been put off for too long to be greylisting alone, and why."""
-    late = next((m for m in state.outbox if m.receiver == name and m.left and now - m.created >= SLOW), None)
-    return f"{', '.join(late.left)} put off since {stamp(late.created)}, tried again: {late.error}" if late else ""
 
 
 def reroute(state: State, settings: Alerts, now: datetime, home: str) -> State:

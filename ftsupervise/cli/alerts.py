@@ -198,7 +198,7 @@ def _as_json(journals: list[Journal]) -> dict[str, Any]:
 
 
 def _lines(journal: Journal, now: datetime) -> list[str]:
-    from ftsupervise.alerts.trouble import standing
+    from ftsupervise.alerts.standing import standing
     from ftsupervise.alerts.wording import stamp
     from ftsupervise.model import AlertState
 

@@ -111,7 +111,7 @@ def test_a_generation_of_sixty_megabytes_takes_no_memory_and_is_told(journal: Jo
     assert any("00000002.json" in problem and "bytes" in problem for problem in journal.problems)
 
 
-def test_fifty_thousand_files_of_others_are_a_few_sentences(journal: Journal) -> None:
+def test_five_thousand_files_of_others_are_a_few_sentences(journal: Journal) -> None:
     journal.change(lambda state: replace(state, announced={"begun": T0}))
     for number in range(2, 5_000):
         os.close(os.open(journal.directory / f"{number:08d}.json", os.O_CREAT | os.O_WRONLY))

@@ -108,7 +108,9 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         raise Doubtful(f"{settings.host}: its certificate is not to be trusted: {error.verify_message}") from None
     except (OSError, smtplib.SMTPException) as error:
         raise TryLater(secrets.redact(f"{settings.host}: {error or type(error).__name__}", hidden)) from None
-    later = {one: why for one, why in refused.items() if why[0] not in _CERTAIN}  # a full mailbox, 552, is emptied again
+    later = {
+        one: why for one, why in refused.items() if why[0] not in _CERTAIN
+    }  # a full mailbox, 552, is emptied again
     gone = _told(((one, why) for one, why in refused.items() if one not in later), hidden)
     if later or behind:
         why = _told(later.items(), hidden) or "an earlier mail to them waits"
