@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +63,9 @@ def read(path: Path, number: int, folder: os.stat_result) -> Generation:
         found = os.fstat(fd)
         why = stranger(folder, found) or may_be_changed(folder, found, path)
         if why:
-            raise ValueError(f"{why}; {'rm ' + str(path) if found.st_uid != os.geteuid() else remedy(found, path)}")
+            raise ValueError(
+                f"{why}; {'rm ' + shlex.quote(str(path)) if found.st_uid != os.geteuid() else remedy(found, path)}"
+            )
         if found.st_size > LIMIT:
             raise ValueError(f"it has {found.st_size} bytes, and none of ours has more than {LIMIT}")
         state, base = parse(files.read_open(fd, LIMIT, path), number)
@@ -75,6 +79,8 @@ def distrust(directory: Path, folder: os.stat_result) -> str:
 
     It may lie in a directory that others may write: then they can put one of their own in its place.
     """
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return f"everybody may write it (chmod go-w {shlex.quote(str(directory))})"
     try:
         above, run = directory.parent.stat(), directory.parent.parent.stat()
     except OSError:

@@ -127,6 +127,25 @@ def test_a_state_that_is_too_large_to_be_read_again_is_not_written_but_said(jour
     assert list(Journal(journal.directory, spare=journal.spare).read().announced) == ["begun"]
 
 
+def test_a_folder_that_everybody_may_write_is_told_and_its_alerts_are_told_once(
+    mail: MailServer, journal: Journal
+) -> None:
+    alerts = settings([mailbox(mail)])
+    tick(journal, alerts, T0, good())
+    journal.directory.chmod(0o777)
+    for minute in (5, 10, 15, 20):
+        tick(Journal(journal.directory, spare=journal.spare), alerts, minutes(minute), bad(minutes(minute)))
+    said = "".join(str(m.get_content()) for m in mail.mails)
+    assert said.count("FIRING (critical)  train-70b: disk /scratch") == 1
+    assert "everybody may write it (chmod go-w" in said
+    journal.directory.chmod(0o755)
+    tick(Journal(journal.directory, spare=journal.spare), alerts, minutes(25), good(minutes(25)))
+    said = "".join(str(m.get_content()) for m in mail.mails)
+    assert (
+        said.count("FIRING (critical)  train-70b: disk /scratch") == 1 and "RESOLVED  train-70b: disk /scratch" in said
+    )
+
+
 def test_a_time_without_a_zone_is_utc_and_ends_nothing(mail: MailServer, journal: Journal) -> None:
     journal.directory.mkdir(parents=True)
     state = '{"receivers": {"email": {"failures": 1, "failing_since": "2026-11-21T02:00:00", "error": "x"}}}'
