@@ -9,6 +9,7 @@ left out, so that a newer version's file can still be read. Numbers are finite a
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
+# What moves a cursor or turns a line round. It is taken out before it is written (wording.py); what is read may be another's.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
@@ -89,6 +92,8 @@ def _decoder(kind: Any) -> Convert:
         return _finite
     if kind is int:
         return _integer
+    if kind is str:
+        return _text
     return lambda raw: _of(kind, raw)
 
 
@@ -110,6 +115,11 @@ def _datetime(raw: Any) -> datetime:
     if not 1970 <= at.year <= 2999:
         raise ValueError(f"no time that anything can have happened at: {at.year}")
     return at
+
+
+def _text(raw: Any) -> str:
+    text: str = _of(str, raw)
+    return text if text.isascii() and text.isprintable() else _UNSEEN.sub(" ", text)
 
 
 def _integer(raw: Any) -> int:

@@ -242,6 +242,18 @@ def test_a_member_that_takes_the_history_away_proves_nothing_by_it(shared: Path)
     assert [s.author for s in read_by(shared, OWNER).silences] == [f"{OWNER} (says {MEMBER})"]
 
 
+def test_what_a_member_writes_reaches_no_terminal_as_an_escape(shared: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    notice = Notice("n", Reason.ANNOUNCED, replace(bad(), summary=f"a{evil}b", detail=f"c\n{evil}d"), T0)
+    hush = replace(HUSH, pattern=f"gpu{evil}", reason=evil)
+    watch(shared, 0, well=True)
+    message = Message("m", "file", RUN, (notice,), created=T0, due=T0, note=evil)
+    change(shared, MEMBER, lambda state: replace(state, outbox=(message,), silences=(hush,)))
+    watch(shared, 5)
+    said = told(shared) + "".join(s.pattern + s.reason for s in read_by(shared, OWNER).silences)
+    assert "owned" in said and not set(evil) & {"\x1b", "\x07", "\u202e"} & set(said)
+
+
 def test_two_accounts_that_share_a_watch_tell_each_thing_once(shared: Path) -> None:
     watch(shared, 0)
 
