@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.alerts import mutes, routes
 from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, Message, State, message_id, put
 from ftsupervise.alerts.step import alert_id, step
-from ftsupervise.alerts.trouble import RECEIVER
+from ftsupervise.alerts.trouble import about_itself
 from ftsupervise.alerts.wording import clean, one_line
 from ftsupervise.model import Alert, AlertState, Finding, Health, Notice, Reason
 
@@ -99,14 +99,14 @@ def _causes(state: State, by_id: dict[str, Finding], beside: Sequence[Finding]) 
 
 
 def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
-    known = settings.named
+    others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
     if reason in (Reason.RESOLVED, Reason.UNWATCHED):
-        return tuple(name for name in alert.told_to if name in known)
+        return tuple(name for name in alert.told_to if name in others)
     wanted = routes.receivers(settings, alert.finding, now, escalated=alert.escalated)
     if reason is Reason.ESCALATED:
-        wanted = (*(name for name in alert.told_to if name in known), *wanted)
-    itself = alert.finding.subject if alert.finding.watchdog == RECEIVER else ""
-    return tuple(name for name in dict.fromkeys(wanted) if name != itself)
+        wanted = (*alert.told_to, *wanted)
+    told = tuple(name for name in dict.fromkeys(wanted) if name in others)
+    return told if told or not wanted else others  # the route leads to none but the receiver that is in trouble
 
 
 def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None) -> Notice:

@@ -2,11 +2,14 @@
 
 Known: str, int, float, bool, None, datetime (ISO 8601, UTC), timedelta (seconds), Enum (by name), tuples, dicts with
 string keys, ``X | None`` and nested dataclasses. A field that is missing takes its default; one that is unknown is
-left out, so that a newer version's file can still be read.
+left out, so that a newer version's file can still be read. Numbers are finite and have 64 bits at most, times a year from
+1970 to 2999, so that nothing reckoned with them can overflow; a time without a zone is UTC.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -16,6 +19,8 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
+# What moves a cursor or turns a line round. It is taken out before it is written (wording.py); what is read may be another's.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
 
@@ -31,7 +36,7 @@ def decode(kind: type[T], raw: Any) -> T:
     try:
         known: Any = kind
         return typing.cast(T, _decoder(known)(raw))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {error}") from None
 
 
@@ -80,11 +85,15 @@ def _decoder(kind: Any) -> Convert:
     if kind is datetime:
         return _datetime
     if kind is timedelta:
-        return lambda raw: timedelta(seconds=raw)
+        return lambda raw: timedelta(seconds=_finite(raw))
     if issubclass(kind, Enum):
         return lambda raw: kind[raw]
     if kind is float:
-        return lambda raw: float(_of((int, float), raw))
+        return _finite
+    if kind is int:
+        return _integer
+    if kind is str:
+        return _text
     return lambda raw: _of(kind, raw)
 
 
@@ -101,8 +110,30 @@ def _dataclass_decoder(kind: Any) -> Convert:
 
 
 def _datetime(raw: Any) -> datetime:
-    at = datetime.fromisoformat(raw)
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    at = datetime.fromisoformat(_of(str, raw))
+    at = at.astimezone(timezone.utc) if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    if not 1970 <= at.year <= 2999:
+        raise ValueError(f"no time that anything can have happened at: {at.year}")
+    return at
+
+
+def _text(raw: Any) -> str:
+    text: str = _of(str, raw)
+    return text if text.isascii() and text.isprintable() else _UNSEEN.sub(" ", text)
+
+
+def _integer(raw: Any) -> int:
+    number: int = _of(int, raw)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("a number of more than 64 bits")
+    return number
+
+
+def _finite(raw: Any) -> float:
+    number = float(_of((int, float), raw))
+    if not math.isfinite(number):
+        raise ValueError("a number that is not finite")
+    return number
 
 
 def _of(kind: Any, raw: Any) -> Any:

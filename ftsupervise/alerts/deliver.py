@@ -1,8 +1,8 @@
 """Send what waits: claimed before it is sent, its outcome written after, and never longer than ``budget``.
 
 Each round claims the next message of every receiver in one commit and sends all of them at the same time, each in a
-thread that is left behind when it does not end. Outcomes are written as they come, for what a
-crash finds unwritten is sent twice. A receiver that failed rests until its
+thread that is left behind when it does not end. What a receiver imports is imported before there are threads. Outcomes
+are written as they come, for what a crash finds unwritten is sent twice. A receiver that failed rests until its
 back-off (or ``Retry-After``) is over, which may be many ticks away: nothing sleeps here.
 """
 
@@ -14,7 +14,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,7 +25,7 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.advance import advance
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import Message, ReceiverState, State
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, sender
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.trouble import hand_over, receiver_finding, reroute
 from ftsupervise.model import AlertState, Notice, Severity
 
@@ -55,6 +55,7 @@ class _Attempt:
     receiver: Receiver
     message: Message
     parcel: Parcel
+    send: Send | None = None
     receipt: dict[str, str] | None = None
     error: Exception | None = field(default=None)
 
@@ -124,18 +125,23 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[
 
 
 def _mend(state: State, settings: Alerts, now: datetime) -> State:
-    """A receiver that said no for good gets another chance after a change of its settings, or after a day."""
+    """A receiver that was given up gets another chance after a change of its settings, or after a while: a day, an hour
+    when there is no other."""
     for name, receiver in settings.named.items():
         health = state.receivers.get(name)
-        if health is not None and health.broken:
-            rested = health.broken_since is None or now - health.broken_since >= outbox.BROKEN_FOR
-            if rested or health.print != fingerprint(receiver):
-                state = outbox.mend(state, name)
+        if health is None or health.works:
+            continue
+        others = [n for n in settings.named if n != name and state.receivers.get(n, FINE).works]
+        rest = outbox.BROKEN_FOR if others else outbox.BROKEN_ALONE
+        since = health.broken_since
+        rested = bool(health.broken) and (since is None or since > now + outbox.SKEW or now - since >= rest)
+        if rested or health.print != fingerprint(receiver):
+            state = outbox.mend(state, name)
     return state
 
 
 def fingerprint(receiver: Receiver) -> str:
-    """Changes when the settings change or a file they name does. Made of names and times, not of secrets."""
+    """Changes when the settings change, or a file or a variable they name does. Made of names and times, not of secrets."""
     parts = [receiver.model_dump_json()]
     for name, value in receiver.settings:
         if name.endswith("_file") and value is not None:
@@ -144,13 +150,16 @@ def fingerprint(receiver: Receiver) -> str:
                 parts.append(f"{found.st_mtime_ns} {found.st_size} {found.st_ino} {found.st_mode}")
             except OSError as error:
                 parts.append(str(error.errno))
+        elif name.endswith("_env") and value is not None:
+            parts.append("set" if os.environ.get(value, "").strip() else "not set")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _parcel(state: State, message: Message, settings: Alerts, now: datetime) -> Parcel:
     earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
     over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
-    return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates)
+    owed = outbox.owed(state, message)
+    return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates, owed=owed)
 
 
 def _ended(state: State, notice: Notice, now: datetime) -> datetime:
@@ -166,6 +175,13 @@ def _is_over(state: State, notice: Notice, post: Message) -> bool:
 def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_Attempt]]:
     """The attempts as they end, those that end together together; at the latest after ``patience``."""
     done: SimpleQueue[_Attempt] = SimpleQueue()
+    for attempt in attempts:
+        try:
+            attempt.send = sender(attempt.receiver.kind)
+        except Exception as error:  # whatever an import can raise: it must not cost the others their messages
+            attempt.error = TryLater(
+                f"the receiver {attempt.receiver.kind} cannot be loaded: {type(error).__name__}: {error}"
+            )
     for attempt in attempts:
         Thread(target=_send, args=(attempt, done), daemon=True).start()
     end, left = time.monotonic() + patience.total_seconds(), {id(attempt): attempt for attempt in attempts}
@@ -191,7 +207,7 @@ def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_A
 
 def _send(attempt: _Attempt, done: SimpleQueue[_Attempt]) -> None:
     try:
-        receipt = sender(attempt.receiver.kind)(attempt.parcel, attempt.receiver.settings)
+        receipt = attempt.send(attempt.parcel, attempt.receiver.settings) if attempt.send is not None else None
     except (TryLater, Broken, Unsendable) as error:
         attempt.error = attempt.error or error
     except Exception as error:  # law 7 in spirit: one receiver's bug must not cost the others their messages
@@ -227,20 +243,36 @@ def _outcome(state: State, attempt: _Attempt, who: str, now: datetime, fraction:
         return _say(reroute(state, attempt.settings, now, home), attempt, now)
     if isinstance(error, Unsendable):
         return _refused(state, attempt, str(error), now, fraction)
-    failures = state.receivers.get(message.receiver, ReceiverState()).failures + 1
+    if isinstance(error, Partly):
+        return _to_some(state, attempt, error, now, fraction)
+    failures = state.receivers.get(message.receiver, FINE).failures + 1
     asked = error.after if isinstance(error, TryLater) else None
     wait = max(outbox.backoff(failures, fraction), asked or timedelta(0))
-    return outbox.put_back(state, message, str(error), not_before=now + wait, now=now)
+    odd = isinstance(error, Doubtful)
+    mark = fingerprint(attempt.receiver) if odd else ""
+    state = outbox.put_back(state, message, str(error), not_before=now + wait, now=now, odd=odd, fingerprint=mark)
+    return _say(reroute(state, attempt.settings, now, home), attempt, now) if odd else state
+
+
+def _to_some(state: State, attempt: _Attempt, error: Partly, now: datetime, fraction: float) -> State:
+    """Some recipients have it. Those who are left are tried for as long as mail servers try."""
+    message = attempt.message
+    if now - message.created > outbox.PUT_OFF_FOR:
+        gave_up = "; ".join(one for one in (error.refused or message.refused, f"gave up after 5 days: {error}") if one)
+        return _say(outbox.sent(state, replace(message, refused=gave_up), {}, now), attempt, now)
+    due = now if error.waits else now + outbox.backoff(message.tries, fraction)
+    state = outbox.sent_to_some(state, message, error.left, error.refused, str(error), due=due, now=now)
+    return _say(state, attempt, now) if error.refused else state
 
 
 def _refused(state: State, attempt: _Attempt, error: str, now: datetime, fraction: float) -> State:
     message, home = attempt.message, attempt.journal.home
     if not message.plain:
         return outbox.put_back_plain(state, message, error)
-    others = [n for n in attempt.settings.named if n != message.receiver and not state.receivers.get(n, FINE).broken]
+    others = [n for n in attempt.settings.named if n != message.receiver and state.receivers.get(n, FINE).works]
     state, _ = hand_over(state, message, others, now, home)
     if now - message.created > outbox.GIVE_UP_AFTER:
-        return outbox.drop(state, message)
+        return _say(outbox.gave_up(state, message, error), attempt, now)
     state = outbox.refuse(state, message, error, due=now + outbox.backoff(message.tries, fraction))
     return _say(state, attempt, now)
 

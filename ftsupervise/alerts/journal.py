@@ -7,7 +7,8 @@ To commit is to write a temporary file, fsync it, and ``link`` it to the next nu
 over NFS: if somebody else was faster it says EEXIST, and the change is made anew on what they wrote. That is a
 compare-and-swap, so two watchers, a person who acknowledges and one that was frozen for an hour can all write.
 
-A file that is torn, foreign or from a newer version is never fatal: it is passed over and told (``problems``).
+A file that is torn, from a newer version, or from an account that has no business here is never fatal: it is passed over and
+told (``problems``). What one generation may say, and whose word it is: ``generations.py``, ``authors.py``.
 When the directory cannot be written (full, read-only, gone), the spare directory on this host takes the generation;
 when that cannot be written either, the state lives on in this process and ``unsaved`` says why.
 """
@@ -16,29 +17,27 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
-import re
 import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ftsupervise.alerts.codec import decode, encode
+from ftsupervise.alerts import generations
+from ftsupervise.alerts.authors import signed
+from ftsupervise.alerts.generations import LEAP, Generation, numbers, render
 from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import AlertState
 from ftsupervise.sharing import FOLDER, PAGE, make_folder, set_file_mode
 
-FORMAT = 1
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
-READ_LIMIT = 256_000_000
-_NAME = re.compile(r"(\d{8,})\.json")
+TOLD = 5  # files that were passed over and are named
 
 
 class Lost(Exception):
@@ -64,7 +63,7 @@ class Journal:
         self.problems: list[str] = []  # what was passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
         self._adrift: State | None = None
-        self._read: dict[Path, tuple[State, int]] = {}  # the newest ones, parsed: a generation never changes
+        self._read: dict[Path, Generation] = {}  # the newest ones, parsed: a generation never changes
 
     def __repr__(self) -> str:
         return f"Journal({str(self.directory)!r})"
@@ -128,32 +127,55 @@ class Journal:
         return _with_what_waits_in(aside, state), max(number, highest)
 
     def _newest_in(self, directory: Path) -> tuple[State, int, int]:
-        """(state, highest number, the number in the directory that it was made from)"""
+        """(state, highest number that is taken, the number in the directory that it was made from)"""
         before = list(self.problems)
-        highest = 0
+        folder, why = _folder(directory)
+        if why:
+            self.problems.append(f"passed over all of {directory}: {why}; ls -ld {directory}")
+        if folder is None:
+            return State(), 0, -1
         for _ in range(5):
             self.problems = list(before)
-            numbers = sorted(_numbers(directory), reverse=True)
-            highest = numbers[0] if numbers else 0
-            for number in numbers:
+            there = sorted(numbers(directory), reverse=True)
+            passed = 0
+            for number in there:
                 path = directory / f"{number:08d}.json"
                 try:
-                    if path not in self._read:
-                        parsed = _parse(_read(path))
-                        self._read = {p: s for p, s in self._read.items() if p.parent != directory} | {path: parsed}
-                    state, base = self._read[path]
-                    return state, highest, base
+                    found = self._read_one(path, number, folder)
+                    state = self._signed(directory, number, folder)
+                    return state, _reached(there, number), found.base
                 except FileNotFoundError:
                     break  # pruned between listing and reading: list again
-                except (OSError, ValueError, RecursionError) as error:
-                    self.problems.append(f"passed over {path.name} in {directory}: {error}")
+                except (OSError, ValueError, MemoryError) as error:
+                    passed += 1
+                    if passed <= TOLD:
+                        self.problems.append(f"passed over {path.name} in {directory}: {error}")
             else:
+                return State(), _reached(there, 0), -1
+        return State(), _reached(there, 0), -1
+
+    def _read_one(self, path: Path, number: int, folder: os.stat_result) -> Generation:
+        if path not in self._read:
+            found = generations.read(path, number, folder)
+            self._read = {p: g for p, g in self._read.items() if p.parent != path.parent} | {path: found}
+        return self._read[path]
+
+    def _signed(self, directory: Path, number: int, folder: os.stat_result) -> State:
+        """The state of that generation. Was it written by another account, then its silences and acknowledgements bear the
+        names of the accounts that wrote them, as far back as there are generations."""
+        newest = self._read_one(directory / f"{number:08d}.json", number, folder)
+        me, line = os.geteuid(), [newest]
+        while line[0].owner not in (me, 0) and len(line) <= KEEP:
+            number -= 1
+            try:
+                line.insert(0, generations.read(directory / f"{number:08d}.json", number, folder))
+            except (OSError, ValueError, MemoryError):
                 break
-        return State(), highest, -1
+        return newest.state if newest.owner in (me, 0) else signed(line, user_name, me)
 
     def _all_numbers(self) -> set[int]:
-        mine = set() if self.away else _numbers(self.directory)
-        return mine | (_numbers(self.spare) if _private(self.spare) else set())
+        here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
+        return here | (numbers(self.spare) if _private(self.spare) else set())
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -163,9 +185,12 @@ class Journal:
         # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
         make_folder(self.directory.parent, FOLDER)
         make_folder(self.directory)
+        _, why = _folder(self.directory)
+        if why:
+            raise PermissionError(errno.EPERM, f"{why}, so nothing is written there", str(self.directory))
         self._link(self.directory, state, highest)
         if _private(self.spare):
-            for number in _numbers(self.spare):
+            for number in numbers(self.spare):
                 if number <= highest:  # it is all in the directory now
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
@@ -178,14 +203,17 @@ class Journal:
 
     def _link(self, directory: Path, state: State, highest: int) -> None:
         number = highest + 1
-        base = -1 if self.away else max(_numbers(self.directory), default=0)
+        if self.away:
+            base = -1
+        else:
+            base = _reached(numbers(self.directory), highest) if _folder(self.directory)[0] else 0
         temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = directory / f"{number:08d}.json"
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
         try:
             try:
                 set_file_mode(fd, PAGE)
-                view = memoryview(_render(state, number, base))
+                view = memoryview(render(state, number, base))
                 while view:
                     view = view[os.write(fd, view) :]
                 os.fsync(fd)
@@ -205,7 +233,8 @@ class Journal:
         if not self._still_ahead(number):
             target.unlink(missing_ok=True)
             raise Lost
-        self._read = {p: s for p, s in self._read.items() if p.parent != directory} | {target: (state, base)}
+        made = Generation(state, base, os.geteuid())
+        self._read = {p: g for p, g in self._read.items() if p.parent != directory} | {target: made}
         _sync(directory)
         if number % 4 == 0:
             self._prune(directory, number)
@@ -215,12 +244,12 @@ class Journal:
 
         Pruning goes upwards, so then our parent is gone as well.
         """
-        numbers = self._all_numbers()
-        return number - 1 in numbers or (number == 1 and (max(numbers, default=1) == 1 or 2 in numbers))
+        there = {one for one in self._all_numbers() if one <= number + LEAP}
+        return number - 1 in there or (number == 1 and (max(there, default=1) == 1 or 2 in there))
 
     def _prune(self, directory: Path, newest: int) -> None:
         oldest_allowed = time.time() - self.keep_for
-        for number in sorted(_numbers(directory)):
+        for number in sorted(numbers(directory)):
             path = directory / f"{number:08d}.json"
             try:
                 if number > newest - KEEP or os.lstat(path).st_mtime > oldest_allowed:
@@ -243,18 +272,25 @@ def _private(directory: Path) -> bool:
     return True
 
 
-def _numbers(directory: Path) -> set[int]:
-    """The generations there are. An NFS listing may be a minute old, so the next numbers are asked for one by one."""
+def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
+    """The folder's stat, None if there is none that is believed; and why it is not, as a clause. A link must be ours."""
     try:
-        names = [path.name for path in directory.iterdir()]
+        found = os.lstat(directory)
+        if stat.S_ISLNK(found.st_mode):
+            if found.st_uid not in (os.geteuid(), 0):
+                return None, f"it is a link that {user_name(found.st_uid)} has made"
+            found = directory.stat()
     except OSError:
-        return set()
-    numbers = {int(match[1]) for match in map(_NAME.fullmatch, names) if match}
-    following = max(numbers, default=0) + 1
-    while os.path.lexists(directory / f"{following:08d}.json"):
-        numbers.add(following)
-        following += 1
-    return numbers
+        return None, ""
+    if not stat.S_ISDIR(found.st_mode):
+        return None, ""
+    why = generations.distrust(directory, found)
+    return (None, why) if why else (found, "")
+
+
+def _reached(there: Iterable[int], whole: int) -> int:
+    """The highest number that is taken: also by a file that could not be read, but not by one that lies absurdly far ahead."""
+    return max((one for one in there if one <= whole + LEAP), default=0)
 
 
 def _sweep(directory: Path, before: float) -> None:
@@ -265,28 +301,6 @@ def _sweep(directory: Path, before: float) -> None:
                 path.unlink()
     except OSError:
         pass
-
-
-def _render(state: State, number: int, base: int) -> bytes:
-    body = json.dumps(encode(state), ensure_ascii=False, separators=(",", ":"))
-    data = body.encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(data).hexdigest()
-    head = json.dumps({"format": FORMAT, "generation": number, "base": base, "sha256": digest})
-    return head[:-1].encode() + b', "state": ' + data + b"}\n"
-
-
-def _parse(raw: bytes) -> tuple[State, int]:
-    """The State in a generation's bytes, and the number it was made from. Raises ValueError when it is not whole."""
-    head, found, rest = raw.partition(b', "state": ')
-    if not found or not raw.endswith(b"}\n"):
-        raise ValueError("not a whole generation")
-    about: Any = json.loads(head + b"}")
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"written by another version (format {about.get('format')!r})")
-    body = rest[:-2]
-    if hashlib.sha256(body).hexdigest() != about.get("sha256"):
-        raise ValueError("its checksum does not match")
-    return decode(State, json.loads(body.decode("utf-8", "surrogatepass"))), int(about.get("base", -1))
 
 
 def _with_what_waits_in(aside: State, state: State) -> State:
@@ -300,15 +314,6 @@ def _with_what_waits_in(aside: State, state: State) -> State:
     if not lost and not firing:
         return state
     return replace(state, outbox=(*state.outbox, *lost), alerts={**state.alerts, **firing})
-
-
-def _read(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        raw = file.read(READ_LIMIT + 1)
-    if len(raw) > READ_LIMIT:
-        raise ValueError(f"larger than {READ_LIMIT} bytes")
-    return raw
 
 
 def _sync(directory: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from ftsupervise.alerts.outbox import Silence
+from ftsupervise.alerts.outbox import SKEW, Silence
 from ftsupervise.model import Finding
 
 # The cause (a watchdog, or "watchdog: subject" with * and ?) -> what it mutes, in the same run, or in any run when the
@@ -42,9 +42,14 @@ def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
 
 
 def silenced(ident: str, finding: Finding, silences: Sequence[Silence], now: datetime) -> str:
-    """Who silenced it and until when; "" if nobody has."""
+    """Who silenced it and until when; "" if nobody has. One that begins in the future comes from a clock that was ahead."""
     for silence in silences:
-        if now < silence.end and silence.run in ("", finding.run) and matches(silence.pattern, ident, finding):
+        if (
+            silence.start <= now + SKEW
+            and now < silence.end
+            and silence.run in ("", finding.run)
+            and matches(silence.pattern, ident, finding)
+        ):
             return f"silenced by {silence.author} until {silence.end:%Y-%m-%d %H:%M} UTC"
     return ""
 

@@ -24,7 +24,10 @@ BACKOFF_FIRST = timedelta(seconds=20)
 BACKOFF_MOST = timedelta(minutes=15)
 RETRY_AFTER_MOST = timedelta(hours=1)  # 10**9 seconds has been seen
 GIVE_UP_AFTER = timedelta(days=2)  # only on a message that its receiver refuses for what it says
+PUT_OFF_FOR = timedelta(days=5)  # one of several recipients, by 4xx: RFC 5321 4.5.4.1 asks senders for 4 to 5 days
 BROKEN_FOR = timedelta(days=1)  # a receiver that refused for good is tried again after a change, or after so long
+BROKEN_ALONE = timedelta(hours=1)  # … if there is no other receiver that could tell people meanwhile
+SKEW = timedelta(minutes=5)  # what is later than this was written by a clock that was ahead
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Message:
     listed: int = LISTED
     tries: int = 0
     plain: bool = False  # the receiver choked on it once: send only short text
+    left: tuple[str, ...] = ()  # recipients that are still to have it, when others have it; () is everybody
+    refused: str = ""  # recipients that will never take it, and why
     claimed_by: str = ""
     claimed_until: datetime | None = None
     error: str = ""  # the last failure, without secrets
@@ -69,9 +74,17 @@ class ReceiverState:
     broken: str = ""  # why it will not take anything until somebody changes something
     broken_since: datetime | None = None
     print: str = ""  # of its settings when it broke
+    odd: str = (
+        ""  # the last answer was a refusal that may be an accident: it is tried again, and others are told meanwhile
+    )
     error: str = ""
     refused: str = ""  # the last message went, but not to everybody: whom it refused
     last_sent: datetime | None = None
+
+    @property
+    def works(self) -> bool:
+        """Can what must be told be given to it, as far as its last answer goes?"""
+        return not self.broken and not self.odd
 
 
 @dataclass(frozen=True)
@@ -164,20 +177,47 @@ def _point_to(state: State, post: str, message: Message) -> State:
 
 
 def due(state: State, now: datetime) -> tuple[Message, ...]:
-    """The next message for each receiver and run that may be tried now: oldest first, one at a time, in order."""
+    """The next message for each receiver and run that may be tried now: oldest first, one at a time, in order.
+
+    A recipient to whom an earlier message is owed waits for that one; the others are not held up by it. What a clock that
+    was ahead has put off into its own future is due.
+    """
     heads: dict[tuple[str, str], Message] = {}
+    owed: dict[tuple[str, str], set[str]] = {}
     for message in state.outbox:
-        if message.plain and now < message.due:
-            continue  # refused for what it says: it must not hold up the others
-        heads.setdefault((message.receiver, message.run), message)
+        to = (message.receiver, message.run)
+        waiting = owed.setdefault(to, set())
+        behind = bool(message.left) and waiting.issuperset(message.left)
+        waiting.update(message.left)
+        if behind or ((message.plain or message.left) and now < _when(message, now)):
+            continue  # put off for what it says, or by some of its recipients: it must not hold up the others
+        heads.setdefault(to, message)
     out = []
     for message in heads.values():
         health = state.receivers.get(message.receiver, ReceiverState())
-        held = message.claimed_until is not None and now < message.claimed_until
-        if held or now < message.due or health.broken or (health.not_before and now < health.not_before):
-            continue
-        out.append(message)
+        held = message.claimed_until is not None and now < message.claimed_until <= now + LEASE + SKEW
+        rests = health.not_before is not None and now < health.not_before <= now + RETRY_AFTER_MOST + SKEW
+        if not (held or now < _when(message, now) or health.broken or rests):
+            out.append(message)
     return tuple(out)
+
+
+def _when(message: Message, now: datetime) -> datetime:
+    """When it is due. No pause between two tries is longer than ``BACKOFF_MOST``; only quiet hours are."""
+    ahead = message.created > now + SKEW
+    tried = message.plain or message.left
+    return now if ahead or (tried and message.due > now + BACKOFF_MOST + SKEW) else message.due
+
+
+def owed(state: State, message: Message) -> frozenset[str]:
+    """Recipients of ``message`` to whom an earlier one about the same run is still to be delivered."""
+    earlier: set[str] = set()
+    for one in state.outbox:
+        if one.id == message.id:
+            break
+        if (one.receiver, one.run) == (message.receiver, message.run):
+            earlier.update(one.left)
+    return frozenset(earlier)
 
 
 def claim(state: State, ids: frozenset[str], who: str, now: datetime, lease: timedelta = LEASE) -> State:
@@ -196,14 +236,40 @@ def mine(state: State, message: Message, who: str) -> bool:
 
 def sent(state: State, message: Message, receipt: dict[str, str], now: datetime) -> State:
     """It arrived. Idempotent: a second report of the same message changes nothing but the receipt."""
-    done = replace(message, sent=now, receipt=receipt, claimed_by="", claimed_until=None)
-    health = ReceiverState(last_sent=now, refused=receipt.get("refused", ""))
+    done = replace(message, sent=now, receipt=receipt, left=(), claimed_by="", claimed_until=None)
+    health = ReceiverState(last_sent=now, refused=receipt.get("refused", "") or message.refused)
     return replace(
         state,
         outbox=tuple(m for m in state.outbox if m.id != message.id),
         posts=_kept(state, {**state.posts, message.id: done}),
         receivers={**state.receivers, message.receiver: health},
     )
+
+
+def sent_to_some(
+    state: State, message: Message, left: tuple[str, ...], refused: str, error: str, *, due: datetime, now: datetime
+) -> State:
+    """It arrived, but not at ``left``: they get it later, the others do not get it again."""
+    again = replace(
+        message,
+        left=left,
+        refused=refused or message.refused,
+        due=due,
+        error=error,
+        claimed_by="",
+        claimed_until=None,
+    )
+    state = sent(state, replace(message, refused=again.refused), {}, now)
+    return replace(state, outbox=_in_order(state.outbox, again))
+
+
+def _in_order(outbox: tuple[Message, ...], message: Message) -> tuple[Message, ...]:
+    """``message`` back in its place: before all that were made later for the same receiver and run."""
+    for index, one in enumerate(outbox):
+        same = (one.receiver, one.run) == (message.receiver, message.run)
+        if same and one.created >= message.created:
+            return (*outbox[:index], message, *outbox[index:])
+    return (*outbox, message)
 
 
 def _kept(state: State, posts: dict[str, Message]) -> dict[str, Message]:
@@ -215,14 +281,28 @@ def _kept(state: State, posts: dict[str, Message]) -> dict[str, Message]:
     return posts
 
 
-def put_back(state: State, message: Message, error: str, *, not_before: datetime, now: datetime) -> State:
-    """It did not arrive, for a reason that may pass: the receiver rests until ``not_before``."""
+def put_back(
+    state: State,
+    message: Message,
+    error: str,
+    *,
+    not_before: datetime,
+    now: datetime,
+    odd: bool = False,
+    fingerprint: str = "",
+) -> State:
+    """It did not arrive, for a reason that may pass: the receiver rests until ``not_before``.
+
+    ``odd``: it was refused, so a change of its settings (their ``fingerprint``) ends the rest."""
     old = state.receivers.get(message.receiver, ReceiverState())
+    ahead = old.not_before is not None and old.not_before > now + RETRY_AFTER_MOST + SKEW
     health = replace(
         old,
         failures=old.failures + 1,
-        failing_since=old.failing_since or now,
-        not_before=max(not_before, old.not_before or not_before),
+        failing_since=min(old.failing_since or now, now),
+        not_before=not_before if ahead else max(not_before, old.not_before or not_before),
+        odd=error if odd else "",
+        print=fingerprint,
         error=error,
     )
     return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
@@ -252,6 +332,7 @@ def broke(state: State, message: Message, error: str, fingerprint: str, now: dat
         failing_since=old.failing_since or now,
         broken=error,
         broken_since=now,
+        odd="",
         print=fingerprint,
         error=error,
     )
@@ -260,8 +341,42 @@ def broke(state: State, message: Message, error: str, fingerprint: str, now: dat
 
 def mend(state: State, receiver: str) -> State:
     """Try a broken receiver again."""
-    health = replace(state.receivers.get(receiver, ReceiverState()), broken="", broken_since=None, not_before=None)
+    old = state.receivers.get(receiver, ReceiverState())
+    health = replace(old, broken="", broken_since=None, not_before=None, odd="")
     return replace(state, receivers={**state.receivers, receiver: health})
+
+
+def free(state: State, receiver: str, now: datetime) -> State:
+    """The receiver has just been seen to work: nothing of the past holds its messages, but for quiet hours.
+
+    A message that somebody is sending at this moment stays theirs. The same state when there was nothing to free.
+    """
+    outbox = tuple(_free(m, now) if m.receiver == receiver else m for m in state.outbox)
+    old = state.receivers.get(receiver, ReceiverState())
+    held = old.broken or old.odd or old.failures or old.not_before is not None
+    if not held and outbox == state.outbox:
+        return state
+    fine = ReceiverState(last_sent=now, refused=old.refused)
+    return replace(state, outbox=outbox, receivers={**state.receivers, receiver: fine} if held else state.receivers)
+
+
+def _free(message: Message, now: datetime) -> Message:
+    theirs = message.claimed_until is not None and now < message.claimed_until <= now + LEASE + SKEW
+    tried = message.plain or message.left
+    return replace(
+        message,
+        created=min(message.created, now),
+        due=now if message.created > now + SKEW or (tried and message.due > now) else message.due,
+        claimed_by=message.claimed_by if theirs else "",
+        claimed_until=message.claimed_until if theirs else None,
+    )
+
+
+def gave_up(state: State, message: Message, error: str) -> State:
+    """The receiver has refused this very message for too long; how that stands is with the receiver from now on."""
+    old = state.receivers.get(message.receiver, ReceiverState())
+    health = replace(old, refused=f"gave up on a message of {message.created:%Y-%m-%d %H:%M} UTC: {error}")
+    return replace(drop(state, message), receivers={**state.receivers, message.receiver: health})
 
 
 def drop(state: State, message: Message) -> State:

@@ -76,6 +76,7 @@ def record(
         return advance(state, (*seen, *own), settings, now, run_name, names, told, beside=beside, partial=partial)
 
     state = journal.change(make)
+    problems = tuple(journal.problems)
     if journal.unsaved or _journal_fires(state, run_name):
         first = tuple(told)
         trouble = own_findings(state, settings, now, run_name, journal.problems, journal.unsaved)
@@ -90,7 +91,7 @@ def record(
         a for a in state.alerts.values() if a.state is AlertState.FIRING and a.finding.run == one_line(run_name, 100)
     ]
     firing.sort(key=lambda a: (-a.finding.severity, a.fired or now))
-    return Recorded(tuple(told), tuple(firing), journal.unsaved, tuple(journal.problems))
+    return Recorded(tuple(told), tuple(firing), journal.unsaved, problems)
 
 
 def _journal_fires(state: State, run_name: str) -> bool:

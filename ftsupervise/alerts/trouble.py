@@ -6,10 +6,11 @@ These become findings like any other, with a firing and a resolved message, told
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.outbox import Message, ReceiverState, State, drop, message_id, put
+from ftsupervise.alerts.standing import SLOW, put_off
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.model import Finding, Health, Notice, Severity
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 RECEIVER = "receiver"
 JOURNAL = "alert-journal"
-SLOW = timedelta(minutes=15)  # a receiver that could not be reached for so long is worth a word elsewhere
+OFTEN = 3  # refusals in a row that are hardly an accident any more
 
 
 def own_findings(
@@ -28,7 +29,7 @@ def own_findings(
     out = [receiver_finding(state, name, now, run) for name in settings.named]
     summary = f"the alerts' journal cannot be written: {unsaved}" if unsaved else ""
     if problems and not unsaved:
-        summary = f"a file in the alerts' journal is not whole: {problems[0]}"
+        summary = f"a file in the alerts' journal was not believed: {problems[0]}"
     out.append(
         Finding(
             run,
@@ -59,10 +60,24 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
             name,
             Health.BAD,
             Severity.CRITICAL,
-            f"{name} takes no messages any more: {health.broken}",
+            f"{name} takes no messages any more, it is given up: {health.broken}",
             now,
             meaning=f"Nobody hears of anything through {name} until somebody mends it.",
             do=f"mend its settings, then: ftsupervise notify test --receiver {name}",
+            since=health.failing_since,
+            **common,
+        )
+    if health.odd:
+        return Finding(
+            run,
+            RECEIVER,
+            name,
+            Health.BAD,
+            Severity.CRITICAL if health.failures >= OFTEN else Severity.WARNING,
+            f"{name} refuses its messages: {health.odd}",
+            now,
+            meaning="It may be an accident on the way: they are tried again and again, and told through another receiver.",
+            do=f"see whether it still does: ftsupervise notify test --receiver {name}",
             since=health.failing_since,
             **common,
         )
@@ -79,14 +94,15 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
             since=health.failing_since,
             **common,
         )
-    if health.refused:
+    refused = health.refused or put_off(state, name, now)
+    if refused:
         return Finding(
             run,
             RECEIVER,
             name,
             Health.BAD,
             Severity.WARNING,
-            f"{name} does not reach everybody: {health.refused}",
+            f"{name} does not reach everybody: {refused}",
             now,
             meaning="The others were told.",
             **common,
@@ -97,9 +113,9 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
 
 
 def reroute(state: State, settings: Alerts, now: datetime, home: str) -> State:
-    """What waits at a receiver that is broken or no longer configured and nobody else was told: tell somebody else."""
+    """What waits at a receiver that refuses or is no longer configured and nobody else was told: tell somebody else."""
     known = settings.named
-    working = [name for name in known if not state.receivers.get(name, ReceiverState()).broken]
+    working = [name for name in known if state.receivers.get(name, ReceiverState()).works]
     for message in state.outbox:
         gone = message.receiver not in known
         if not gone and message.receiver in working:
@@ -115,9 +131,12 @@ def hand_over(
 ) -> tuple[State, tuple[Notice, ...]]:
     """What of ``message`` none of the ``others`` has been given, to the first of them; and what that is."""
     orphans = tuple(n for n in message.notices if not _told_elsewhere(state, n, message.receiver, others))
-    if not orphans or not others:
+    receiver = others[0] if others else ""
+    if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot say of itself that it says nothing
+        receiver = next((o for o in others if not any(about_itself(n.finding, o) for n in orphans)), receiver)
+    items = tuple(replace(n, post="") for n in orphans if not about_itself(n.finding, receiver))
+    if not receiver or not items:
         return state, orphans
-    receiver, items = others[0], tuple(replace(n, post="") for n in orphans)
     copy = Message(
         id=message_id(home, receiver, message.run, items),
         receiver=receiver,
@@ -135,6 +154,11 @@ def hand_over(
         if alert is not None and receiver not in alert.told_to:
             alerts[alert.id] = replace(alert, told_to=(*alert.told_to, receiver))
     return put(replace(state, alerts=alerts), copy), orphans
+
+
+def about_itself(finding: Finding, receiver: str) -> bool:
+    """Is it about this very receiver?"""
+    return finding.watchdog == RECEIVER and finding.subject == receiver
 
 
 def _told_elsewhere(state: State, notice: Notice, receiver: str, working: list[str]) -> bool:

@@ -193,6 +193,19 @@ def _item(notice: Notice, message: Message, ended: datetime | None) -> Item:
     )
 
 
+def in_short(seen: View, limit: int = 2900) -> str:
+    """The whole message as short plain text, for a receiver that will not take it otherwise: every notice has its line."""
+    if len(seen.items) == 1 and not seen.more:
+        return _cut("\n".join([seen.title, *seen.notes]), limit)
+    room = max(40, (limit - len(seen.title) - 200) // max(1, len(seen.items)) - 1)
+    rest = [f"+{seen.more} more: {seen.more_of}"] if seen.more else []
+    each = (
+        f"{item.word}  {item.name}: {item.summary}" if item.name else f"{item.word}  {item.summary}"
+        for item in seen.items
+    )
+    return _cut("\n".join([seen.title, *(f"- {_cut(line, room)}" for line in each), *rest, *seen.notes]), limit)
+
+
 def command(verb: str, where: str) -> str:
     return f"ftsupervise {verb} {shlex.quote(where)}" if where else f"ftsupervise {verb}"
 

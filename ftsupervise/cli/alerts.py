@@ -16,6 +16,7 @@ import click
 
 from ftsupervise.cli.listing import Listing
 from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
@@ -46,7 +47,7 @@ def list_alerts(run: str | None, as_json: bool) -> None:
         return
     for journal in journals:
         for line in _lines(journal, now):
-            click.echo(line)
+            click.echo(printable(line))
 
 
 @alerts.command()
@@ -174,9 +175,12 @@ def _must_be_saved(journal: Journal) -> None:
 
 
 def _who() -> str:
-    import getpass
+    """The account that types this. Not LOGNAME or USER, which anybody can set."""
+    import os
 
-    return getpass.getuser()
+    from ftsupervise.host.ownership import user_name
+
+    return user_name(os.geteuid())
 
 
 def _as_json(journals: list[Journal]) -> dict[str, Any]:
@@ -194,6 +198,7 @@ def _as_json(journals: list[Journal]) -> dict[str, Any]:
 
 
 def _lines(journal: Journal, now: datetime) -> list[str]:
+    from ftsupervise.alerts.standing import standing
     from ftsupervise.alerts.wording import stamp
     from ftsupervise.model import AlertState
 
@@ -207,17 +212,12 @@ def _lines(journal: Journal, now: datetime) -> list[str]:
             if state.alerts or state.posts
             else f"no alerts so far in {journal.directory}"
         )
-    for name, health in state.receivers.items():
-        waiting = sum(1 for m in state.outbox if m.receiver == name)
-        if health.broken:
-            out.append(
-                f"receiver {name}: broken since {stamp(health.broken_since or now)}: {health.broken}; {waiting} waiting"
-            )
-        elif health.failures:
-            after = f", next try {stamp(health.not_before)}" if health.not_before else ""
-            out.append(
-                f"receiver {name}: {health.failures} failures in a row{after}: {health.error}; {waiting} waiting"
-            )
+    for name in dict.fromkeys((*state.receivers, *(m.receiver for m in state.outbox))):
+        words = standing(state, name, now)
+        if words:
+            out.append(f"receiver {name}: {words}")
+        if name in state.receivers and not state.receivers[name].works:
+            out.append(f"    once it works again, type: ftsupervise notify test --receiver {name}")
     for silence in state.silences:
         if silence.end > now:
             why = f": {silence.reason}" if silence.reason else ""

@@ -11,6 +11,7 @@ import click
 from ftsupervise.errors import NotFound
 
 if TYPE_CHECKING:
+    from ftsupervise.alerts.journal import Journal
     from ftsupervise.alerts.outbox import Message
     from ftsupervise.config.schema import Run
 
@@ -28,7 +29,7 @@ def test(config: str | None, only: tuple[str, ...]) -> None:
 
     CONFIG is a ftsupervise.yaml, a run directory, or the name of a run; default: ./ftsupervise.yaml.
     """
-    from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, sender
+    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, sender
 
     run, now = _run(config), datetime.now(timezone.utc)
     named = run.alerts.named
@@ -43,21 +44,37 @@ def test(config: str | None, only: tuple[str, ...]) -> None:
     for name in only or named:
         receiver = named[name]
         parcel = Parcel(_test_message(run, name, now), now, templates=run.alerts.templates)
+        before = _held(run, name, now)
         try:
-            receipt = sender(receiver.kind)(parcel, receiver.settings)
+            refused = sender(receiver.kind)(parcel, receiver.settings).get("refused", "")
+        except Partly as error:
+            refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
         except (TryLater, Broken, Unsendable) as error:
             failed += 1
-            lasting = "will not work until something is changed" if isinstance(error, Broken) else "did not work now"
-            click.echo(f"{name}: {lasting}: {error}", err=True)
+            click.echo(f"{name}: {_lasting(error)}: {error}", err=True)
+            if before:
+                click.echo(f"{name}: {before}", err=True)
             continue
-        if receipt.get("refused"):
+        if refused:
             failed += 1
-            click.echo(f"{name}: taken, but not for everybody: {receipt['refused']}", err=True)
+            click.echo(f"{name}: taken, but not for everybody: {refused}", err=True)
         else:
             click.echo(f"{name}: taken")
-        _mend(run, name)
+        _free(run, name, now)
+        if before:
+            click.echo(f"{name}: {before}; it is in use again, and what waits goes out at the next tick")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _lasting(error: Exception) -> str:
+    from ftsupervise.alerts.receivers import Broken, Doubtful
+
+    if isinstance(error, Broken):
+        return "will not work until something is changed"
+    if isinstance(error, Doubtful):
+        return "refused, and if it stays so something must be changed"
+    return "did not work now"
 
 
 @notify.command()
@@ -110,15 +127,29 @@ def _test_message(run: Run, receiver: str, now: datetime) -> Message:
     return Message(ident, receiver, run.name, (notice,), created=now, due=now + timedelta(0))
 
 
-def _mend(run: Run, name: str) -> None:
-    """A receiver that was given up and works again is used again at the next tick."""
+def _journals(run: Run) -> list[Journal]:
+    """Where messages of this run may wait: in its own journal, and in this account's."""
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.outbox import mend
+    from ftsupervise.config.locate import state_dir
     from ftsupervise.rundir import RunDir
+    from ftsupervise.watch.storage import journal_of
 
-    if run.run_dir is None or not (RunDir(run.run_dir).watch / "journal").is_dir():
-        return
-    journal = Journal(RunDir(run.run_dir).watch / "journal")
-    journal.change(
-        lambda state: mend(state, name) if name in state.receivers and state.receivers[name].broken else state
-    )
+    if run.run_dir is None:
+        return []
+    folders = (RunDir(run.run_dir).watch / "journal", state_dir() / "watch" / "journal", journal_of(run, state_dir()))
+    return [Journal(folder) for folder in folders if folder.is_dir()]
+
+
+def _held(run: Run, name: str, now: datetime) -> str:
+    """How the watch has found this receiver so far, if it was in trouble or something waits; else ""."""
+    from ftsupervise.alerts.standing import standing
+
+    return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))
+
+
+def _free(run: Run, name: str, now: datetime) -> None:
+    """It works: nothing of the past holds its messages, neither that it was given up nor a clock that was ahead."""
+    from ftsupervise.alerts.outbox import free
+
+    for journal in _journals(run):
+        journal.change(lambda state: free(state, name, now))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.printable import printable
+
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report.status import Status
@@ -20,10 +22,12 @@ _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def status(run: str | None, as_json: bool) -> None:
     """How is RUN (a directory, an ftsupervise.yaml, or a name) doing? Default: ./ftsupervise.yaml."""
+    from ftsupervise.alerts.standing import telling
     from ftsupervise.config.locate import find_run
     from ftsupervise.report.status import gather
 
     seen = gather(find_run(run), datetime.now(timezone.utc), os.environ)
+    seen = seen._replace(telling=telling(seen.rundir.watch / "journal", seen.at))
     if as_json:
         click.echo(_json(seen))
         return
@@ -42,6 +46,7 @@ def _lines(seen: Status) -> list[str]:
                 f"  switch    {switch.problem or f'{switch.name} is up'}" + (f", by {switch.who}" if switch.who else "")
             )
     lines += _attempts(seen)
+    lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     lines.append(f"  directory {seen.rundir.root}")
     return lines
 

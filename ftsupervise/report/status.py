@@ -39,6 +39,7 @@ class Status(NamedTuple):
     beats: tuple[Beat, ...]
     switches: tuple[SwitchState, ...]
     finished: bool
+    telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each (alerts/standing.py)
 
     @property
     def step(self) -> int | None:

@@ -7,6 +7,7 @@ mood "error WORD"      HTTP 200 with {"ok": false, "error": WORD}, as Slack says
 mood "choke"           takes plain text only: {"ok": false, "error": "invalid_blocks"} for anything with blocks
 mood "slow SECONDS"    answers late
 mood "redirect URL"    302 to URL
+mood "answer N BODY"   status N with BODY, which may be empty or a web page, and the message is not kept
 mood "reset"           keeps the message, then resets the connection instead of answering
 """
 
@@ -24,6 +25,7 @@ from urllib.parse import parse_qsl
 
 TOKEN = "xoxb-1234-the-neighbour"
 HOOK = "/services/T000/B000/neighbourhood"
+MACHINE = "/machine"  # takes ftsupervise's own JSON
 
 
 @dataclass
@@ -66,6 +68,7 @@ class SlackServer:
         self._server = _Quiet(("127.0.0.1", port), Handler)
         self.port: int = self._server.server_address[1]
         self.api_url = f"http://127.0.0.1:{self.port}/api/"
+        self.machine_url = f"http://127.0.0.1:{self.port}{MACHINE}"
         self.webhook_url = f"http://127.0.0.1:{self.port}{HOOK}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
@@ -83,6 +86,11 @@ class SlackServer:
             if not self._arrived.wait_for(lambda: len(self.posts) >= count, timeout):
                 raise TimeoutError(f"{len(self.posts)} of {count} posts arrived")
             return list(self.posts)
+
+    def keep(self, post: Post) -> None:
+        with self._arrived:
+            self.posts.append(post)
+            self._arrived.notify_all()
 
     def take(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
         """What Slack would answer to this request."""
@@ -158,11 +166,17 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(float(mood.split()[1]))
         if mood.startswith("redirect "):
             return self._say(302, {}, {"Location": mood.split()[1]})
+        if mood.startswith("answer "):
+            status, _, text = mood.removeprefix("answer ").partition(" ")
+            return self._answer(int(status), text.encode(), "text/html" if "<" in text else "text/plain", {})
         if mood.startswith("429"):
             value = mood[3:].strip()
             return self._say(429, {"ok": False, "error": "ratelimited"}, {"Retry-After": value} if value else {})
         if mood.isdigit():
             return self._say(int(mood), {"ok": False, "error": f"http_{mood}"})
+        if self.path == MACHINE:
+            neighbour.keep(Post("", "machine", str(body.get("title", "")), [], key=str(body.get("key", ""))))
+            return self._hang_up() if mood == "reset" else self._text(202, "")
         if mood.startswith("error "):
             word = mood.split()[1]
             return self._text(403, word) if hook else self._say(200, {"ok": False, "error": word})
@@ -172,14 +186,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(404, {"ok": False, "error": "unknown_method"})
         answer = neighbour.take(self.path.rpartition("/")[2] if not hook else "webhook", body)
         if mood == "reset":
-            linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self.connection.close()
-            self.close_connection = True
-            return None
+            return self._hang_up()
         if hook:
             return self._text(200, "ok") if answer["ok"] else self._text(400, str(answer["error"]))
         return self._say(200, answer)
+
+    def _hang_up(self) -> None:
+        linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.connection.close()
+        self.close_connection = True
 
     def _text(self, status: int, text: str) -> None:
         self._answer(status, text.encode(), "text/plain", {})

@@ -6,6 +6,9 @@ mood "hang ."        takes the data and never answers
 mood "reset ."       takes and keeps the mail, then resets the connection instead of saying 250
 mood "reset QUIT"    resets after 250, at QUIT
 mood "refuse NAME"   550 for recipients that start with NAME, others are fine
+mood "later NAME"    450 for them, as greylisting does
+mood "greet CODE"    answers that instead of 220 when somebody connects
+mood "greet TEXT"    says something that is no SMTP at all
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ class _Server(SMTP):
             super().__init__(neighbour, **options)
 
     async def push(self, status: Any) -> None:
+        mood = self.neighbour.mood
+        if mood.startswith("greet ") and isinstance(status, str) and status.startswith("220 "):
+            words = mood.removeprefix("greet ")
+            status = f"{words} 5.3.2 no service here today" if words.isdigit() else words
         await super().push(status)
 
     async def _moody(self, verb: str) -> bool:
@@ -159,6 +166,8 @@ class MailServer:
     ) -> str:
         if self.mood.startswith("refuse ") and address.startswith(self.mood.split()[1]):
             return "550 5.1.1 no such person here"
+        if self.mood.startswith("later ") and address.startswith(self.mood.split()[1]):
+            return "450 4.2.0 greylisted, come again"
         envelope.rcpt_tos.append(address)
         return "250 OK"
 

@@ -117,6 +117,9 @@ def test_a_node_that_slurm_has_drained_by_itself_is_told_from_one_that_a_person_
     own = make_sandbox(nodes=3)
     slurm = Slurm(own.env())
     assert slurm.drained("Duplicate jobid") == ()
-    for node, reason in ((own.shape.node_names[0], "Duplicate jobid"), (own.shape.node_names[1], "new fan | Duplicate")):
+    for node, reason in (
+        (own.shape.node_names[0], "Duplicate jobid"),
+        (own.shape.node_names[1], "new fan | Duplicate"),
+    ):
         own.run(["scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"])
     assert slurm.drained("Duplicate jobid") == (own.shape.node_names[0],)

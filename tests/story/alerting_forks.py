@@ -21,6 +21,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+_TEMPLATES = (
+    ("alert.text.j2", "text"),
+    ("alert.subject.j2", "text"),
+    ("alert.slack.j2", "slack"),
+    ("alert.json.j2", "json"),
+)
 LEAVING = ("os.link", "os.remove", "socket.connect", "smtplib.send", "http.client.send")
 
 
@@ -121,13 +127,14 @@ def _wait(pids: list[int], after: list[float | None]) -> list[bool]:
 def main() -> None:
     import ftsupervise.alerts.receivers.email
     import ftsupervise.alerts.receivers.slack
+    import ftsupervise.alerts.receivers.webhook
     import ftsupervise.alerts.tick
     import ftsupervise.config.alerting  # noqa: F401
     from ftsupervise.alerts.sample import incident
     from ftsupervise.alerts.wording import render, view
 
     message = next(incident("warm", "", datetime.now().astimezone()))
-    for template, kind in (("alert.text.j2", "text"), ("alert.subject.j2", "text"), ("alert.slack.j2", "slack")):
+    for template, kind in _TEMPLATES:
         render(template, view(message, message.created), kind=kind)
     __import__("slack_sdk.webhook")
     for line in sys.stdin:

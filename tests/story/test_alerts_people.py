@@ -138,10 +138,12 @@ def configured(directory: Path, receivers: list[dict[str, object]]) -> str:
 
 
 def test_notify_test_sends_a_real_message_and_says_what_became_of_it(mail: MailServer, tmp_path: Path) -> None:
-    broken = {"name": "old", "command": {"argv": ["/no/such/program"]}}
-    config = configured(tmp_path, [mailbox(mail), broken])
+    broken = {"name": "old", "command": {"argv": ["sh", "-c", "exit 78"]}}
+    absent = {"name": "away", "command": {"argv": ["/no/such/program"]}}
+    config = configured(tmp_path, [mailbox(mail), broken, absent])
     result = type_in("notify", "test", config)
     assert result.exit_code == 1 and "email: taken" in result.output and "old: will not work" in result.output
+    assert "away: refused" in result.output and "/no/such/program: no such program" in result.output
     assert "this is a test" in mail.mails[0].get_content()
     assert type_in("notify", "test", config, "--receiver", "email").exit_code == 0
     assert isinstance(type_in("notify", "test", config, "--receiver", "who").exception, Error)
@@ -151,7 +153,7 @@ def test_notify_test_takes_a_mended_receiver_into_use_again(mail: MailServer, jo
     config, alerts = configured(tmp_path, [mailbox(mail)]), settings([mailbox(mail)])
     mail.mood = "MAIL 550"
     tick(journal, alerts, T0, bad())
-    assert "broken since" in alerts_cli(journal)
+    assert "given up since" in alerts_cli(journal)
     mail.mood = "ok"
     type_in("notify", "test", config)
     tick(journal, alerts, minutes(5), bad())
@@ -300,3 +302,59 @@ def test_settings_load_from_yaml_as_they_are_written(tmp_path: Path) -> None:
     assert isinstance(run.alerts, Alerts)
     email = run.alerts.named["email"].settings
     assert email.password_file == tmp_path / "pw" and loads(dump(run)).alerts == run.alerts
+
+
+# ---------------------------------------------------------------------------- a receiver that was given up, or was held
+
+
+def status_says(journal: Journal) -> str:
+    result = type_in("status", str(journal.directory.parent.parent))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_given_up_is_said_where_people_look(mail: MailServer, journal: Journal, tmp_path: Path) -> None:
+    config, alerts = configured(tmp_path, [mailbox(mail)]), settings([mailbox(mail)])
+    assert "  receiver  " not in status_says(journal)
+    mail.mood = "MAIL 550"
+    tick(journal, alerts, T0, bad())
+    for said in (alerts_cli(journal), status_says(journal), type_in("notify", "test", config).output):
+        assert "given up since 2026-11-21 02:10 UTC" in said and "1 message waiting" in said
+    mail.mood = "greet 554"
+    tick(journal, alerts, minutes(120), bad())
+    for said in (alerts_cli(journal), status_says(journal)):
+        assert "refused 2 times in a row" in said and "given up" not in said
+    mail.mood = "ok"
+    said = type_in("notify", "test", config).output
+    assert "email: taken" in said and "it is in use again" in said
+    assert "  receiver  " not in status_says(journal) and "receiver email: " not in alerts_cli(journal)
+
+
+def test_notify_test_frees_what_a_clock_that_was_ahead_holds(
+    mail: MailServer, journal: Journal, tmp_path: Path
+) -> None:
+    config, alerts, year = configured(tmp_path, [mailbox(mail)]), settings([mailbox(mail)]), T0 + timedelta(days=365)
+    mail.mood = "MAIL 451"
+    tick(journal, alerts, year, bad(year))
+    mail.mood = "ok"
+    assert type_in("notify", "test", config).exit_code == 0
+    health, (message,) = journal.read().receivers["email"], journal.read().outbox
+    assert health.not_before is None and not health.failures
+    now = datetime.now(timezone.utc)
+    assert message.due <= now and message.claimed_until is None
+    tick(journal, alerts, now, bad(now))
+    assert ["FIRING" in str(m["Subject"]) for m in mail.mails][:2] == [False, True]
+
+
+def test_notify_test_leaves_quiet_hours_and_a_message_that_somebody_sends_alone(journal: Journal) -> None:
+    from dataclasses import replace
+
+    from ftsupervise.alerts.outbox import Message, ReceiverState, State, free
+
+    morning, lease = T0 + timedelta(hours=5), T0 + timedelta(seconds=90)
+    waits = Message("a", "email", RUN, (), created=T0, due=morning)
+    sending = Message("b", "email", RUN, (), created=T0, due=T0, tries=1, claimed_by="x", claimed_until=lease)
+    state = State(outbox=(waits, sending), receivers={"email": ReceiverState(failures=3, not_before=lease)})
+    assert free(state, "email", T0).outbox == (waits, sending)
+    fine = replace(state, receivers={})
+    assert free(fine, "email", T0) is fine

@@ -106,13 +106,14 @@ def test_a_template_of_ones_own_says_what_is_posted(listener: Listener, journal:
 
 
 @pytest.mark.parametrize(
-    ("status", "broken"), [(500, False), (429, False), (404, True), (410, True), (401, True), (302, True)]
+    ("status", "broken"), [(500, False), (429, False), (404, False), (410, True), (401, False), (302, False)]
 )
 def test_an_answer_is_read_for_what_it_means(listener: Listener, journal: Journal, status: int, broken: bool) -> None:
     listener.status = status
     alerts = settings([{"webhook": {"url": listener.url}}])
     tick(journal, alerts, T0, bad())
     assert bool(journal.read().receivers["webhook"].broken) == broken
+    assert bool(journal.read().receivers["webhook"].odd) == (status in (401, 404, 302))
     listener.status = 200
     tick(journal, alerts, minutes(5), bad())
     assert len(listener.heard) == (0 if broken else 1)

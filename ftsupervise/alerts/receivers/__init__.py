@@ -35,6 +35,7 @@ class Parcel:
     earlier: tuple[Message, ...] = ()  # sent ones it follows up (with their receipts), oldest first
     over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
     templates: Path | None = None
+    owed: frozenset[str] = frozenset()  # recipients that must have an earlier message first
 
 
 class TryLater(Exception):
@@ -45,8 +46,25 @@ class TryLater(Exception):
         self.after = after
 
 
+class Doubtful(TryLater):
+    """It was refused, perhaps for good and perhaps by an accident on the way: a proxy's page, a 404, a 554 as greeting.
+
+    It is tried again like ``TryLater``, and told through another receiver in the meantime.
+    """
+
+
+class Partly(TryLater):
+    """Some recipients have it. ``left``: those to try again, ``waits`` if only because an earlier message is owed to them;
+    ``refused``: who will never take it, and why."""
+
+    def __init__(self, why: str, *, left: tuple[str, ...], refused: str = "", waits: bool = False) -> None:
+        super().__init__(why)
+        self.left, self.refused, self.waits = left, refused, waits
+
+
 class Broken(Exception):
-    """This receiver takes nothing until a person changes something: a wrong token, an address that is gone."""
+    """This receiver certainly takes nothing until a person changes something: the service itself names the token or the
+    channel as wrong, or our own settings cannot be used."""
 
 
 class Unsendable(Exception):
@@ -57,6 +75,11 @@ Send = Callable[[Parcel, Any], dict[str, str]]
 
 
 def sender(kind: str) -> Send:
-    """The ``send`` of a kind of receiver; its module and libraries are imported now, not before."""
+    """The ``send`` of a kind of receiver; its module and libraries are imported now, not before.
+
+    Call it before there are threads: two that import one package for the first time wait for each other, and one of them is
+    given a half-made module.
+    """
+    import_module("jinja2.sandbox")  # wording.py renders with it
     send: Send = import_module(MODULES[kind]).send
     return send

@@ -7,7 +7,7 @@ It remembers nothing and sleeps between requests to one service, which our own b
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts import secrets
 from ftsupervise.alerts.receivers import Broken, Parcel, TryLater
@@ -16,13 +16,17 @@ from ftsupervise.alerts.wording import render, view
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Apprise
 
+apprise: Any
+try:
+    import apprise
+except ImportError:  # an extra
+    apprise = None
+
 
 def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
     """Taken when every address took it."""
-    try:
-        import apprise  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'") from None
+    if apprise is None:
+        raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'")
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it logs addresses
     urls = secrets.read(settings, "urls").split()
     box = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False, secure_logging=True))

@@ -1,7 +1,8 @@
 """A program of the user's own: the text on its standard input, what it is about in its environment.
 
 No shell: what strangers named arrives as text, never as code. Exit code 0 means taken; 75 (EX_TEMPFAIL) and everything
-else means "try again", but 64, 65, 77, 78 and 127, which mean that it will never work.
+else means "try again", but 64, 65, 77 and 78 (EX_USAGE, EX_DATAERR, EX_NOPERM, EX_CONFIG), by which it says that it will
+never work. A program that is not there or cannot be run (126, 127) may be on a file system that is away for a moment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater
 from ftsupervise.alerts.wording import render, view
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise Broken(f"{settings.argv[0]}: no such program") from None
+        raise Doubtful(f"{settings.argv[0]}: no such program") from None
     except OSError as error:
         raise TryLater(f"{settings.argv[0]}: {error.strerror or error}") from None
     try:
@@ -52,7 +53,9 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
     if child.returncode == 0:
         return {}
     why = secrets.redact(f"{settings.argv[0]}: exit {child.returncode}: {errors.decode('utf-8', 'replace')[-500:]}")
-    raise Broken(why) if child.returncode in (64, 65, 77, 78, 126, 127) else TryLater(why)
+    if child.returncode in (64, 65, 77, 78):
+        raise Broken(why)
+    raise Doubtful(why) if child.returncode in (126, 127) else TryLater(why)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

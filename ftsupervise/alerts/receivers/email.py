@@ -1,5 +1,7 @@
 """Mail. Built with EmailMessage, so no header can be injected; one SMTP conversation, every step bounded.
 
+Each recipient counts by itself: who was put off (greylisting, a full mailbox) gets the mail later, the others not again.
+
 Follow-ups carry References and In-Reply-To, so an incident is one thread. The Message-ID is the dedup key: a mail that
 was sent twice because the first answer was lost is the same mail to every mailbox that drops duplicates.
 """
@@ -8,17 +10,21 @@ from __future__ import annotations
 
 import smtplib
 import ssl
+from collections.abc import Iterable
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable
-from ftsupervise.alerts.wording import View, render, view
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, TryLater, Unsendable
+from ftsupervise.alerts.wording import View, in_short, render, view
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Email
+
+
+PLAIN = 4000  # characters of a mail that was refused for what it said
 
 
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
@@ -43,7 +49,9 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     if message.worst.word == "critical" and not seen.over:
         mail["Importance"] = "high"
     text = render("alert.text.j2", seen, own=parcel.templates)
-    mail.set_content(text[:4000] if message.plain else text, charset="utf-8")
+    if message.plain and len(text) > PLAIN:  # cut off, it would leave out the last of several
+        text = in_short(seen)
+    mail.set_content(text, charset="utf-8")
     if settings.html and not message.plain:
         mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
     return mail
@@ -55,7 +63,19 @@ def _subject(text: str) -> str:
 
 
 def send(parcel: Parcel, settings: Email) -> dict[str, str]:
-    """Sent when the server said 250 after the last dot; what goes wrong after that is not a failure."""
+    """Sent when the server said 250 after the last dot; what goes wrong after that is not a failure.
+
+    Raises Partly when some recipients have it and others are to be tried again.
+    """
+    wanted = tuple(to for to in settings.to if not parcel.message.left or to in parcel.message.left)
+    behind = tuple(to for to in wanted if to in parcel.owed)
+    to = tuple(one for one in wanted if one not in behind)
+    if not to:  # those who were left are no recipients any more, or wait for an earlier mail
+        if not behind:
+            return {}
+        if not parcel.message.left:  # nobody has it
+            raise TryLater("an earlier mail to all of its recipients waits")
+        raise Partly("an earlier mail to them waits", left=behind, waits=True)
     password = secrets.read(settings, "password")
     mail = compose(parcel, settings)
     hidden = [password]
@@ -64,33 +84,39 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         try:
             if settings.user is not None:
                 server.login(settings.user, password)
-            refused = server.send_message(mail, settings.from_, list(settings.to))
+            refused = server.send_message(mail, settings.from_, to)
         finally:
             _leave(server)
     except smtplib.SMTPAuthenticationError as error:
-        raise _by_code(error.smtp_code, error.smtp_error, "login", hidden) from None
+        raise _by_code(error.smtp_code, error.smtp_error, "login", hidden, certain=_LOGIN) from None
     except smtplib.SMTPRecipientsRefused as error:
-        raise _refused(error.recipients, hidden) from None
+        answers = dict(error.recipients)
+        if not parcel.message.left:  # so nobody has it
+            raise _refused(answers, behind, hidden) from None
+        refused = answers
     except smtplib.SMTPSenderRefused as error:
         raise _by_code(error.smtp_code, error.smtp_error, f"the sender {settings.from_}", hidden) from None
     except smtplib.SMTPDataError as error:
-        if error.smtp_code in (552, 554):  # too large, or taken for spam: this mail, not this receiver
+        if 500 <= error.smtp_code < 600:  # too large, or taken for spam: this mail, not this receiver
             raise Unsendable(secrets.redact(f"{error.smtp_code} {_text(error.smtp_error)}", hidden)) from None
         raise _by_code(error.smtp_code, error.smtp_error, "the mail", hidden) from None
     except smtplib.SMTPResponseException as error:
-        raise _by_code(error.smtp_code, error.smtp_error, "the connection", hidden) from None
+        raise _by_code(error.smtp_code, error.smtp_error, "the connection", hidden, certain=()) from None
     except smtplib.SMTPNotSupportedError as error:
-        raise Broken(secrets.redact(f"{settings.host}: {error}", hidden)) from None
+        raise Doubtful(secrets.redact(f"{settings.host}: {error}", hidden)) from None
     except ssl.SSLCertVerificationError as error:
-        raise Broken(f"{settings.host}: its certificate is not to be trusted: {error.verify_message}") from None
+        raise Doubtful(f"{settings.host}: its certificate is not to be trusted: {error.verify_message}") from None
     except (OSError, smtplib.SMTPException) as error:
         raise TryLater(secrets.redact(f"{settings.host}: {error or type(error).__name__}", hidden)) from None
+    later = {
+        one: why for one, why in refused.items() if why[0] not in _CERTAIN
+    }  # a full mailbox, 552, is emptied again
+    gone = _told(((one, why) for one, why in refused.items() if one not in later), hidden)
+    if later or behind:
+        why = _told(later.items(), hidden) or "an earlier mail to them waits"
+        raise Partly(why, left=(*later, *behind), refused=gone, waits=not later)
     receipt = {"message_id": str(mail["Message-ID"])}
-    if refused:
-        receipt["refused"] = secrets.redact(
-            "; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in refused.items()), hidden
-        )
-    return receipt
+    return {**receipt, "refused": gone} if gone else receipt
 
 
 def _connect(settings: Email) -> smtplib.SMTP:
@@ -119,16 +145,29 @@ def _leave(server: smtplib.SMTP) -> None:
         server.close()
 
 
-def _refused(recipients: Any, hidden: list[str]) -> Exception:
-    text = "; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in recipients.items())
-    # One that may be taken later is reason enough to come again.
-    code = min((code for code, _ in recipients.values()), default=450)
-    return _by_code(code, text, "every recipient", hidden)
+_LOGIN = (534, 535, 538)  # the password is wrong, or this way to log in is not allowed
+_CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and not merely something wrong on the way
 
 
-def _by_code(code: int, text: object, what: str, hidden: list[str]) -> Exception:
+def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
+    """Nobody took it. One that may take it later is reason enough to come again."""
+    text = _told(recipients.items(), hidden)
+    codes = [code for code, _ in recipients.values()]
+    if behind or any(not 500 <= code < 600 for code in codes):
+        return TryLater(f"refused every recipient: {text}")
+    doubtful = next((code for code in codes if code not in _CERTAIN), _CERTAIN[0])
+    return _by_code(doubtful, text, "every recipient", hidden)
+
+
+def _by_code(code: int, text: object, what: str, hidden: list[str], *, certain: Iterable[int] = _CERTAIN) -> Exception:
     sentence = secrets.redact(f"refused {what}: {code} {_text(text)}", hidden)
-    return Broken(sentence) if 500 <= code < 600 else TryLater(sentence)
+    if code in certain:
+        return Broken(sentence)
+    return Doubtful(sentence) if 500 <= code < 600 else TryLater(sentence)
+
+
+def _told(recipients: Iterable[tuple[str, Any]], hidden: list[str]) -> str:
+    return secrets.redact("; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in recipients), hidden)
 
 
 def _text(raw: object) -> str:

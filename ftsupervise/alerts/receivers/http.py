@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
-from ftsupervise.alerts.receivers import Broken, TryLater, Unsendable
+from ftsupervise.alerts.receivers import Broken, Doubtful, TryLater, Unsendable
 
 
 def retry_after(value: str | None, now: datetime) -> timedelta | None:
@@ -25,12 +25,20 @@ def retry_after(value: str | None, now: datetime) -> timedelta | None:
 
 
 def failure(status: int, why: str, after: str | None, now: datetime) -> Exception:
-    """The error that a status other than 2xx stands for. ``why`` has no secrets in it any more."""
+    """The error that a status other than 2xx stands for. ``why`` has no secrets in it any more.
+
+    Only 410 says by itself that it is for good; a 401, 403 or 404 may come from a proxy or a server that is being set up.
+    """
     text = f"HTTP {status}{': ' + why if why else ''}"
     if status == 429 or status >= 500 or status in (408, 425):
         return TryLater(text, after=retry_after(after, now))
     if 300 <= status < 400:
-        return Broken(f"{text}: it redirects elsewhere, which is not followed; set the new address")
+        return Doubtful(f"{text}: it redirects elsewhere, which is not followed; set the new address if it stays so")
     if status in (400, 413, 422):
         return Unsendable(text)
-    return Broken(text)
+    return Broken(text) if status == 410 else Doubtful(text, after=retry_after(after, now))
+
+
+def looks_like_a_page(body: str) -> bool:
+    """A web page where a machine's answer belongs: somebody's login or error page, with status 200."""
+    return body.lstrip("\ufeff \t\r\n").lower().startswith(("<!doctype html", "<html"))

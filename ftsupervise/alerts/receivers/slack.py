@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from slack_sdk import WebClient
+from slack_sdk.errors import SlackApiError, SlackRequestError
+from slack_sdk.webhook import WebhookClient, WebhookResponse
+
 from ftsupervise.alerts import secrets
 from ftsupervise.alerts.outbox import Message
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
 from ftsupervise.alerts.receivers.http import failure
-from ftsupervise.alerts.wording import ENDS, render, slack_escape, view
+from ftsupervise.alerts.wording import ENDS, in_short, render, slack_escape, view
 from ftsupervise.model import Reason
 
 if TYPE_CHECKING:
@@ -33,6 +37,38 @@ _CHOKED = (
     "no_text",
     "invalid_payload",
     "too_many_attachments",
+)
+# Slack's own words for what no second try changes. Any other answer may come from something between us and Slack.
+_FINAL = frozenset(
+    {
+        "account_inactive",
+        "action_prohibited",
+        "cant_broadcast_message",
+        "channel_is_archived",
+        "channel_not_found",
+        "enterprise_is_restricted",
+        "invalid_auth",
+        "invalid_token",
+        "is_archived",
+        "messages_tab_disabled",
+        "missing_scope",
+        "no_active_hooks",
+        "no_permission",
+        "no_service",
+        "no_team",
+        "not_allowed_token_type",
+        "not_authed",
+        "not_in_channel",
+        "org_login_required",
+        "posting_to_general_channel_denied",
+        "restricted_action",
+        "restricted_action_read_only_channel",
+        "team_access_not_granted",
+        "team_disabled",
+        "token_expired",
+        "token_revoked",
+        "user_not_found",
+    }
 )
 _PASSING = ("ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout")
 _GONE = ("message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found")
@@ -55,12 +91,8 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    from slack_sdk.webhook import WebhookClient
-
     class Client(WebhookClient):
         def _perform_http_request_internal(self, url: str, req: Request) -> Any:
-            from slack_sdk.webhook import WebhookResponse
-
             status, headers, body = _once(req, self.timeout, self.proxy)
             return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
 
@@ -68,19 +100,21 @@ def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]
     client = Client(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     body = _body(parcel, settings)
     answer = client.send_dict(body)
-    if answer.status_code == 200:
+    said = str(answer.body).strip()
+    if answer.status_code == 200 and said == "ok":
         return {}
-    why = secrets.redact(answer.body, [address])
-    if why.strip() in _CHOKED:
+    why = secrets.redact(said, [address])
+    if said in _CHOKED:
         raise Unsendable(why)
+    if said in _FINAL:
+        raise Broken(f"Slack says {said} (HTTP {answer.status_code})")
+    if answer.status_code < 300:
+        raise Doubtful(f"HTTP {answer.status_code}, but not Slack's ok: {why or 'an empty answer'}")
     retry = {key.lower(): value for key, value in dict(answer.headers).items()}.get("retry-after")
     raise failure(answer.status_code, why, retry, parcel.now)
 
 
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
-    from slack_sdk import WebClient
-    from slack_sdk.errors import SlackApiError, SlackRequestError
-
     class Client(WebClient):
         def _perform_urllib_http_request_internal(self, url: str, req: Request) -> dict[str, Any]:
             status, headers, body = _once(req, self.timeout, self.proxy)
@@ -104,6 +138,9 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
         return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
     except SlackApiError as error:
         raise _meaning(error, token, parcel) from None
+    except (AttributeError, TypeError, ValueError) as error:  # slack-sdk, of an answer that is no JSON object
+        why = secrets.redact(f"{type(error).__name__}: {error}", [token])
+        raise Doubtful(f"the answer is not one of Slack's ({why})") from None
     except SlackRequestError as error:
         raise TryLater(secrets.redact(error, [token])) from None
 
@@ -122,8 +159,6 @@ def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dic
 
 def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
     """The earlier post as it stands now. Doing it twice does no harm, so a crash half-way does none either."""
-    from slack_sdk.errors import SlackApiError
-
     now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
@@ -141,13 +176,15 @@ def _meaning(error: Any, token: str, parcel: Parcel) -> Exception:
     headers = {str(k).lower(): v for k, v in dict(getattr(answer, "headers", None) or {}).items()}
     status = int(getattr(answer, "status_code", 200) or 200)
     why = secrets.redact(word or error, [token])
+    if word in _FINAL:
+        return Broken(f"Slack says {why}")
     if status != 200:
         return failure(status, why, headers.get("retry-after"), parcel.now)
     if word in _CHOKED:
         return Unsendable(why)
     if word in _PASSING:
         return failure(429, why, headers.get("retry-after"), parcel.now)
-    return Broken(f"Slack says {why}")
+    return Doubtful(f"Slack says {why}")
 
 
 def _word(error: Any) -> str:
@@ -191,7 +228,7 @@ def _body(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = No
     loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
     text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
     if message.plain:
-        return {"text": text}
+        return {"text": _fit(slack_escape(in_short(seen)), TEXT)}
     paragraphs = re.split(r"\n\s*\n", render("alert.slack.j2", seen, own=parcel.templates, kind="slack").strip())
     sections = [_section(_fit(part.strip("\n"), SECTION)) for part in paragraphs if part.strip()]
     if len(sections) > BLOCKS:

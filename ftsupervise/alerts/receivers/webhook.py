@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import requests
+
 from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable
-from ftsupervise.alerts.receivers.http import failure
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers.http import failure, looks_like_a_page
 from ftsupervise.alerts.wording import Item, View, render, view
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _LARGEST = 512_000  # PagerDuty's own limit
 
 
 def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
-    """Taken when every request was answered with 2xx."""
+    """Taken when every request was answered with 2xx, and not with a web page."""
     key = secrets.read(settings, "key")
     url = str(settings.url) if settings.url is not None else secrets.read(settings, "url")
     url = url or PAGERDUTY
@@ -61,8 +63,6 @@ def _json(seen: View, settings: Webhook, parcel: Parcel, **more: Any) -> Any:
 
 
 def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -> None:
-    import requests
-
     seconds = settings.timeout.total_seconds()
     headers = {"User-Agent": "ftsupervise", "Idempotency-Key": parcel.message.id}
     if bearer:
@@ -80,8 +80,10 @@ def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -
             allow_redirects=False,
             stream=True,
         ) as answer:
+            said = answer.raw.read(300, decode_content=True).decode("utf-8", "replace")
+            if answer.status_code < 300 and looks_like_a_page(said):
+                raise Doubtful(f"HTTP {answer.status_code}, but with a web page: {secrets.redact(said, hidden)}")
             if answer.status_code >= 300:
-                said = answer.raw.read(300, decode_content=True).decode("utf-8", "replace")
                 why = secrets.redact(said or answer.reason, hidden)
                 raise failure(answer.status_code, why, answer.headers.get("Retry-After"), parcel.now)
     except (requests.RequestException, OSError) as error:

@@ -1,0 +1,128 @@
+"""One generation of the alerts' journal as bytes on a disk: whose it is, whether it is whole, and what it says.
+
+Nothing in a file is believed before its owner is: this account, root, the owner of the run, or a member of the group that
+the folder is shared with (``sharing.py``). A file that is torn, too large, foreign, from a newer version, or that lies under
+another number than its own raises ValueError or OSError; it is for the journal to pass it over and tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftsupervise.alerts.codec import decode, encode
+from ftsupervise.alerts.outbox import State
+from ftsupervise.host import files
+from ftsupervise.host.ownership import remedy
+from ftsupervise.sharing import in_group, is_shared, may_be_changed, stranger
+
+FORMAT = 1
+LIMIT = (
+    24_000_000  # bytes of a generation; 5,000 alerts are 3, and what is read takes up to thirty times as much memory
+)
+LEAP = 1_000_000  # numbers: what lies further ahead was laid there by nobody who writes generations
+_NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
+
+
+class Generation(NamedTuple):
+    """A whole State, the number in the journal's directory that it was made from, and the account that wrote it."""
+
+    state: State
+    base: int
+    owner: int
+
+
+def numbers(directory: Path) -> set[int]:
+    """The generations there are. An NFS listing may be a minute old, so the next numbers are asked for one by one."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return set()
+    found = {int(stem) for stem, dot, rest in (name.partition(".") for name in names) if rest == "json" and _fits(stem)}
+    following = max(found, default=0) + 1
+    while os.path.lexists(directory / f"{following:08d}.json"):
+        found.add(following)
+        following += 1
+    return found
+
+
+def _fits(stem: str) -> bool:
+    return bool(_NAME.fullmatch(stem))
+
+
+def read(path: Path, number: int, folder: os.stat_result) -> Generation:
+    """The generation ``number`` at ``path``, which lies in ``folder``. Raises OSError, and ValueError with a sentence."""
+    fd = files.open_regular(path)
+    try:
+        found = os.fstat(fd)
+        why = stranger(folder, found) or may_be_changed(folder, found, path)
+        if why:
+            raise ValueError(
+                f"{why}; {'rm ' + shlex.quote(str(path)) if found.st_uid != os.geteuid() else remedy(found, path)}"
+            )
+        if found.st_size > LIMIT:
+            raise ValueError(f"it has {found.st_size} bytes, and none of ours has more than {LIMIT}")
+        state, base = parse(files.read_open(fd, LIMIT, path), number)
+    finally:
+        os.close(fd)
+    return Generation(state, base, found.st_uid)
+
+
+def distrust(directory: Path, folder: os.stat_result) -> str:
+    """Why nothing that lies in ``directory`` is believed, as a clause; "" when that is a question for each file.
+
+    It may lie in a directory that others may write: then they can put one of their own in its place.
+    """
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return f"everybody may write it (chmod go-w {shlex.quote(str(directory))})"
+    try:
+        above, run = directory.parent.stat(), directory.parent.parent.stat()
+    except OSError:
+        return ""
+    if folder.st_uid in (os.geteuid(), 0, run.st_uid) or (is_shared(above) and in_group(folder.st_uid, above.st_gid)):
+        return ""
+    return stranger(above, folder)
+
+
+def render(state: State, number: int, base: int) -> bytes:
+    """The bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
+    import errno
+
+    data = json.dumps(encode(state), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(data).hexdigest()
+    head = json.dumps({"format": FORMAT, "generation": number, "base": base, "sha256": digest})
+    whole = head[:-1].encode() + b', "state": ' + data + b"}\n"
+    if len(whole) > LIMIT:
+        raise OSError(
+            errno.EFBIG, f"{len(state.alerts)} alerts and {len(state.outbox)} messages are too many for one file"
+        )
+    return whole
+
+
+def parse(raw: bytes, number: int | None = None) -> tuple[State, int]:
+    """The State in a generation's bytes, and the number it was made from. Raises ValueError when it is not whole, or when it
+    is not generation ``number`` (an old one under a new name)."""
+    head, found, rest = raw.partition(b', "state": ')
+    if not found or not raw.endswith(b"}\n"):
+        raise ValueError("not a whole generation")
+    try:
+        about: Any = json.loads(head + b"}")
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError("written by another version")
+        body = rest[:-2]
+        if hashlib.sha256(body).hexdigest() != about.get("sha256"):
+            raise ValueError("its checksum does not match")
+        if number is not None and about.get("generation") != number:
+            raise ValueError(f"it is another generation ({str(about.get('generation'))[:20]}) under this name")
+        base = about.get("base", -1)
+        if type(base) is not int or not -1 <= base < 10**12:
+            raise ValueError("it does not say what it was made from")
+        return decode(State, json.loads(body.decode("utf-8", "surrogatepass"))), base
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
