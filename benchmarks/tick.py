@@ -45,18 +45,21 @@ def make_run(folder: Path, number: int) -> None:
 
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
-    from ftsupervise.scheduler.parse import FIELD, RECORD
+    from ftsupervise.scheduler.parse import QUEUE_LETTERS, Form
     from ftsupervise.scheduler.slurm import me
 
+    form = Form(QUEUE_LETTERS, "MARK")
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
         ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", me(), started, "N/A", started, "20:00:00"]
-        lines.append(
-            RECORD + FIELD.join([*ids, "None", "(null)", "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"])
-        )
+        more = ["None", "(null)", "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"]
+        lines.append(form.record + form.field.join([*ids, *more]))
     (folder / "queue").write_text("\n".join(lines))
-    for name, words in (("squeue", f"echo >> {folder}/calls; cat {folder}/queue"), ("sbatch", "exit 1")):
+    # the mark in the separators of this question
+    answer = """while [ "$1" != -o ]; do shift; done; mark=${2#?}; mark=${mark%%:*}; """
+    answer += f"echo >> {folder}/calls; sed s/MARK/$mark/g {folder}/queue"
+    for name, words in (("squeue", answer), ("sbatch", "exit 1")):
         (folder / name).write_text(f"#!/bin/sh\n{words}\n")
         (folder / name).chmod(0o755)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
 from ftsupervise.node import places
-from ftsupervise.sandbox import temporary
+from ftsupervise.sandbox import Sandbox, temporary
 
 FAULTS = ("SIGKILL", "exit 1", "SIGSTOP", "slurmd", "crash")
 WORDS = {
