@@ -10,7 +10,8 @@
     ├── Refused               75   not now: a kill switch is up, or the same thing was submitted already
     ├── NotPermitted          77   the file or job belongs to somebody else, or may not be read
     ├── ConfigError           78   ftsupervise.yaml is wrong; the message starts with file:line:col
-    └── AlreadyRunning       100   another instance holds this place
+    ├── AlreadyRunning       100   another instance holds this place
+    └── Cancelled            130   a person said no, or pressed Ctrl-C: what was not done yet is not done
 
 A command ends with 0 when it did what it was asked. ``ftsupervise run`` ends with the exit code of its command;
 ``ftsupervise check`` and one tick of ``watch`` end with the Nagios codes 0 ok, 1 warning, 2 critical, 3 could not see.
@@ -19,6 +20,11 @@ A message is one sentence for the person awake at 3 a.m.: what failed, where, an
 """
 
 from __future__ import annotations
+
+
+def about(name: str, why: str) -> str:
+    """ "name: why", with the name once where ``why`` begins with it already, as the errors in a file do."""
+    return why if why.startswith((f"{name}:", f"{name} ")) else f"{name}: {why}"
 
 
 class Error(Exception):
@@ -81,6 +87,10 @@ class ConfigError(Error):
 
 class AlreadyRunning(Error):
     exit_code = 100
+
+
+class Cancelled(Error):
+    exit_code = 130
 
 
 def from_os_error(error: OSError, doing: str) -> Error:

@@ -70,6 +70,20 @@ def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
     return tuple(_attempt(rundir, number) for number in found)
 
 
+def newest(rundir: RunDir) -> Attempt | None:
+    """The last attempt of the run; None if there was none. Raises OSError."""
+    try:
+        found = numbers(rundir)
+    except FileNotFoundError:
+        return None
+    return _attempt(rundir, max(found)) if found else None
+
+
+def lives_here(attempt: Attempt | None) -> bool:
+    """Is its supervisor a living process of this host, whatever a queue says? False where that cannot be seen from here."""
+    return attempt is not None and bool(attempt.host) and attempt.ended is None and not attempt.cause
+
+
 def numbers(rundir: RunDir) -> list[int]:
     """Of the attempts that have been claimed. Raises OSError."""
     return [int(name) for name in os.listdir(rundir.attempts) if name.isdigit()]

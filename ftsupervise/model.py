@@ -32,6 +32,9 @@ class Severity(IntEnum):
 
 # ------------------------------------------------------------------------------------------------------ findings
 
+# What is found beside the watchdogs, by the names that its alerts have: by the tick itself, by the cron; and events ("run").
+BESIDES = ("chain", "switches", "storage", "slurm", "watch", "receiver", "alert-journal", "cron", "run")
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -26,6 +26,7 @@ class LaunchRecord(NamedTuple):
     members: int
     after: str
     job_ids: tuple[str, ...]
+    config: str = ""  # the settings file it was launched from
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
@@ -100,4 +101,5 @@ def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
         members=members if isinstance(members, int) else 1,
         after=str(raw.get("after", "")),
         job_ids=tuple(str(i) for i in ids) if isinstance(ids, list) else (),
+        config=str(raw.get("config", "")),
     )

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import click
 
 from ftsupervise import __version__
-from ftsupervise.errors import Error, UsageError
+from ftsupervise.cli.saying import look_at_terminals, may_colour, say
+from ftsupervise.errors import Cancelled, Error, UsageError
 
 # name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -65,7 +66,7 @@ class Lazy(click.Group):
 
 
 @click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="ftsupervise %(version)s")
+@click.version_option(__version__, "-V", "--version", message="ftsupervise %(version)s")
 def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
 
@@ -76,7 +77,7 @@ def ftsupervise() -> None:
 
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
     74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,
-    100 already running. check and watch: Nagios 0-3.
+    100 already running, 130 cancelled. check and watch: Nagios 0-3.
     """
 
 
@@ -84,31 +85,31 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback."""
     from ftsupervise.cli import patience
 
-    colour: dict[str, Any] = {"color": True} if sys.stdout.isatty() else {}
+    shown: dict[str, Any] = {"color": look_at_terminals() and may_colour()}
     if argv is None and patience.applies(sys.argv[1:]):
         patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
     try:
         code = ftsupervise.main(
-            args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width(), **colour
+            args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width(), **shown
         )
         sys.stdout.flush()
     except click.exceptions.Abort:
-        click.echo("ftsupervise: stopped", err=True)
-        code = 130
+        say("ftsupervise: stopped", err=True)
+        code = Cancelled.exit_code
     except click.ClickException as error:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
             click.echo(error.format_message(), err=True)
         elif isinstance(error, click.UsageError) and error.ctx is not None:
             command = error.ctx.command_path
-            click.echo(f"{command}: {error.format_message()}\n  {command} --help says more", err=True)
+            say(f"{command}: {error.format_message()}\n  {command} --help says more", err=True)
         else:
-            click.echo(f"ftsupervise: {error.format_message()}", err=True)
+            say(f"ftsupervise: {error.format_message()}", err=True)
         code = UsageError.exit_code
     except Error as error:
-        click.echo(f"ftsupervise: {error}", err=True)
+        say(f"ftsupervise: {error}", err=True)
         code = error.exit_code
     except KeyboardInterrupt:
-        code = 130
+        code = Cancelled.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
@@ -116,7 +117,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         from ftsupervise.errors import from_os_error
 
         known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
-        click.echo(f"ftsupervise: {known}", err=True)
+        say(f"ftsupervise: {known}", err=True)
         code = known.exit_code
     sys.exit(code if isinstance(code, int) else 0)
 

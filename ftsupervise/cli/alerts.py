@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ftsupervise.cli.listing import Listing
+from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.printable import printable
 
@@ -29,35 +31,40 @@ def alerts() -> None:
     """What fires, since when, and who was told.
 
     \b
-    ftsupervise alerts                        what fires in the run of this directory
-    ftsupervise alerts ack 3f9a1c20           I have seen it: no repeats, no escalation
-    ftsupervise alerts silence disk --for 4h  nobody is told of it until then
+    ftsupervise alerts                     what fires in the run of this directory
+    ftsupervise alerts ack 3f9a1c20        seen: no repeats, no escalation
+    ftsupervise alerts silence disk        nobody is told of it for 4h (--for 4h)
+
+    RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
 
 
+_RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
+
+
 @alerts.command("list")
-@click.argument("run", required=False)
+@_RUNS
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def list_alerts(run: str | None, as_json: bool) -> None:
+def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
     """What fires, since when, and who was told (the default)."""
     now = datetime.now(timezone.utc)
-    journals = _journals(run)
+    journals = _journals(runs)
     if as_json:
         click.echo(json.dumps(_as_json(journals), ensure_ascii=False, indent=1))
         return
     for journal in journals:
         for line in _lines(journal, now):
-            click.echo(printable(line))
+            say(printable(line))
 
 
 @alerts.command()
 @click.argument("key")
-@click.argument("run", required=False)
+@_RUNS
 @click.option("--reason", default="", help="What you know or do about it.")
-def ack(key: str, run: str | None, reason: str) -> None:
+def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     """Acknowledge what fires: no repeats and no escalation until it is over (or gets worse).
 
-    KEY is the id in the message, a watchdog ("disk"), or "watchdog: subject".
+    KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
     """
     from ftsupervise.alerts.mutes import matches
     from ftsupervise.alerts.wording import one_line
@@ -65,6 +72,9 @@ def ack(key: str, run: str | None, reason: str) -> None:
 
     now, who = datetime.now(timezone.utc), _who()
     acked: list[Alert] = []
+    journals = _journals(runs)
+    firing = [a for journal in journals for a in journal.read().alerts.values() if a.state is AlertState.FIRING]
+    key = _whole_id(key, [a.id for a in firing])
 
     def make(state: State) -> State:
         acked[:] = [
@@ -74,22 +84,23 @@ def ack(key: str, run: str | None, reason: str) -> None:
         ]
         return replace(state, alerts={**state.alerts, **{a.id: a for a in acked}}) if acked else state
 
-    done = [alert for journal in _journals(run) for alert in _change(journal, make, acked)]
+    done = [alert for journal in journals for alert in _change(journal, make, acked)]
     if not done:
-        raise NotFound(f"nothing that fires is called {key!r}", hint="ftsupervise alerts lists what does")
+        raise NotFound(f"nothing that fires is called {key!r}", hint=f"{_typed('alerts', runs)} lists what does")
     for alert in done:
-        click.echo(f"acknowledged by {who}: {alert.id}  {alert.finding.watchdog} {alert.finding.subject}")
+        say(f"acknowledged by {who}: {alert.id}  {alert.finding.watchdog} {alert.finding.subject}")
 
 
 @alerts.command()
 @click.argument("pattern")
-@click.argument("run", required=False)
+@_RUNS
 @click.option("--for", "duration", default="4h", show_default=True, help='How long: "30m", "4h", "2d".')
 @click.option("--reason", default="", help="Why, for the others.")
-def silence(pattern: str, run: str | None, duration: str, reason: str) -> None:
+def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> None:
     """Tell nobody of what matches PATTERN for a while; it still shows in `ftsupervise alerts`.
 
-    PATTERN is the id in the message, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the shell. What
+    PATTERN is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the
+    shell. What
     still fires when the silence ends is told then; what was told before is told to be over in any case.
     """
     import os
@@ -103,35 +114,98 @@ def silence(pattern: str, run: str | None, duration: str, reason: str) -> None:
         end = now + parse_duration(duration)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--for: {error}") from None
+    if end <= now:
+        raise UsageError(f"--for: {duration} is no time at all", hint='such as "30m", "4h" or "2d"')
+    journals = _journals(runs)
+    pattern = _known(pattern, [a for journal in journals for a in journal.read().alerts.values()])
     new = Silence(os.urandom(3).hex(), one_line(pattern, 200), who, one_line(reason), now, end)
-    for journal in _journals(run):
+    for journal in journals:
         journal.change(lambda state: replace(state, silences=(*(s for s in state.silences if s.end > now), new)))
         _must_be_saved(journal)
-    click.echo(f"silenced until {stamp(end)}: {pattern}\n  ftsupervise alerts unsilence {new.id} ends it sooner")
+    say(f"silenced until {stamp(end)}: {pattern}\n  to end it sooner: {_typed(f'alerts unsilence {new.id}', runs)}")
 
 
 @alerts.command()
-@click.argument("silence_id")
-@click.argument("run", required=False)
-def unsilence(silence_id: str, run: str | None) -> None:
-    """End a silence. What fires is told at the next tick."""
+@click.argument("silence_id", metavar="ID")
+@_RUNS
+def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
+    """End a silence. What fires is told at the next tick.
+
+    ID is the silence's own, its beginning, or the pattern that was silenced.
+    """
     ended: list[Any] = []
+    journals, now = _journals(runs), datetime.now(timezone.utc)
+    live = [s for journal in journals for s in journal.read().silences if s.end > now]
+    if not any(s.pattern == silence_id for s in live):
+        silence_id = _whole_id(silence_id, [s.id for s in live])
 
     def make(state: State) -> State:
         ended[:] = [s for s in state.silences if s.id == silence_id or s.pattern == silence_id]
         left = tuple(s for s in state.silences if s not in ended)
         return replace(state, silences=left) if ended else state
 
-    done = [silence for journal in _journals(run) for silence in _change(journal, make, ended)]
+    done = [silence for journal in journals for silence in _change(journal, make, ended)]
     if not done:
-        raise NotFound(f"no silence is called {silence_id!r}", hint="ftsupervise alerts lists them")
-    click.echo(f"no longer silenced: {done[0].pattern}")
+        raise NotFound(f"no silence is called {silence_id!r}", hint=f"{_typed('alerts', runs)} lists them")
+    say(f"no longer silenced: {done[0].pattern}")
 
 
 # ------------------------------------------------------------------------------------------------------------ parts
 
 
-def _journals(run: str | None) -> list[Journal]:
+def _whole_id(text: str, ids: list[str]) -> str:
+    """The one id that begins with ``text``; ``text`` itself where none does. Raises UsageError where several do."""
+    found = sorted({one for one in ids if len(text) > 1 and one.startswith(text.lower())})
+    if len(found) > 1 and text.lower() not in found:
+        raise UsageError(
+            f"{text!r} is the beginning of several: {', '.join(found[:8])}", hint="give one more character"
+        )
+    return found[0] if len(found) == 1 else text
+
+
+def _known(pattern: str, alerts: list[Alert]) -> str:
+    """What a silence is to say: an id, or a pattern that some watchdog's name fits. Raises UsageError for another."""
+    from difflib import get_close_matches
+
+    from ftsupervise.alerts.mutes import matches, plain_name
+    from ftsupervise.model import BESIDES
+    from ftsupervise.watch.watchdogs import WATCHDOGS
+
+    names = dict.fromkeys((*WATCHDOGS, *BESIDES, *(plain_name(a.finding.watchdog) for a in alerts)))
+    wanted = plain_name(pattern.partition(":")[0].strip())
+    if any(fnmatchcase(name, wanted) for name in names):
+        return pattern
+    whole = _whole_id(pattern, [a.id for a in alerts])
+    if whole != pattern or any(matches(pattern, a.id, a.finding) for a in alerts):
+        return whole
+    close = get_close_matches(wanted, names, 1)
+    raise UsageError(
+        f"no watchdog and no alert is called {pattern!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+        hint=f"there are: {', '.join(names)}",
+    )
+
+
+def _typed(verb: str, runs: tuple[str, ...]) -> str:
+    """A command about the same runs, to be typed anywhere."""
+    import shlex
+
+    from ftsupervise.config.locate import find_run
+    from ftsupervise.errors import Error
+
+    try:
+        places = [str(find_run(run).root) for run in runs or (None,)]
+    except Error:  # a cron folder, or nothing at all
+        places = list(runs)
+    return " ".join(["ftsupervise", verb, *map(shlex.quote, places)])
+
+
+def _journals(runs: tuple[str, ...]) -> list[Journal]:
+    """The journals of all of them, each once."""
+    found = [journal for run in runs or (None,) for journal in _journals_of(run)]
+    return list({journal.directory: journal for journal in found}.values())
+
+
+def _journals_of(run: str | None) -> list[Journal]:
     """The run's journal, and what this account keeps: about Slurm, about storage that did not answer, and about its cron.
 
     A cron folder may stand for RUN: the messages about its entries name it.
@@ -151,7 +225,9 @@ def _journals(run: str | None) -> list[Journal]:
     try:
         rundir = find_run(run)
         if not rundir.root.is_dir():
-            raise NotFound(f"{rundir.root} does not exist yet", hint="ftsupervise launch makes it")
+            raise NotFound(
+                f"{rundir.root} does not exist yet", hint=f"ftsupervise launch{f' {run}' if run else ''} makes it"
+            )
     except NotFound:
         if run is not None or not (kept or beside):
             raise
@@ -184,15 +260,13 @@ def _who() -> str:
 
 
 def _as_json(journals: list[Journal]) -> dict[str, Any]:
-    from ftsupervise.alerts.codec import encode
-
     states = [journal.read() for journal in journals]
     return {
-        "schema_version": 1,
-        "alerts": [encode(a) for state in states for a in state.alerts.values()],
-        "waiting": [encode(m) for state in states for m in state.outbox],
-        "receivers": {name: encode(r) for state in states for name, r in state.receivers.items()},
-        "silences": [encode(s) for state in states for s in state.silences],
+        "schema_version": 2,
+        "alerts": [plain(a) for state in states for a in state.alerts.values()],
+        "waiting": [plain(m) for state in states for m in state.outbox],
+        "receivers": {name: plain(r) for state in states for name, r in state.receivers.items()},
+        "silences": [plain(s) for state in states for s in state.silences],
         "problems": [problem for journal in journals for problem in journal.problems],
     }
 
@@ -230,6 +304,7 @@ def _alert_lines(alert: Alert, now: datetime) -> list[str]:
     from ftsupervise.units import show_duration
 
     found = alert.finding
+    run = f"{found.run}: " if found.run else ""
     since = f"since {stamp(alert.since)}, {show_duration((now - alert.since).total_seconds())}" if alert.since else ""
     told = f"told {stamp(alert.told)} to {', '.join(alert.told_to) or 'nobody'}" if alert.told else "nobody told yet"
     more = [told]
@@ -242,7 +317,7 @@ def _alert_lines(alert: Alert, now: datetime) -> list[str]:
     if alert.blind_since:
         more.append(f"not seen since {stamp(alert.blind_since)}")
     return [
-        f"{alert.state.value:8} {found.severity.word:8} {alert.id}  {found.run}: {found.watchdog} {found.subject}".rstrip(),
+        f"{alert.state.value:8} {found.severity.word:8} {alert.id}  {run}{found.watchdog} {found.subject}".rstrip(),
         f"    {found.summary}",
         f"    {since}; {'; '.join(more)}",
     ]

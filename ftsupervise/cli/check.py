@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftsupervise.cli.saying import count, plain, say
+
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.model import Finding
@@ -30,7 +32,7 @@ class Plugin(click.Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            click.echo(f"ftsupervise check: {error.format_message()}\n  ftsupervise check --help says more", err=True)
+            say(f"ftsupervise check: {error.format_message()}\n  ftsupervise check --help says more", err=True)
             raise SystemExit(3) from None
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -39,44 +41,69 @@ class Plugin(click.Command):
         try:
             return super().invoke(ctx)
         except Error as error:
-            click.echo(f"ftsupervise: {error}", err=True)
+            say(f"ftsupervise: {error}", err=True)
             raise SystemExit(3) from None
 
 
 @click.command(cls=Plugin)
 @click.argument("watchdog", default="all")
-@click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with all findings.")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object with all findings (several runs: its list runs)."
+)
 @click.option("--nagios", is_flag=True, help="One line, as a Nagios plug-in.")
-def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
-    """Run WATCHDOG (or "all") once for RUN (a directory, an ftsupervise.yaml, or a name; default ./ftsupervise.yaml).
+def check(watchdog: str, runs: tuple[str, ...], as_json: bool, nagios: bool) -> None:
+    """Run WATCHDOG (or "all") once for RUN. RUN is a directory, an ftsupervise.yaml, or a name; default:
+    ./ftsupervise.yaml.
 
     Nothing is written down and nobody is told. Ends with the Nagios codes: 0 ok, 1 warning, 2 critical, 3 could not see
     (or could not be run at all). A watchdog that is named is run with its defaults if the configuration has it off.
 
     \b
     ftsupervise check all
+    ftsupervise check runs/my-training
     ftsupervise check disk runs/my-training --nagios
     """
+    from ftsupervise.config.load import load
+    from ftsupervise.config.named import settings_of
     from ftsupervise.errors import UsageError
-    from ftsupervise.watch.roster import load_settings, settings_of
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
+    if watchdog != "all" and watchdog not in WATCHDOGS and _is_run(watchdog):
+        watchdog, runs = "all", (watchdog, *runs)
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
     if watchdog != "all" and watchdog not in WATCHDOGS:
         raise UsageError(_unknown(watchdog, list(WATCHDOGS)), hint=f"there are: all, {', '.join(WATCHDOGS)}")
-    settings = load_settings(settings_of(run))
+    settings = [load(settings_of(run)) for run in runs or (None,)]
     if watchdog != "all":
-        settings = _switched_on(settings, watchdog)
-    seen, complaints = _look(settings, names)
-    code = verdict(seen.findings, complaints)
+        settings = [_switched_on(one, watchdog) for one in settings]
+    looked = [(one, *_look(one, names)) for one in settings]
+    every = [finding for _, seen, _ in looked for finding in seen.findings]
+    complaints = [sentence for _, _, sentences in looked for sentence in sentences]
+    code = verdict(every, complaints)
     if as_json:
-        click.echo(_json(settings, seen, complaints, code))
+        records = [_record(one, seen, sentences) for one, seen, sentences in looked]
+        whole = records[0] if len(records) == 1 else {"code": code, "verdict": _WORDS[code].lower(), "runs": records}
+        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **whole}, indent=1, ensure_ascii=False))
     elif nagios:
-        click.echo(one_line(watchdog, seen.findings, complaints, code))
+        click.echo(one_line(watchdog, every, complaints, code))
     else:
-        _table(seen.findings, complaints)
+        for one, seen, sentences in looked:
+            if len(looked) > 1:
+                say(f"{one.name}:")
+            _table(seen.findings, sentences)
     raise SystemExit(code)
+
+
+def _is_run(word: str) -> bool:
+    from ftsupervise.config.locate import find_run
+    from ftsupervise.errors import Error
+
+    try:
+        find_run(word)
+    except Error:
+        return Path(word).exists()  # then what is wrong with it is told
+    return True
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -160,36 +187,20 @@ def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
 def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
     """What Nagios shows. A "|" would begin its performance figures."""
     worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
-    said = [*worst, *(complaints if code == 1 else ())] or [f"{len(findings)} looks, all well"]
+    said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'look')}, all well"]
     text = "; ".join(said).replace("|", "/").replace("\n", " ")
     return f"{name.upper()} {_WORDS[code]} - {text[:2000]}"
 
 
-def _json(run: Run, seen: Seen, complaints: Sequence[str], code: int) -> str:
-    return json.dumps(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "run": run.name,
-            "code": code,
-            "verdict": _WORDS[code].lower(),
-            "settings": list(complaints),
-            "findings": [_record(finding) for finding in seen.findings],
-        },
-        indent=1,
-        ensure_ascii=False,
-    )
-
-
-def _record(finding: Finding) -> dict[str, object]:
-    record: dict[str, object] = {}
-    for key, value in vars(finding).items():
-        if isinstance(value, datetime):
-            record[key] = value.isoformat()
-        elif key == "severity":
-            record[key] = finding.severity.word
-        else:
-            record[key] = value.value if key == "health" else value
-    return record
+def _record(run: Run, seen: Seen, complaints: Sequence[str]) -> dict[str, object]:
+    code = verdict(seen.findings, complaints)
+    return {
+        "run": run.name,
+        "code": code,
+        "verdict": _WORDS[code].lower(),
+        "settings": list(complaints),
+        "findings": [plain(finding) for finding in seen.findings],
+    }
 
 
 def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
@@ -199,15 +210,15 @@ def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
         if finding.subject == "watchdog" and code == 0:
             continue  # that the watchdog itself works goes without saying
         word = click.style(f"{_WORDS[code]:8}", fg=_COLOURS[code], bold=code != 0)
-        click.echo(f"{word} {finding.watchdog:{width}}  {_printable(finding.summary)}")
+        say(f"{word} {finding.watchdog:{width}}  {_printable(finding.summary)}")
         if code in (1, 2):
             for label, text in (("limit", finding.limit), ("look", finding.look), ("do", finding.do)):
                 if text:
-                    click.echo(f"         {'':{width}}    {label}: {_printable(text)}")
+                    say(f"         {'':{width}}    {label}: {_printable(text)}")
             for line in finding.detail.splitlines():
-                click.echo(f"         {'':{width}}    {_printable(line)}")
+                say(f"         {'':{width}}    {_printable(line)}")
     for sentence in complaints:
-        click.echo(click.style("settings", fg="yellow", bold=True) + f" {_printable(sentence)}")
+        say(click.style("settings", fg="yellow", bold=True) + f" {_printable(sentence)}")
 
 
 def _printable(text: str) -> str:

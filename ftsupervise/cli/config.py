@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-PATH = click.argument("path", type=click.Path(path_type=Path), default=Path("ftsupervise.yaml"), required=False)
+from ftsupervise.cli.saying import plain, say
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,34 +18,61 @@ def config() -> None:
 
     \b
     A setting is taken from the first of these that has it:
-      ftsupervise.yaml                            the run's own
-      $XDG_CONFIG_HOME/ftsupervise/config.yaml    yours: alerts, watch, guard, launch.account, launch.partition
-      /etc/ftsupervise/config.yaml                the site's: the same ($FTSUPERVISE_SITE_CONFIG names another file)
-      the default                                 ftsupervise config schema
+      ftsupervise.yaml                          the run's own
+      $XDG_CONFIG_HOME/ftsupervise/config.yaml  yours: alerts, watch, guard, cron,
+                                                launch.account, launch.partition
+      /etc/ftsupervise/config.yaml              the site's: the same; or the file
+                                                $FTSUPERVISE_SITE_CONFIG names
+      the default                               ftsupervise config schema
     """
 
 
 @config.command(short_help="Is the file right?")
-@PATH
-def check(path: Path) -> None:
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+def check(runs: tuple[str, ...]) -> None:
     """Is the file right? All that is wrong with it is said at once, a line each; exit code 78.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     \b
     ftsupervise config check
     ftsupervise config check runs/train-10b.yaml
     """
     from ftsupervise.config.load import load
+    from ftsupervise.config.named import settings_of
+    from ftsupervise.errors import ConfigError
 
-    run = load(_existing(path))
-    click.echo(f"{path}: fine. Run {run.name}, in {run.run_dir}")
+    wrong: list[str] = []
+    for run in runs or (None,):
+        try:
+            path = settings_of(run)
+            found = load(path)
+        except ConfigError as error:
+            wrong.append(str(error))
+            continue
+        say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
+        for sentence in unheard(found):
+            say(f"note: {sentence}", err=True)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def unheard(run: Run) -> tuple[str, ...]:
+    """That nobody will hear what happens to the run; () when somebody will."""
+    if run.alerts.receivers:
+        return ()
+    first = "alerts: {receivers: [{file: {path: messages.txt}}]}"
+    return (f"alerts.receivers is empty: nobody is told when {run.name} stops; to begin with, write: {first}",)
 
 
 @config.command(short_help="Every setting as it will be used.")
-@PATH
+@click.argument("run", required=False)
 @click.option("--origin", is_flag=True, help="Say where each setting comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-def show(path: Path, origin: bool, as_json: bool) -> None:
+def show(run: str | None, origin: bool, as_json: bool) -> None:
     """Print every setting as it will be used, defaults included. No secret is ever in it.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     \b
     ftsupervise config show
@@ -51,18 +81,20 @@ def show(path: Path, origin: bool, as_json: bool) -> None:
     import json
 
     from ftsupervise.config.load import load, origins
+    from ftsupervise.config.named import settings_of
     from ftsupervise.config.show import lines, shown, shown_yaml
 
-    run = load(_existing(path))
+    path = settings_of(run)
+    settings = load(path)
     where = origins(path) if origin else {}
     if as_json:
-        whole = {"schema_version": 1, "config": shown(run), **({"origins": where} if origin else {})}
+        whole = {"schema_version": 1, "config": plain(shown(settings)), **({"origins": where} if origin else {})}
         click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
     elif origin:
-        for line in lines(run, where):
+        for line in lines(settings, where):
             click.echo(line)
     else:
-        click.echo(shown_yaml(run), nl=False)
+        click.echo(shown_yaml(settings), nl=False)
 
 
 @config.command(short_help="The JSON Schema, for editors.")
@@ -71,18 +103,11 @@ def schema() -> None:
 
     \b
     ftsupervise config schema > ftsupervise.schema.json
-    # first line of ftsupervise.yaml: yaml-language-server: $schema=./ftsupervise.schema.json
+    # first line of ftsupervise.yaml:
+    # yaml-language-server: $schema=./ftsupervise.schema.json
     """
     import json
 
     from ftsupervise.config.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), ensure_ascii=False, indent=2))
-
-
-def _existing(path: Path) -> Path:
-    """``path``, or the settings in it if it is a directory that has some: a project's, or a run's as launched."""
-    for inside in (path / "ftsupervise.yaml", path / "run.yaml"):
-        if inside.is_file():
-            return inside
-    return path

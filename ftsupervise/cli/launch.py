@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.saying import say
+
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.launch.plan import Plan
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("config", default="ftsupervise.yaml", type=click.Path(path_type=Path))
+@click.argument("run", metavar="[RUN]", required=False)
 @click.option("-n", "--dry-run", is_flag=True, help="Print exactly what would be submitted; touch nothing.")
 @click.option(
     "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
@@ -27,35 +29,38 @@ if TYPE_CHECKING:
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
 @click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")
 def launch(
-    config: Path, dry_run: bool, after: str, jobs: int | None, exclude: str, again: bool, scheduler: str | None
+    run: str | None, dry_run: bool, after: str, jobs: int | None, exclude: str, again: bool, scheduler: str | None
 ) -> None:
-    """Submit the run that CONFIG describes (default: ./ftsupervise.yaml) as a chain of jobs.
+    """Submit RUN as a chain of jobs. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
+    A run that was launched before is submitted from the ftsupervise.yaml it was launched from, as that is now.
     One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
     of sbatch finds the job that was accepted instead of making a second one.
     """
     from ftsupervise.config.load import load
+    from ftsupervise.config.named import launch_file
     from ftsupervise.scheduler import kind_of
 
-    run = load(config)
+    config = launch_file(run)
+    settings = load(config)
     if jobs is not None:
-        run = run.model_copy(update={"launch": run.launch.model_copy(update={"jobs": jobs})})
+        settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
     if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
-        run = run.model_copy(update={"scheduler": scheduler})
-    plan = _plan(run, config, kind_of(run.scheduler), after.strip(), exclude, dry_run)
+        settings = settings.model_copy(update={"scheduler": scheduler})
+    plan = _plan(settings, config, kind_of(settings.scheduler), after.strip(), exclude)
+    for sentence in _doubts(settings):
+        say(f"note: {sentence}", err=True)
     if dry_run:
-        _show(plan, run)
+        _show(plan, settings)
     else:
-        for sentence in _doubts(run):
-            click.echo(f"note: {sentence}", err=True)
         from ftsupervise.launch.folders import handed_over
 
-        done = _carry_out(plan, run, again)
-        _tell(done, plan, handed_over(done.run_dir, run.share))
-        _tell_who_watches(plan, run)
+        done = _carry_out(plan, settings, again)
+        _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
+        _tell_who_watches(plan, settings)
 
 
-def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: bool) -> Plan:
+def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     import re
 
     from ftsupervise.errors import UsageError
@@ -68,11 +73,11 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: 
         raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
     avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == "slurm" else ((), ())
     for sentence in unread:
-        click.echo(f"note: {sentence}", err=True)
-    if avoid and not dry_run:
+        say(f"note: {sentence}", err=True)
+    if avoid:  # Slurm is asked, by a dry run too: it prints what would be submitted and nothing else
         avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
         for sentence in left_in:
-            click.echo(f"note: {sentence}", err=True)
+            say(f"note: {sentence}", err=True)
     return plan(
         run,
         kind=kind,
@@ -82,6 +87,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: 
         after=after,
         exclude=(exclude,) if exclude else (),
         avoid=avoid,
+        config=config.absolute(),
     )
 
 
@@ -96,6 +102,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
 
 
 def _show(plan: Plan, run: Run) -> None:
+    from ftsupervise.cli.config import unheard
     from ftsupervise.launch.render import render
 
     for index in range(plan.submissions):
@@ -104,9 +111,24 @@ def _show(plan: Plan, run: Run) -> None:
         if plan.submissions > 1:
             click.echo(f"# ---- job {index + 1} of {plan.submissions}")
         click.echo(script, nl=not script.endswith("\n"))
-    for note in plan.notes:
-        click.echo(f"note: {note}", err=True)
-    click.echo(f"dry run: nothing was submitted, {plan.run_dir} was not touched", err=True)
+    for note in (*plan.notes, *unheard(run)):
+        say(f"note: {note}", err=True)
+    if refused := _refusal(plan):
+        say(f"note: launch would refuse at present: {refused}", err=True)
+    say(f"dry run: nothing was submitted, {plan.run_dir} was not touched", err=True)
+
+
+def _refusal(plan: Plan) -> str:
+    """Why a launch would not be made now, as far as the run directory tells; "" if it would."""
+    from ftsupervise.errors import Error
+    from ftsupervise.launch.submit import check_may_start
+    from ftsupervise.rundir import RunDir
+
+    try:
+        check_may_start(RunDir(plan.run_dir), plan.name)
+    except Error as error:
+        return str(error)
+    return ""
 
 
 def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
@@ -126,24 +148,27 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
         raise
 
 
-def _tell(done: Launched, plan: Plan, handed: tuple[str, ...]) -> None:
+def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
+    from ftsupervise.cli.config import unheard
+    from ftsupervise.launch.plan import outputs
+
     where = done.run_dir.root
     ids = " ".join(done.job_ids)
     members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
     if done.found_again:
-        click.echo(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
+        say(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
     else:
         kind = "on this machine " if plan.kind == "local" else ""
         attached = f", after job {plan.after}" if plan.after else ""
-        click.echo(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
-    click.echo(f"  run directory  {where}")
-    click.echo(f"  look           ftsupervise status {_short(where)}")
-    click.echo(f"  output         tail -f {_short(where)}/logs/*")
-    click.echo(f"  watch          ftsupervise watch --every 60s {_short(where)}")
-    click.echo(f"  save now       touch {_short(where)}/switches/save-switch")
-    click.echo(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
-    for note in (*plan.notes, *handed):
-        click.echo(f"  note: {note}")
+        say(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
+    say(f"  run directory  {where}")
+    say(f"  look           ftsupervise status {_short(where)}")
+    say(f"  output         tail -f {' '.join(map(_globbed, outputs(run, plan.kind)))}")
+    say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
+    say(f"  save now       touch {_short(where)}/switches/save-switch")
+    say(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
+    for note in (*plan.notes, *handed, *unheard(run)):
+        say(f"  note: {note}")
 
 
 def _tell_who_watches(plan: Plan, run: Run) -> None:
@@ -155,7 +180,18 @@ def _tell_who_watches(plan: Plan, run: Run) -> None:
         return
     state = see_to(run.cron.directory, Slurm(), datetime.now(timezone.utc))
     if state.installed:
-        click.echo(f"  cron           {state.words}")
+        say(f"  cron           {state.words}")
+
+
+def _globbed(pattern: str) -> str:
+    """A path with its stars, for a shell."""
+    try:
+        pattern = str(Path(pattern).relative_to(Path.cwd()))
+    except ValueError:
+        pass
+    import shlex
+
+    return "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
 
 
 def _short(path: Path) -> str:

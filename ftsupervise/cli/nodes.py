@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ftsupervise.cli.listing import Listing
+from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ def nodes() -> None:
     """Nodes that have failed the run: who is avoided, why, until when.
 
     \b
-    ftsupervise nodes                                    of the run of this directory
-    ftsupervise nodes exclude "node-[3,7]" --reason ECC  nobody gets them any more
-    ftsupervise nodes trust node-7                       whatever happened there
-    ftsupervise nodes clear node-7                       it is mended: its past does not count
+    ftsupervise nodes                      of the run of this directory
+    ftsupervise nodes exclude "node-[3,7]" nobody gets them any more
+    ftsupervise nodes trust node-7         whatever happened there
+    ftsupervise nodes clear node-7         it is mended: its past does not count
+
+    RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     Exit codes: 0 done; 64 not a node's name, 66 no such run, 69 Slurm could not be asked (apply), 73, 77 cannot be written.
     """
@@ -66,12 +69,12 @@ def list_nodes(run: str | None, as_json: bool) -> None:
         click.echo(_json(rundir, _settings(rundir)[0], judged))
         return
     if not judged.nodes:
-        click.echo(f"{rundir.root.name}: no node has a past that counts")
+        say(f"{rundir.root.name}: no node has a past that counts")
         return
     width = max(len(node.name) for node in judged.nodes)
     now = datetime.now(timezone.utc)
     for node in judged.nodes:
-        click.echo(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, now)}")
+        say(f"{node.name:{width}}  {node.score:5.2f}  {_words(node, now)}")
 
 
 @nodes.command()
@@ -85,7 +88,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
     until = None if duration is None else _end(now, duration)
     rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
     end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
-    click.echo(f"{rundir.root.name} keeps away from {names}{end}. Undo:  {_undo(rundir, names, shared)}")
+    say(f"{rundir.root.name} keeps away from {names}{end}. Undo:  {_undo(rundir, names, shared)}")
     _apply_after_an_edit(rundir, no_apply)
 
 
@@ -96,7 +99,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
     from ftsupervise.blame import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
-    click.echo(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
+    say(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
     _apply_after_an_edit(rundir, no_apply)
 
 
@@ -107,9 +110,9 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
     from ftsupervise.blame import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
-    click.echo(f"The past of {names} does not count any more for {rundir.root.name}.")
+    say(f"The past of {names} does not count any more for {rundir.root.name}.")
     judged = _judged(rundir)
-    _say_what_is_left(judged.nodes, names)
+    _say_what_is_left(rundir, judged.nodes, names)
     _apply_after_an_edit(rundir, no_apply, judged)
 
 
@@ -124,7 +127,7 @@ def apply(run: str | None) -> None:
     if done.problem:
         raise SchedulerUnavailable(done.problem, hint="the next failure tries again, or type it again")
     if not done.changed:
-        click.echo(f"{len(done.jobs)} waiting job(s): nothing to change" if done.jobs else "no job of this run waits")
+        say(f"{len(done.jobs)} waiting job(s): nothing to change" if done.jobs else "no job of this run waits")
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -173,7 +176,7 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
     from ftsupervise.errors import NotFound
 
     try:
-        document = layers.read_file(rundir.config)
+        document = layers.fill(layers.read_file(rundir.config), os.environ)
     except NotFound:
         return {}
     found = document.value.get(name) if isinstance(document.value, dict) else None
@@ -202,6 +205,12 @@ def _undo(rundir: RunDir, names: str, shared: bool) -> str:
     import shlex
 
     return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])
+
+
+def _quoted(rundir: RunDir) -> str:
+    import shlex
+
+    return shlex.quote(str(rundir.root))
 
 
 def _end(now: datetime, text: str) -> datetime:
@@ -240,13 +249,11 @@ def _mark(
     return rundir
 
 
-def _say_what_is_left(judged: tuple[blame.Node, ...], names: str) -> None:
+def _say_what_is_left(rundir: RunDir, judged: tuple[blame.Node, ...], names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
-            click.echo(
-                f"It is still excluded {node.why}, for all runs:  ftsupervise nodes clear --shared {node.name} RUN"
-            )
+            say(f"{node.name} is still excluded {node.why}, for all runs:  {_undo(rundir, node.name, shared=True)}")
 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
@@ -256,7 +263,7 @@ def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
     settings, places = _settings(rundir)
     judged = shared.judge(places, settings, datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
-        click.echo(f"ftsupervise: {problem}", err=True)
+        say(f"ftsupervise: {problem}", err=True)
     return judged
 
 
@@ -266,7 +273,7 @@ def _apply(rundir: RunDir, judged: Judged) -> Applied:
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
     for sentence in (*done.changed, *done.left_in):
-        click.echo(sentence)
+        say(sentence)
     return done
 
 
@@ -276,8 +283,9 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judged | None = 
         return
     done = _apply(rundir, judged or _judged(rundir))
     if done.problem:
-        click.echo(
-            f"note: the jobs that wait do not know yet: {done.problem}; later: ftsupervise nodes apply", err=True
+        say(
+            f"note: the jobs that wait do not know yet: {done.problem}; later: ftsupervise nodes apply {_quoted(rundir)}",
+            err=True,
         )
 
 
@@ -302,13 +310,6 @@ def _past(node: blame.Node, now: datetime) -> str:
 
 def _json(rundir: RunDir, settings: blame.Settings, judged: Judged) -> str:
     import json
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, datetime):
-            return value.isoformat()
-        if hasattr(value, "_asdict"):
-            return {key: plain(item) for key, item in value._asdict().items()}
-        return value
 
     record = {
         "schema_version": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,12 +21,12 @@ def notify() -> None:
 
 
 @notify.command()
-@click.argument("config", required=False)
+@click.argument("config", metavar="[RUN]", required=False)
 @click.option("--receiver", "only", multiple=True, help="Only this one; may be given several times.")
 def test(config: str | None, only: tuple[str, ...]) -> None:
     """Send a real message through every receiver now. Exit code 1 if one of them did not take it.
 
-    CONFIG is a ftsupervise.yaml, a run directory, or the name of a run; default: ./ftsupervise.yaml.
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
     from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, sender
 
@@ -78,10 +77,13 @@ def _lasting(error: Exception) -> str:
 
 
 @notify.command()
-@click.argument("config", required=False)
+@click.argument("config", metavar="[RUN]", required=False)
 @click.option("--as", "kind", type=click.Choice(["text", "slack", "html"]), default="text", show_default=True)
 def preview(config: str | None, kind: str) -> None:
-    """Print every message of an incident as it would be sent; send nothing. Your own templates are used, strictly."""
+    """Print every message of an incident as it would be sent; send nothing. Your own templates are used, strictly.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from jinja2 import TemplateError, TemplateSyntaxError
 
     from ftsupervise.alerts.sample import incident
@@ -107,13 +109,9 @@ def preview(config: str | None, kind: str) -> None:
 
 def _run(argument: str | None) -> Run:
     from ftsupervise.config.load import load
-    from ftsupervise.config.locate import CONFIG_NAME, find_run
+    from ftsupervise.config.named import settings_of
 
-    if argument is None and Path(CONFIG_NAME).is_file():
-        return load(Path(CONFIG_NAME))
-    if argument is not None and Path(argument).is_file():
-        return load(Path(argument))
-    return load(find_run(argument).config)
+    return load(settings_of(argument))
 
 
 def _test_message(run: Run, receiver: str, now: datetime) -> Message:

@@ -67,9 +67,9 @@ def sandbox() -> None:
 
     \b
     ftsupervise sandbox up; eval "$(ftsupervise sandbox env)"; sinfo
-    ftsupervise sandbox node node-1 crash     what does my run do when a node dies?
+    ftsupervise sandbox node node-1 crash  what does my run do when a node dies?
     ftsupervise sandbox down
-    ftsupervise sandbox -- make test          up if none is, run the command in it, down again
+    ftsupervise sandbox -- make test       up if none is, run it there, down again
     """
 
 
@@ -115,9 +115,14 @@ def env(directory: Path | None, as_json: bool) -> None:
 
 
 @sandbox.command("list")
-def list_() -> None:
+@click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
+def list_(as_json: bool) -> None:
     """Sandboxes of this account, and whether they live."""
     seen = sandboxes()
+    if as_json:
+        found = [{"directory": str(one.directory), "state": one.word} for one in seen]
+        click.echo(json.dumps({"schema_version": 1, "sandboxes": found}, indent=1))
+        return
     for one in seen:
         click.echo(f"{one.directory}  {one.word}")
     if not seen:
@@ -132,9 +137,10 @@ def node(name: str, action: Any, directory: Path | None) -> None:
     """Start, stop or break a node.
 
     \b
-    stop   a clean end of slurmd          kill   SIGKILL to slurmd; its jobs live on
-    pause  slurmd hangs                   cont   and goes on
-    crash  a power cut: slurmd and all its jobs' processes end at one moment; start brings it back
+    stop   a clean end of slurmd     kill   SIGKILL to slurmd; its jobs live on
+    pause  slurmd hangs              cont   and goes on
+    crash  a power cut: slurmd and all its jobs' processes end at one moment;
+           start brings it back
     """
     Sandbox.at(directory).node(name, action)
 

@@ -8,31 +8,37 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.saying import plain, say
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
     from ftsupervise.report.status import Status
 
+SCHEMA_VERSION = 2
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "yellow", "STOPPED": "yellow"}
 
 
 @click.command()
-@click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def status(run: str | None, as_json: bool) -> None:
-    """How is RUN (a directory, an ftsupervise.yaml, or a name) doing? Default: ./ftsupervise.yaml."""
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
+def status(runs: tuple[str, ...], as_json: bool) -> None:
+    """How is RUN doing? RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
     from ftsupervise.alerts.standing import telling
     from ftsupervise.config.locate import find_run
     from ftsupervise.report.status import gather
 
-    seen = gather(find_run(run), datetime.now(timezone.utc), os.environ)
-    seen = seen._replace(telling=telling(seen.rundir.watch / "journal", seen.at))
+    found = [find_run(run) for run in runs or (None,)]
+    seen = [gather(rundir, datetime.now(timezone.utc), os.environ) for rundir in found]
+    seen = [one._replace(telling=telling(one.rundir.watch / "journal", one.at)) for one in seen]
     if as_json:
         click.echo(_json(seen))
         return
-    for line in _lines(seen):
-        click.echo(line)
+    for index, one in enumerate(seen):
+        if index:
+            say()
+        for line in _lines(one):
+            say(line)
 
 
 def _lines(seen: Status) -> list[str]:
@@ -120,31 +126,9 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}"
 
 
-def _json(seen: Status) -> str:
+def _json(seen: list[Status]) -> str:
     import json
 
-    record = {key: _plain(value) for key, value in seen._asdict().items()}
-    return json.dumps({"schema_version": 1, "step": seen.step, **record}, indent=1)
-
-
-def _plain(value: object) -> object:
-    """Values of ours as JSON has them."""
-    import dataclasses
-    from collections.abc import Mapping
-    from enum import Enum
-
-    if isinstance(value, (str, int, float, bool, type(None))) and not isinstance(value, Enum):
-        return value
-    if isinstance(value, Enum):
-        return value.value
-    if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value.root) if hasattr(value, "root") else str(value)
+    records = [{**plain(one), "step": one.step, "verdict": one.verdict.lower()} for one in seen]
+    whole = records[0] if len(records) == 1 else {"runs": records}
+    return json.dumps({"schema_version": SCHEMA_VERSION, **whole}, indent=1)

@@ -12,72 +12,89 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import patience
+from ftsupervise.cli.saying import say
 
 if TYPE_CHECKING:
     from ftsupervise.rundir import RunDir
 
+Found = tuple["RunDir", str]  # and what the run is called
+
+_RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 _WHY = click.option("--why", default="", metavar="TEXT", help="Told to everybody who meets the switch.")
 _DELAY = "at the next step after its guard looks: within a second or so, 60 s at worst on a shared file system"
 
 
 @click.command()
-@click.argument("run", required=False)
+@_RUNS
 @_WHY
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--confirm", metavar="NAME", help="Do not ask, but check that this is the run's name.")
-def kill(run: str | None, why: str, yes: bool, confirm: str | None) -> None:
-    """Raise the kill switch: the run saves and stops at its next step, and no further member trains."""
+def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> None:
+    """Raise the kill switch: the run saves and stops at its next step, and no further member trains.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.switches import KILL
 
-    rundir, name = _find(run)
-    if _is_up(rundir, KILL, name):
+    found = [one for one in _find(runs) if not _is_up(one[0], KILL, one[1])]
+    if not found:
         return
-    _make_sure(name, yes, confirm)
-    _raise(rundir, KILL, why)
-    click.echo(f"The kill switch of {name} is up. It saves and stops {_DELAY}.")
-    click.echo("Members of its chain that start later leave within seconds.")
-    click.echo(f"Undo:  ftsupervise clear {_quote(rundir)}")
+    _make_sure([name for _, name in found], yes, confirm)
+    for rundir, name in found:
+        _raise(rundir, KILL, why)
+        say(f"The kill switch of {name} is up. It saves and stops {_DELAY}.")
+        say("Members of its chain that start later leave within seconds.")
+        say(f"Undo:  ftsupervise clear {_quote(rundir)}")
 
 
 @click.command()
-@click.argument("run", required=False)
+@_RUNS
 @_WHY
-def save(run: str | None, why: str) -> None:
-    """Raise the save switch: the run saves a checkpoint and goes on."""
+def save(runs: tuple[str, ...], why: str) -> None:
+    """Raise the save switch: the run saves a checkpoint and goes on.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.switches import SAVE
 
-    rundir, name = _find(run)
-    if _is_up(rundir, SAVE, name):
-        return
-    _raise(rundir, SAVE, why)
-    click.echo(f"The save switch of {name} is up. It saves {_DELAY}, and takes the switch down.")
-    click.echo(f"Undo:  ftsupervise clear {_quote(rundir)} --switch save")
+    for rundir, name in _find(runs):
+        if _is_up(rundir, SAVE, name):
+            continue
+        _raise(rundir, SAVE, why)
+        say(f"The save switch of {name} is up. It saves {_DELAY}, and takes the switch down.")
+        say(f"Undo:  ftsupervise clear {_quote(rundir)} --switch save")
 
 
 @click.command()
-@click.argument("run", required=False)
+@_RUNS
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
 @click.option("--brake", is_flag=True, help="Take the brake off, and let the members that were held start.")
-def clear(run: str | None, switch: str, brake: bool) -> None:
+def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
     """Take the switches down again. What was stopped stays stopped: ftsupervise launch continues it.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
     With --brake: take off the brake, which the same failure without progress put on; the failures so far do not count
     any more, and the members of the chain that were held go on.
     """
+    for rundir, name in _find(runs):
+        if brake:
+            _release(rundir, name)
+        else:
+            _take_down(rundir, name, switch)
+
+
+def _take_down(rundir: RunDir, name: str, switch: str) -> None:
     from ftsupervise.errors import from_os_error
     from ftsupervise.switches import clear_switch
 
-    rundir, name = _find(run)
-    if brake:
-        _release(rundir, name)
-        return
     for word in ("kill", "save") if switch == "both" else (switch,):
         path = rundir.switches / f"{word}-switch"
         try:
             removed = clear_switch(rundir, path.name)
         except OSError as error:
             raise from_os_error(error, f"remove {path}") from None
-        click.echo(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
+        say(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")
     _tell_of_the_brake(rundir, name)
 
 
@@ -89,8 +106,8 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
     except OSError:
         return
     if brake is not None:
-        click.echo(f"The brake of {name} stays on: {brake.words()}")
-        click.echo(f"Take it off:  ftsupervise clear --brake {_quote(rundir)}")
+        say(f"The brake of {name} stays on: {brake.words()}")
+        say(f"Take it off:  ftsupervise clear --brake {_quote(rundir)}")
 
 
 def _release(rundir: RunDir, name: str) -> None:
@@ -103,25 +120,26 @@ def _release(rundir: RunDir, name: str) -> None:
     try:
         was = release_brake(rundir, who=_me(), now=datetime.now(timezone.utc))
         held = still_held(rundir)
-        click.echo(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
+        say(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
         for job in held:
             open_scheduler("local" if job.startswith("local-") else "slurm").release(job)
             let_go(rundir, job)
-            click.echo(f"Job {job} may start again.")
+            say(f"Job {job} may start again.")
     except OSError as error:
         raise from_os_error(error, f"take the brake of {name} off") from None
     except SchedulerUnavailable as error:
         again = f"the same command again lets them go:  ftsupervise clear --brake {_quote(rundir)}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
     if was is not None and not held:
-        click.echo(f"Nothing was held. Go on:  ftsupervise launch   (run directory {_quote(rundir)})")
+        say(f"Nothing was held. Go on:  ftsupervise launch {_quote(rundir)}")
 
 
-def _find(run: str | None) -> tuple[RunDir, str]:
+def _find(runs: tuple[str, ...]) -> list[Found]:
+    """All of them before anything is done to one."""
     from ftsupervise.config.locate import find_run
 
-    rundir = find_run(run)
-    return rundir, rundir.root.name
+    found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
+    return [(rundir, rundir.root.name) for rundir in found.values()]
 
 
 def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
@@ -130,28 +148,34 @@ def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
 
     state = read_switch(rundir, switch)
     if state.problem:
-        click.echo(f"ftsupervise: {state.problem}", err=True)
+        say(f"ftsupervise: {state.problem}", err=True)
     if state.up:
         since = f" since {state.since:%Y-%m-%d %H:%M} UTC" if state.since else ""
         why = f": {state.why}" if state.why else ""
-        click.echo(f"The {switch.replace('-', ' ')} of {name} is up already{since}, raised by {state.who}{why}")
+        say(f"The {switch.replace('-', ' ')} of {name} is up already{since}, raised by {state.who}{why}")
     return state.up
 
 
-def _make_sure(name: str, yes: bool, confirm: str | None) -> None:
-    from ftsupervise.errors import UsageError
+def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
+    from ftsupervise.errors import Cancelled, UsageError
 
-    if confirm is not None and confirm != name:
-        raise UsageError(f"this run is called {name!r}, not {confirm!r}: nothing was done")
+    name = " and ".join(names)
+    if confirm is not None and [confirm] != names:
+        called = f"this run is called {name!r}" if len(names) == 1 else f"these runs are called {name}"
+        raise UsageError(f"{called}, not {confirm!r}: nothing was done")
     if yes or confirm is not None:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"nobody to ask whether to stop {name}", hint=f"say --yes, or --confirm {name}")
+        raise UsageError(
+            f"nobody to ask whether to stop {name}",
+            hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
+        )
+    it = "It saves, and its whole chain leaves" if len(names) == 1 else "They save, and their whole chains leave"
     patience.person_is_asked()
-    sure = click.confirm(f"Stop {name}? It saves, and its whole chain leaves", default=False)
+    sure = click.confirm(f"Stop {name}? {it}", default=False)
     patience.person_has_answered()
     if not sure:
-        raise click.Abort
+        raise Cancelled("cancelled, nothing was changed")
 
 
 def _raise(rundir: RunDir, switch: str, why: str) -> None:

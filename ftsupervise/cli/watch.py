@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import click
 
+from ftsupervise.cli.saying import count, say
+
 if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
     from ftsupervise.model import Finding
     from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.tick import Ticked, Told
@@ -31,7 +35,7 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 
 
 @click.command()
-@click.argument("runs", nargs=-1)
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
 @click.option("--every", callback=_duration, metavar="TIME", help="Go on, a tick each TIME (60s, 5m), until stopped.")
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
@@ -40,7 +44,8 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 def watch(
     runs: tuple[str, ...], everything: bool, every: timedelta | None, only: tuple[str, ...], no_send: bool, quiet: bool
 ) -> None:
-    """Look at RUNS (directories, ftsupervise.yaml files or names; default: ./ftsupervise.yaml) from outside their jobs.
+    """Look at each RUN from outside its jobs. RUN is a directory, an ftsupervise.yaml, or a name; default:
+    ./ftsupervise.yaml.
 
     One look at the queue for all of them, every watchdog of each, then the messages that follow: when something is
     wrong, again after a while, and when it is over. One tick ends with 0 ok, 1 warning, 2 critical, 3 could not see.
@@ -55,6 +60,7 @@ def watch(
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     roster = Roster(runs or (None,))
+    shown = Shown()
     stopping = _stop_on_signals() if every else None
     first = True
     while True:
@@ -65,20 +71,43 @@ def watch(
             done = _tick(roster, only, every, send=not no_send)
             if first and len(roster.names) == 1 and not everything:
                 _refuse(done)
-            _print(done, quiet=quiet)
+            if not quiet:
+                shown.warn(roster.runs)
+            _print(done, shown, quiet=quiet)
             if every is None or stopping is None:
                 raise SystemExit(_exit_code(done))
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
             if first or every is None:
                 raise
-            click.echo(f"watch: this tick failed, the next one is tried: {error}", err=True)
+            say(f"watch: this tick failed, the next one is tried: {error}", err=True)
         first = False
         while not stopping and time.monotonic() - started < every.total_seconds():
             time.sleep(min(0.2, every.total_seconds()))
         if stopping:
             _take_leave(roster)
-            click.echo("watch: stopped", err=True)
+            say("watch: stopped", err=True)
             return
+
+
+class Shown:
+    """What a watch that goes on has printed already: what stays as it was is not printed again at each tick."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, object] = {}
+
+    def new(self, about: str, what: object) -> bool:
+        """Is it another thing than was printed of this last? It counts as printed from now on."""
+        before, self._last[about] = self._last.get(about), what
+        return before != what
+
+    def warn(self, runs: Sequence[Run]) -> None:
+        """Of runs of which nobody will hear, once each."""
+        from ftsupervise.cli.config import unheard
+
+        for run in runs:
+            for sentence in unheard(run):
+                if self.new(f"unheard {run.name} {run.run_dir}", sentence):
+                    say(f"note: {sentence}", err=True)
 
 
 def _refuse(done: Ticked) -> None:
@@ -126,7 +155,7 @@ def _take_leave(roster: Roster) -> None:
     try:
         within(5.0, go)
     except TimeoutError as error:
-        click.echo(f"watch: could not take leave of every run: {error}", err=True)
+        say(f"watch: could not take leave of every run: {error}", err=True)
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> Ticked:
@@ -148,30 +177,31 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
     return tick(roster, orders)
 
 
-def _print(done: Ticked, *, quiet: bool) -> None:
+def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
     from ftsupervise.model import Health
 
     stamp = done.at.astimezone().strftime("%H:%M:%S")
     for told in done.runs:
+        for notice in told.notices:
+            say(f"{stamp} {told.name}: {notice.reason.value}: {notice.finding.summary}")
+        for summary in told.events:
+            say(f"{stamp} {told.name}: {summary}")
         bad = [f for f in (*told.findings, *_own_trouble(told)) if f.health is Health.BAD]
         unseen = [f for f in told.findings if f.health is Health.UNKNOWN]
-        for notice in told.notices:
-            click.echo(f"{stamp} {told.name}: {notice.reason.value}: {notice.finding.summary}")
-        for summary in told.events:
-            click.echo(f"{stamp} {told.name}: {summary}")
-        if quiet:
+        state = [f"{f.health.value}: {f.watchdog}: {f.summary}" for f in (*bad, *unseen)]
+        if quiet or not shown.new(f"state {told.name}", state):
             continue
-        if bad or unseen:
-            for finding in (*bad, *unseen):
-                click.echo(f"{stamp} {told.name}: {finding.health.value}: {finding.watchdog}: {finding.summary}")
-        else:
-            click.echo(f"{stamp} {told.name}: ok ({told.looks} looks)")
-    for message, error in done.delivered.failed:
-        click.echo(f"{stamp} not delivered to {message.receiver}: {error} (it is tried again)", err=True)
+        for line in state or [f"ok ({count(told.looks, 'look')})"]:
+            say(f"{stamp} {told.name}: {line}")
     for name, sentence in done.relief:
-        click.echo(f"{stamp} {name}: it waits; {sentence}")
-    for line in done.trouble:
-        click.echo(f"{stamp} {line}", err=True)
+        say(f"{stamp} {name}: it waits; {sentence}")
+    failed = [
+        f"not delivered to {message.receiver}: {error} (it is tried again)" for message, error in done.delivered.failed
+    ]
+    for about, lines in (("delivery", failed), ("trouble", list(done.trouble))):
+        if shown.new(about, lines):
+            for line in lines:
+                say(f"{stamp} {line}", err=True)
 
 
 def _own_trouble(told: Told) -> list[Finding]:

@@ -209,6 +209,23 @@ class DeadMan(Strict):
         return self
 
 
+def _no_watchdog(name: str) -> str:
+    """Why ``name`` is none that an alert can have; "" if it is one."""
+    from difflib import get_close_matches
+
+    from ftsupervise.config.watchdogs import Watch
+    from ftsupervise.model import BESIDES
+
+    names = (*(key.replace("_", "-") for key in Watch.model_fields if key != "every"), *BESIDES)
+    wanted = name.replace("_", "-").lower()
+    if wanted in names:
+        return ""
+    close = get_close_matches(wanted, names, 1)
+    return f"no watchdog is called {name!r}; " + (
+        f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
+    )
+
+
 class Alerts(Strict):
     """Who is told what, when, and how often."""
 
@@ -244,6 +261,12 @@ class Alerts(Strict):
                 if name not in self.named:
                     known = ", ".join(self.named) or "none"
                     raise wrong_at(("routes", index, "to"), f"no receiver is called {name!r}; there are: {known}")
+            for name in route.watchdog:
+                if unknown := _no_watchdog(name):
+                    raise wrong_at(("routes", index, "watchdog"), unknown)
+        for name in self.watchdogs:
+            if unknown := _no_watchdog(name):
+                raise wrong_at(("watchdogs", name), unknown)
         if self.timezone is not None:
             from zoneinfo import ZoneInfo
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from ftsupervise.config.known import Known
+from ftsupervise.config.slurm_options import instead_of
 from ftsupervise.config.strict_yaml import Document, KeyPath, Problem, dotted, plain, secret_at
 from ftsupervise.errors import ConfigError
 
@@ -182,12 +183,16 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
             ways = " or ".join(f"'{name}: {words[name.rsplit('_', 1)[1]]}'" for name in offers)
             return f"unknown key '{key}'; a secret is never written in a settings file, type {ways}"
     text = f"unknown key {key!r}"
+    if path[:-1] == ("launch",) and (slurms := instead_of(key, given)):
+        return f"{text}; {slurms}"
     close = _close(path, here)
     if close:
         return f"{text}; did you mean {close[0]!r}?"
     elsewhere = known.homes(key)
     if elsewhere:
         return f"{text}; it is known as " + " and ".join(dotted(home) for home in elsewhere[:3])
+    if len(path) == 1 and (slurms := instead_of(key, given)):
+        return f"{text}; {slurms.replace('sbatch: [', 'launch.sbatch: [')}"
     return f"{text}; {_list(here)}" if here else text
 
 

@@ -36,6 +36,10 @@ class Lines:
     """Marks a setting whose text may have several lines: ``setup: Annotated[str, Lines()]``."""
 
 
+class JobFile:
+    """Marks text that is a file with sbatch's patterns (%x, %A …): relative ones start at the settings file, as paths do."""
+
+
 class Strict(BaseModel):
     """Base of all settings: frozen, unknown keys are errors, no silent conversion between types, no control
     characters in any text (nor line breaks and tabs, but for settings marked with ``Lines``).
@@ -69,7 +73,7 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
         if not several_lines and ("\n" in text or "\t" in text):
             raise ValueError("a line break or tab; this setting is one line")
         if isinstance(value, Path) and "${" in text:
-            raise ValueError("${VARIABLE} is filled in only where it is the whole value; write the path out")
+            raise ValueError("a variable that is the whole value may hold the secret itself; write the path out")
         if isinstance(value, Path) and text.startswith("~") and value.parts[0] != "~":
             raise ValueError("only one's own home directory is written with '~'; write the path out")
     elif isinstance(value, dict):
@@ -108,7 +112,7 @@ class Matching:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "pattern": f"^(?:{self.pattern}|{VARIABLE})$", "examples": [self.example]}
+        return {**handler(schema), "pattern": f"^(?:{self.pattern}|.*{VARIABLE}.*)$", "examples": [self.example]}
 
 
 def _duration(value: object) -> timedelta:

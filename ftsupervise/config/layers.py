@@ -42,6 +42,13 @@ _SHARED: dict[str, tuple[str, ...]] = {
 
 _WHOLE = re.compile(r"\$+\{[^{}]*\}")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
+_PART = re.compile(r"(?P<dollars>\$+)(?P<rest>\{[^{}]*\}|[A-Za-z_][A-Za-z0-9_]*)")
+
+# Text that a shell reads on the node: its variables are the shell's, and are left to it. Lists are no shell code.
+SHELL: frozenset[KeyPath] = frozenset(
+    {("launch", "command"), ("launch", "setup"), ("launch", "container"), ("nodes", "health", "command")}
+)
+_INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word of the list is code
 
 
 def read(path: Path, environ: Mapping[str, str]) -> Document:
@@ -189,46 +196,100 @@ def _over(above: Document, below: Document) -> Document:
 # ----------------------------------------------------------------------------------------------------- ${VARIABLE}
 
 
-def escape(text: str) -> str:
-    """The opposite of filling in: a text that loads as itself even if it looks like ``${VARIABLE}``."""
-    return f"${text}" if _WHOLE.fullmatch(text) else text
+def escape(text: str, *, shell: bool = False) -> str:
+    """The opposite of filling in: a text that loads as itself even if ``$NAME`` or ``${NAME}`` stands in it.
+
+    ``shell``: it stands where a shell reads it (``reads_shell``), and only a whole ``${NAME}`` would be filled in.
+    """
+    if shell:
+        return f"${text}" if _WHOLE.fullmatch(text) else text
+    return _PART.sub(lambda match: f"${match[0]}", text)
+
+
+def reads_shell(path: KeyPath, before: object = None) -> bool:
+    """Is the text at ``path`` shell code? ``before``: the item before it, where it is one of a list."""
+    if path and isinstance(path[-1], int):
+        return isinstance(before, str) and _INLINE.fullmatch(before) is not None
+    return path in SHELL
 
 
 def _expand(
-    value: Any, path: KeyPath, places: dict[KeyPath, Place], problems: list[Problem], environ: Mapping[str, str]
+    value: Any,
+    path: KeyPath,
+    places: dict[KeyPath, Place],
+    problems: list[Problem],
+    environ: Mapping[str, str],
+    before: object = None,
 ) -> Any:
     if isinstance(value, dict):
         return {key: _expand(item, (*path, key), places, problems, environ) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, (*path, index), places, problems, environ) for index, item in enumerate(value)]
-    if not isinstance(value, str) or not _WHOLE.fullmatch(value):
+        items = zip([None, *value], value, strict=False)
+        return [_expand(item, (*path, i), places, problems, environ, last) for i, (last, item) in enumerate(items)]
+    if not isinstance(value, str) or "$" not in value:
         return value
-    if value.startswith("$$"):
-        return value[1:]
+    filling = _Filling(path, places[path], environ, whole=_WHOLE.fullmatch(value) is not None)
+    if _WHOLE.fullmatch(value):
+        filled = filling.part(value)
+    elif reads_shell(path, before):
+        return value
+    else:
+        filled = _PART.sub(lambda match: filling.part(match[0]), value)
+    problems += filling.problems
+    if filling.problems or not filling.variable:
+        return filled
     place = places[path]
-
-    def problem(text: str) -> str:
-        problems.append(Problem(place.file, place.line, place.column, path, text))
-        return str(value)
-
-    match = _VARIABLE.fullmatch(value)
-    if not match:
-        return problem("write ${NAME} or ${NAME:-default}; text that begins with '${' is written with '$${'")
-    name, default = match[1], match[2]
-    if secret_at(path):
-        return value  # no setting holds a secret: the sentence about that comes later, without a look at the variable
-    filled = environ.get(name)
-    if default is not None:
-        filled = filled or default
-    if filled is None:
-        return problem(f"${{{name}}} is not set in the environment; export {name}, or write ${{{name}:-default}}")
-    found = control_character(filled)
-    if found:
-        return problem(f"${{{name}}} holds the control character {found}")
-    places[path] = place._replace(variable=name)
-    if not place.plain:
+    places[path] = place._replace(variable=filling.variable)
+    if not place.plain or not _WHOLE.fullmatch(value):
         return filled
     try:
         return plain(filled) if filled else ""
     except ValueError:
         return filled
+
+
+class _Filling:
+    """The variables of one value: filled in, or a problem each."""
+
+    def __init__(self, path: KeyPath, place: Place, environ: Mapping[str, str], *, whole: bool) -> None:
+        self.path, self.place, self.environ = path, place, environ
+        self.secret = secret_at(path)
+        self.file = self.secret and str(path[-1]).lower().endswith("file") and not whole  # a path below a variable's
+        self.variable = ""  # the first one that was filled in
+        self.problems: list[Problem] = []
+
+    def part(self, text: str) -> str:
+        """What ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$$…`` stands for."""
+        if text.startswith("$$"):
+            return text[1:]
+        if self.secret and not self.file:
+            return (
+                text  # no setting holds a secret: the sentence about that comes later, without a look at the variable
+            )
+        if not text.startswith("${") and self.secret:
+            return self._problem(text, "a variable without braces is not filled in; write ${NAME}")
+        if not text.startswith("${"):
+            name = text[1:]
+            return self._problem(text, f"{text} is not filled in; write ${{{name}}}, or ${text} for these characters")
+        match = _VARIABLE.fullmatch(text)
+        if not match:
+            return self._problem(
+                text, "write ${NAME} or ${NAME:-default}; text that begins with '${' is written with '$${'"
+            )
+        name, default = match[1], match[2]
+        filled = self.environ.get(name)
+        if default is not None:
+            filled = filled or default
+        if filled is None:
+            return self._problem(
+                text, f"${{{name}}} is not set in the environment; export {name}, or write ${{{name}:-default}}"
+            )
+        found = control_character(filled)
+        if found:
+            return self._problem(text, f"${{{name}}} holds the control character {found}")
+        self.variable = self.variable or name
+        return filled
+
+    def _problem(self, text: str, words: str) -> str:
+        self.problems.append(Problem(self.place.file, self.place.line, self.place.column, self.path, words))
+        return text

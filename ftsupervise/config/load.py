@@ -23,7 +23,7 @@ from ftsupervise.config import layers
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
 from ftsupervise.config.explain import refusal, sentences
-from ftsupervise.config.fields import Strict
+from ftsupervise.config.fields import JobFile, Strict
 from ftsupervise.config.schema import Run
 from ftsupervise.config.strict_yaml import Document, KeyPath, dotted, parse, plain
 
@@ -72,7 +72,7 @@ def dump(run: Run) -> str:
 def as_yaml(settings: dict[str, Any]) -> str:
     """Settings in the words of the file as the text of one."""
     text: str = yaml.dump(
-        _escaped(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False
+        _escaped(settings, ()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False
     )
     return text
 
@@ -130,7 +130,11 @@ def _anchored(settings: _Model, path: KeyPath, document: Document, base: Path) -
     changed: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         before = getattr(settings, name)
-        after = _absolute(before, (*path, field.alias or name), document, base)
+        here = (*path, field.alias or name)
+        if isinstance(before, str) and any(isinstance(mark, JobFile) for mark in field.metadata):
+            after: Any = _job_file(before, _start(here, document, base))
+        else:
+            after = _absolute(before, here, document, base)
         if after is not before:
             changed[name] = after
     return settings.model_copy(update=changed) if changed else settings
@@ -138,9 +142,7 @@ def _anchored(settings: _Model, path: KeyPath, document: Document, base: Path) -
 
 def _absolute(value: Any, path: KeyPath, document: Document, base: Path) -> Any:
     if isinstance(value, Path):
-        place = document.places.get(path)
-        start = Path(place.file).absolute().parent if place else base
-        return start / value.expanduser()
+        return _start(path, document, base) / value.expanduser()
     if isinstance(value, BaseModel):
         return _anchored(value, path, document, base)
     if isinstance(value, tuple):
@@ -151,12 +153,28 @@ def _absolute(value: Any, path: KeyPath, document: Document, base: Path) -> Any:
     return value
 
 
-def _escaped(value: Any) -> Any:
+def _start(path: KeyPath, document: Document, base: Path) -> Path:
+    """Where a relative path that stands at ``path`` starts: at the file it is written in."""
+    place = document.places.get(path)
+    return Path(place.file).absolute().parent if place else base
+
+
+def _job_file(text: str, start: Path) -> str:
+    """sbatch knows no "~", and a "%" in what we put before is none of its patterns."""
+    if text.startswith("/"):
+        return text
+    home = text.startswith("~/")
+    before = Path("~").expanduser() if home else start
+    return f"{str(before).replace('%', '%%')}/{text[2:] if home else text}"
+
+
+def _escaped(value: Any, path: KeyPath, before: object = None) -> Any:
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: _escaped(item, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
-    return layers.escape(value) if isinstance(value, str) else value
+        pairs = zip([None, *value], value, strict=False)
+        return [_escaped(item, (*path, index), last) for index, (last, item) in enumerate(pairs)]
+    return layers.escape(value, shell=layers.reads_shell(path, before)) if isinstance(value, str) else value
 
 
 class _Dumper(yaml.SafeDumper):

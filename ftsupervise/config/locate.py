@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def find_run(argument: str | None, *, launched: bool = True) -> RunDir:
     run_dir = _find_run(argument)
     if launched and not run_dir.root.exists():
         raise NotFound(
-            f"{run_dir.root.name} has not been launched yet: there is no {run_dir.root}", hint="ftsupervise launch"
+            f"{run_dir.root.name} has not been launched yet: there is no {run_dir.root}",
+            hint=f"ftsupervise launch{f' {shlex.quote(argument)}' if argument else ''}",
         )
     return run_dir
 
@@ -101,7 +103,9 @@ def _find_run(argument: str | None) -> RunDir:
             return RunDir(path.absolute())
         if (path / CONFIG_NAME).is_file():
             return run_dir_of_config(path / CONFIG_NAME)
-        raise NotFound(f"{argument} is not a run directory (it has no switches/ in it)", hint="ls it")
+        raise NotFound(
+            f"{argument} is no run: it holds neither an {CONFIG_NAME} nor switches/", hint=f"ls {shlex.quote(argument)}"
+        )
     if path.is_file():
         return run_dir_of_config(path)
     known = state_dir() / "runs" / argument if "/" not in argument and argument not in ("", ".", "..") else None
@@ -135,6 +139,8 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
         try:
             document = layers.fill(layers.read_file(path, may_be_empty=True), env)
         except Error:
+            continue
+        if any(problem.path == ("cron", "directory") for problem in document.problems):
             continue
         section = document.value.get("cron") if document.value else None
         where = section.get("directory") if isinstance(section, dict) else None

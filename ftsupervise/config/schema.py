@@ -5,6 +5,7 @@ The text under each attribute is what ``ftsupervise config schema`` says about i
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +16,7 @@ from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
 from ftsupervise.config.fields import (
     Duration,
+    JobFile,
     Lines,
     Matching,
     Positive,
@@ -26,8 +28,11 @@ from ftsupervise.config.fields import (
 )
 from ftsupervise.config.nodes import NodeSettings
 from ftsupervise.config.slurm_options import (
+    KEYS,
     Constraint,
     Gpus,
+    Gres,
+    Licenses,
     Memory,
     Module,
     Name,
@@ -39,6 +44,7 @@ from ftsupervise.config.slurm_options import (
     SrunOption,
     VariableName,
     VariableValue,
+    option_name,
 )
 from ftsupervise.config.strict_yaml import secret_at
 from ftsupervise.config.watchdogs import Watch
@@ -117,14 +123,28 @@ class Launch(Strict):
     """Nodes the command runs on."""
     spare_nodes: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Nodes allocated beyond ``nodes``, to take the place of broken ones without going back to the queue."""
+    ntasks: Count | None = None
+    """Ranks started in all, where not every node has the same number."""
     tasks_per_node: Count | None = None
     """Ranks started on each node."""
     cpus_per_task: Count | None = None
     """CPUs of each rank."""
     gpus_per_node: Count | Gpus | None = None
     """GPUs of each node: 8, or with their type "h100:8"."""
+    gres: Gres | None = None
+    """Generic resources of each node: "gpu:h100:8", "nvme:1"."""
     mem: Memory | None = None
     """Host memory per node in Slurm's form: "500G"; "0" for all there is."""
+    mem_per_cpu: Memory | None = None
+    """Host memory for each CPU, instead of mem."""
+    mem_per_gpu: Memory | None = None
+    """Host memory for each GPU, instead of mem."""
+    exclusive: bool | Literal["user", "mcs", "topo"] = False
+    """Whole nodes, shared with no other job; user, mcs, topo: with those that sbatch --exclusive=... allows."""
+    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
+    """How the ranks use the cores, as sbatch --hint takes it."""
+    licenses: Licenses | None = None
+    """Licenses the job needs: "ansys:2"."""
     time: Annotated[TimeLimit, Positive] | None = None
     """Time limit of each job, in quotes: "20:00:00", "2-12:00:00", "20h". Default: the partition's."""
     signal: Signal = "USR1"
@@ -137,8 +157,10 @@ class Launch(Strict):
     """What is done when the command fails."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
-    output: Annotated[str, Field(min_length=1)] | None = None
+    output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
     """File the jobs write to, in sbatch's patterns. Default: logs/%x-%A_%a.out in the run directory."""
+    error: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
+    """File for what the jobs write to standard error, in sbatch's patterns. Default: that of ``output``."""
     sbatch: tuple[SbatchOption, ...] = ()
     """Further options of sbatch, each one "--key=value"."""
     modules: tuple[Module, ...] = ()
@@ -164,6 +186,7 @@ class Launch(Strict):
     def _belongs_together(self) -> Launch:
         if self.time is not None and self.warn is not None and self.warn >= self.time:
             raise wrong_at(("warn",), "the warning must come later than the start: make warn shorter than time")
+        self._slurms_own()
         for name in self.env:
             if name.startswith(("FTSUPERVISE_", "SLURM_", "SBATCH_")):
                 raise wrong_at(("env", name), "this name belongs to Slurm or ftsupervise; take another one")
@@ -171,6 +194,26 @@ class Launch(Strict):
                 line = f'export {name}="$(cat ~/.{name.lower()})"'
                 raise wrong_at(("env", name), f"a secret would stand in the job script; write launch.setup: {line}")
         return self
+
+    def _slurms_own(self) -> None:
+        """What sbatch would refuse, or read in another way than it was meant."""
+        memory = [key for key in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, key) is not None]
+        if len(memory) > 1:
+            raise wrong_at((memory[1],), f"{' and '.join(memory)} exclude each other; keep one")
+        if self.gpus_per_node is not None and self.gres is not None and re.search(r"(^|,)gpu\b", self.gres):
+            raise wrong_at(("gres",), "gpus_per_node asks for the GPUs already; keep one of the two")
+        if self.ntasks is not None:
+            if self.ntasks < self.nodes:
+                raise wrong_at(("ntasks",), f"fewer ranks than nodes ({self.nodes}): Slurm would take fewer nodes")
+            if self.tasks_per_node is not None and self.ntasks > self.nodes * self.tasks_per_node:
+                most = self.nodes * self.tasks_per_node
+                raise wrong_at(("ntasks",), f"more ranks than nodes and tasks_per_node have room for ({most})")
+            if self.spare_nodes and self.tasks_per_node is None:
+                raise wrong_at(("ntasks",), "with spare_nodes, write tasks_per_node: the spare nodes start no rank")
+        for index, option in enumerate(self.sbatch):
+            key = KEYS.get(option_name(option))
+            if key and getattr(self, key):
+                raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
 
 
 class GuardSettings(Strict):

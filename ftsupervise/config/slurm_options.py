@@ -43,6 +43,23 @@ Gpus = Annotated[
     ),
 ]
 Memory = Annotated[str, Matching(r"[0-9]{1,12}[KMGTkmgt]?", "Slurm's form of memory per node, 0 for all of it", "500G")]
+Gres = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z_][\w.-]*(?::[A-Za-z_][\w.-]*)?(?::[0-9]{1,9}[KMGTP]?)?"
+        r"(?:,[A-Za-z_][\w.-]*(?::[A-Za-z_][\w.-]*)?(?::[0-9]{1,9}[KMGTP]?)?)*",
+        "generic resources of each node as sbatch --gres takes them",
+        "gpu:h100:8",
+    ),
+]
+Licenses = Annotated[
+    str,
+    Matching(
+        r"[A-Za-z0-9_][\w.@/-]*(?::[0-9]{1,9})?(?:[,;|][A-Za-z0-9_][\w.@/-]*(?::[0-9]{1,9})?)*",
+        "licenses as sbatch --licenses takes them",
+        "ansys:2",
+    ),
+]
 Module = Annotated[
     str, Matching(r"[A-Za-z0-9_][A-Za-z0-9_.+/:=@-]*", "a module as 'module load' takes it", "cuda/12.4")
 ]
@@ -110,28 +127,75 @@ _OURS = {
     "wait": "ftsupervise watch",
     "wrap": "launch.command",
 }
+# Those that sbatch has besides, and that launch.sbatch takes; the ones with a key of their own are named there too.
+_FURTHER_WORDS = """
+    acctg-freq batch bb bbf begin cluster-constraint clusters container container-id contiguous core-spec
+    cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution export export-file extra extra-node-info
+    get-user-env gpu-bind gpu-freq gpus gpus-per-socket gpus-per-task gres-flags hold ignore-pbs input
+    kill-on-invalid-dep mcs-label mem-bind mincpus network nice nodefile nodelist ntasks-per-core ntasks-per-gpu
+    ntasks-per-socket overcommit oversubscribe power prefer priority profile propagate reboot resv-ports segment
+    sockets-per-node spread-job stepmgr switches thread-spec threads-per-core time-min tmp tres-bind tres-per-task
+    use-min-nodes wait-all-nodes wckey
+"""
+_FURTHER = frozenset(_FURTHER_WORDS.split())
+# Keys of ``launch`` for options that may stand in launch.sbatch instead: once, not twice.
+KEYS = {
+    "error": "error",
+    "exclusive": "exclusive",
+    "gres": "gres",
+    "hint": "hint",
+    "licenses": "licenses",
+    "mem-per-cpu": "mem_per_cpu",
+    "mem-per-gpu": "mem_per_gpu",
+    "ntasks": "ntasks",
+}
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
 # Whole names that happen to begin one of ours.
 _OTHER = frozenset({"no-kill"})
 
 
+def option_name(text: str) -> str:
+    """ "exclusive" of "--exclusive=user"; "" for what is no long option."""
+    match = _OPTION.fullmatch(text)
+    return match[1] if match else ""
+
+
+def instead_of(key: str, value: object) -> str:
+    """What to write for an option of sbatch that somebody wrote as the key ``key``; "" where sbatch has none of that name."""
+    name = key.replace("_", "-")
+    if name in ("mail-type", "mail-user"):
+        return (
+            "ftsupervise sends the messages itself: name who is told in alerts.receivers, such as "
+            "- email: {host: ..., from: ..., to: [...]}; Slurm's own mail for each job of the chain comes with "
+            'sbatch: ["--mail-type=END"]'
+        )
+    if name in _OURS:
+        return f"for sbatch's --{name} {_instead(name)}"
+    if name not in _FURTHER:
+        return ""
+    plain_value = isinstance(value, (str, int)) and re.fullmatch(r"[\w.:,@/+-]{1,60}", str(value))
+    given = "" if value is True or value in (None, "") else f"={value}" if plain_value else "=..."
+    return f'write it as an option of sbatch: sbatch: ["--{name}{given}"]'
+
+
+def _instead(name: str) -> str:
+    text = _OURS[name]
+    return f"write {text}" if text.startswith("nothing: ") else f"use {text} instead"
+
+
 def _option(text: str) -> str:
     match = _OPTION.fullmatch(text)
     if not match:
-        raise ValueError(
-            'expected one option of sbatch, written --key=value, such as "--exclusive" or "--mail-type=END"'
-        )
+        raise ValueError('expected one option of sbatch, written --key=value, such as "--contiguous" or "--switches=1"')
     name = match[1]
     if name in _OURS:
-        raise ValueError(f"--{name} is set by ftsupervise itself; use {_OURS[name]} instead")
+        raise ValueError(f"--{name} is set by ftsupervise itself; {_instead(name)}")
     begun = [ours for ours in _OURS if ours.startswith(name)]
-    if begun and name not in _OTHER:
-        raise ValueError(
-            f"--{name} is short for --{begun[0]}, which ftsupervise sets itself; use {_OURS[begun[0]]} instead"
-        )
+    if begun and name not in _OTHER and name not in KEYS and name not in _FURTHER:
+        raise ValueError(f"--{name} is short for --{begun[0]}, which ftsupervise sets itself; {_instead(begun[0])}")
     return text
 
 
 SbatchOption = Annotated[
-    str, AfterValidator(_option), WithJsonSchema({"type": "string", "pattern": "^--", "examples": ["--exclusive"]})
+    str, AfterValidator(_option), WithJsonSchema({"type": "string", "pattern": "^--", "examples": ["--switches=1"]})
 ]

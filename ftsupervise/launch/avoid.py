@@ -48,8 +48,8 @@ def that_fit(
     other one. All of them when Slurm cannot be asked: the launch will tell."""
     try:
         room = Exclusions(timeout=10.0).room()
-    except Error:
-        return tuple(nodes), ()
+    except Error as error:
+        return tuple(nodes), (f"which of the excluded nodes the partition can spare is not known: {error.message}",)
     launch = run.launch
     partitions = launch.partition.split(",") if launch.partition else [room.default]
     theirs = [node for text in exclude for node in expand_hostlist(text)]

@@ -29,6 +29,23 @@ PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the jo
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
 _PLAIN_SHELL = re.compile(r"[A-Za-z0-9_@%+=:,./ -]*")
+# Key of ``launch`` -> option of sbatch, where the value is the option's as it stands.
+_PLAIN = (
+    ("partition", "partition"),
+    ("account", "account"),
+    ("qos", "qos"),
+    ("constraint", "constraint"),
+    ("reservation", "reservation"),
+    ("mem", "mem"),
+    ("mem_per_cpu", "mem-per-cpu"),
+    ("mem_per_gpu", "mem-per-gpu"),
+    ("tasks_per_node", "ntasks-per-node"),
+    ("cpus_per_task", "cpus-per-task"),
+    ("gpus_per_node", "gpus-per-node"),
+    ("gres", "gres"),
+    ("hint", "hint"),
+    ("licenses", "licenses"),
+)
 _TASKS = ("--ntasks", "-n", "--ntasks-per-node")
 _NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
 
@@ -49,6 +66,7 @@ class Plan:
     command: tuple[str, ...]  # what the script becomes by exec
     avoided: tuple[str, ...] = ()  # nodes that are excluded because of their past, not by the settings
     notes: tuple[str, ...] = ()  # what the person should know and did not ask for
+    config: Path | None = None  # the settings file, to be found again by the run's name
 
     @property
     def submissions(self) -> int:
@@ -80,6 +98,7 @@ def plan(
     after: str = "",
     exclude: tuple[str, ...] = (),
     avoid: Sequence[Node] = (),
+    config: Path | None = None,
 ) -> Plan:
     """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
 
@@ -119,7 +138,27 @@ def plan(
         command=command,
         avoided=avoided,
         notes=tuple(notes),
+        config=config,
     )
+
+
+def outputs(run: Run, kind: str = "slurm") -> tuple[str, ...]:
+    """The files that the jobs write to, as paths in which * stands for what differs from job to job."""
+    assert run.run_dir is not None
+    launch = run.launch
+    files = [f"{run.run_dir}/logs/*" if launch.output is None else starred(launch.output, run.name)]
+    if launch.error is not None and kind != "local":
+        files.append(starred(launch.error, run.name))
+    return tuple(dict.fromkeys(files))
+
+
+def starred(pattern: str, name: str) -> str:
+    """sbatch's pattern as a shell's: the name filled in, "%%" a percent sign, any other "%" and its letter a star."""
+
+    def meant(match: re.Match[str]) -> str:
+        return {"%%": "%", "%x": name}.get(match[0], "*")
+
+    return re.sub(r"\*+", "*", re.sub(r"%%|%\d*[A-Za-z]", meant, pattern))
 
 
 def warning_lead(launch: Launch) -> timedelta:
@@ -140,6 +179,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
         f"--comment={comment(run.name, token)}",
         f"--chdir={workdir}",
         f"--output={output}",
+        *((f"--error={launch.error}",) if launch.error else ()),
         "--open-mode=append",
         f"--nodes={launch.nodes + launch.spare_nodes}",
         f"--signal=B:{launch.signal}@{lead}",
@@ -151,14 +191,13 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
         options.append("--no-kill")
     if launch.time:
         options.append(f"--time={format_slurm_time(launch.time)}")
-    for key in ("partition", "account", "qos", "constraint", "reservation", "mem"):
-        if getattr(launch, key) is not None:
-            options.append(f"--{key}={getattr(launch, key)}")
-    for key, option in (("tasks_per_node", "ntasks-per-node"), ("cpus_per_task", "cpus-per-task")):
+    for key, option in _PLAIN:
         if getattr(launch, key) is not None:
             options.append(f"--{option}={getattr(launch, key)}")
-    if launch.gpus_per_node is not None:
-        options.append(f"--gpus-per-node={launch.gpus_per_node}")
+    if launch.ntasks is not None and not launch.spare_nodes:  # (the spare nodes start none: srun is told the number)
+        options.append(f"--ntasks={launch.ntasks}")
+    if launch.exclusive:
+        options.append("--exclusive" if launch.exclusive is True else f"--exclusive={launch.exclusive}")
     if excluded := (*launch.exclude, *exclude):
         options.append(f"--exclude={','.join(excluded)}")
     return [*options, *launch.sbatch]
@@ -234,10 +273,14 @@ def train_command(launch: Launch, kind: str) -> list[str]:
         # sbatch's own numbers, which srun would take over, count the spare nodes too
         srun.append(f"--nodes={launch.nodes}")
         if not _has(launch.srun_options, *_TASKS):
-            srun.append(f"--ntasks={launch.nodes * (launch.tasks_per_node or 1)}")
+            srun.append(f"--ntasks={_ranks(launch)}")
     if launch.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
     return [*srun, *container, *words]
+
+
+def _ranks(launch: Launch) -> int:
+    return launch.ntasks or launch.nodes * (launch.tasks_per_node or 1)
 
 
 def _has(words: Sequence[str], *options: str) -> bool:
@@ -254,7 +297,7 @@ def _of_spares(launch: Launch, kind: str) -> list[str]:
     if words[0] == "srun" and _has(words, *_NODES):
         return []
     if words[0] == "srun" or not launch.srun:
-        how = f"--nodes={launch.nodes} --ntasks={launch.nodes * (launch.tasks_per_node or 1)}"
+        how = f"--nodes={launch.nodes} --ntasks={_ranks(launch)}"
         said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
         return [f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]
     return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -126,19 +127,21 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         why = f" ({switch.why})" if switch.why else ""
         raise Refused(
             f"the kill switch of {name} is up{by}{why}",
-            hint=f"talk to them, then: ftsupervise clear {run_dir.root}",
+            hint=f"talk to them, then: ftsupervise clear {_quoted(run_dir.root)}",
         )
     if switch.problem:
         raise Refused(
-            f"the kill switch of {name} cannot be trusted: {switch.problem}", hint=f"ls -la {run_dir.switches}"
+            f"the kill switch of {name} cannot be trusted: {switch.problem}", hint=f"ls -la {_quoted(run_dir.switches)}"
         )
     if run_dir.finished.exists():
-        raise Refused(f"{name} has finished already", hint=f"to train on: rm {run_dir.finished}, then launch again")
+        raise Refused(
+            f"{name} has finished already", hint=f"to train on: rm {_quoted(run_dir.finished)}, then launch again"
+        )
     if brake is not None:
         held = ", and the jobs that were held go on" if brake.held else ", then launch again"
         raise Refused(
             f"the brake of {name} is on: {brake.words()}",
-            hint=f"when that is mended: ftsupervise clear --brake {run_dir.root}{held}",
+            hint=f"when that is mended: ftsupervise clear --brake {_quoted(run_dir.root)}{held}",
         )
 
 
@@ -177,6 +180,7 @@ def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, .
             return (
                 f"that launch broke off after {max(links)} of {record.members} jobs; in a few minutes, for the rest: "
                 f"ftsupervise launch --after {links[max(links)]} --jobs {record.members - max(links)}"
+                + (f" {_quoted(Path(record.config))}" if record.config else "")
             )
     return ""
 
@@ -243,6 +247,7 @@ def submit(
         "chain": plan.chain,
         "members": plan.members,
         "after": plan.after,
+        "config": str(plan.config or ""),
         "comment": comment(plan.name, plan.token),
         "job_ids": [],
     }
@@ -323,7 +328,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             folder.rmdir()
             raise Refused(
                 f"{other.by} is launching {run_dir.root.name} at this moment",
-                hint="look in a minute: ftsupervise status",
+                hint=f"look in a minute: ftsupervise status {_quoted(run_dir.root)}",
             )
     return number, folder
 
@@ -342,6 +347,10 @@ def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
         _record_quietly(path, {**(read_json(path) or {}), "state": "submitted", "job_ids": list(ids)})
         return Launched(ids, record.number, run_dir, found_again=True)
     return None
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _user() -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.beats import read_beats
 from ftsupervise.brake import read_brake, still_held
 from ftsupervise.errors import Error, from_os_error
-from ftsupervise.ledger import ledger
+from ftsupervise.ledger import ledger, lives_here
 from ftsupervise.records import launches, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.switches import KILL, SAVE, read_switch
@@ -56,26 +56,65 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         os.listdir(rundir.switches)
         records = launches(rundir)
         attempts = ledger(rundir)
-        beats = read_beats(rundir)
+        beats = _of_the_last(read_beats(rundir), attempts)
     except OSError as error:
         raise from_os_error(error, f"read the run directory {rundir.root}") from None
     name = run_name(rundir)
     jobs: tuple[Job, ...] | None = ()
     blind = ""
-    if records:
+    last = attempts[-1] if attempts else None
+    if records or (last is not None and last.job_id):
         from ftsupervise.watch.belongs import jobs_of_run, own_job_ids, whose_run
 
-        jobs, blind = _queue(rundir, records[-1].kind, env)
+        jobs, blind = _queue(rundir, records[-1].kind if records else _kind_of(last), env)
         if jobs is not None:
-            jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records))
+            jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records), last)
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
     finished = rundir.finished.exists()
     verdict, why = _verdict(jobs, blind, attempts, switches[0], finished, launched=bool(records))
     if verdict == "WAITING" and why == HELD:
         why = f"{HELD}: {_how_to_let_go(rundir)}"
+    if verdict == "GONE" and not attempts:
+        why += f": read what they wrote: tail {_logs(rundir, name)}"
     if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
         verdict, why = "STOPPED", brake
     return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished)
+
+
+def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
+    """The beats of the newest attempt: an older one's lie there until its rank beats again, or for ever where there are
+    fewer ranks now. Beats that name no attempt count by their time."""
+    if not attempts:
+        return beats
+    last = attempts[-1]
+
+    def is_its(beat: Beat) -> bool:
+        named = beat.facts.get("attempt")
+        return named == str(last.number) if named else beat.at >= last.started
+
+    return tuple(beat for beat in beats if is_its(beat))
+
+
+def _kind_of(attempt: Attempt | None) -> str:
+    """The scheduler that its job id is of."""
+    return "local" if attempt is not None and attempt.job_id.startswith("local-") else "slurm"
+
+
+def _logs(rundir: RunDir, name: str) -> str:
+    """Where the jobs write, as a shell's pattern."""
+    import shlex
+
+    from ftsupervise.config import layers
+    from ftsupervise.launch.plan import starred
+
+    try:
+        document = layers.fill(layers.read_file(rundir.config), {})
+    except Error:
+        document = None
+    launch = document.value.get("launch") if document is not None and document.value else None
+    output = launch.get("output") if isinstance(launch, dict) else None
+    pattern = starred(output, name) if isinstance(output, str) else f"{rundir.logs}/*"
+    return "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
 
 
 def run_name(rundir: RunDir) -> str:
@@ -147,8 +186,8 @@ def _verdict(
     if waiting:
         held = waiting[0].state.value != "PENDING"
         return "WAITING", waiting[0].state.value if held else waiting[0].reason
-    if attempts and attempts[-1].host and not attempts[-1].ended and not attempts[-1].cause:
+    if attempts and lives_here(attempts[-1]):
         return "RUNNING", f"attempt {attempts[-1].number}, outside the queue"
     if launched and not attempts:
-        return "GONE", "no job of it is in the queue, and none has begun an attempt: read what they wrote to its logs"
+        return "GONE", "no job of it is in the queue, and none has begun an attempt"
     return ("GONE", "no job of it is in the queue") if attempts else ("NEW", "nothing was launched yet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -90,11 +91,11 @@ class Sandbox:
             made, owner = bool(record["made"]), str(record.get("owner", ""))
             return cls(root, Shape(**shape), int(record["port"]), made, owner)
         except FileNotFoundError:
-            raise NotFound(f"there is no sandbox in {root}", hint="ftsupervise sandbox up   makes one") from None
+            raise NotFound(f"there is no sandbox in {root}", hint=f"{_typed('up', root)}   makes one") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise NotFound(
                 f"{root}/sandbox.json is not whole: the sandbox is half made or damaged",
-                hint=f"ftsupervise sandbox down --dir {root}",
+                hint=_typed("down", root),
             ) from None
 
     @classmethod
@@ -222,7 +223,7 @@ class Sandbox:
 
     def _crash(self, node: str) -> None:
         if not self._slurmd(node):
-            raise NotFound(f"{node} is not running", hint=f"ftsupervise sandbox node {node} start")
+            raise NotFound(f"{node} is not running", hint=_typed(f"node {node} start", self.directory))
         left = processes.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
         _complain(left)
 
@@ -304,7 +305,7 @@ def _clear_leftovers(layout: Layout) -> bool:
     if old.alive:
         raise AlreadyRunning(
             f"a sandbox is up in {layout.root}",
-            hint=f"use it, or: ftsupervise sandbox down --dir {layout.root}",
+            hint=f"use it, or: {_typed('down', layout.root)}",
         )
     try:
         made = Sandbox.at(layout.root).made
@@ -333,3 +334,8 @@ def _complain(left: Sequence[Process]) -> None:
     if left:
         names = ", ".join(f"{p.name} (pid {p.pid})" for p in left)
         raise Error(f"could not end {names}", hint="a process in state D ends when its file system or device answers")
+
+
+def _typed(verb: str, root: Path) -> str:
+    """A command about the sandbox in ``root``, to be typed anywhere."""
+    return f"ftsupervise sandbox {verb} --dir {shlex.quote(str(root))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -144,6 +145,6 @@ def _standing(directory: Path | str | None, shape: dict[str, Any]) -> Sandbox | 
     if other:
         raise AlreadyRunning(
             f"the sandbox in {sandbox.directory} is up with other {', '.join(other)}",
-            hint=f"take it down first: ftsupervise sandbox down --dir {sandbox.directory}",
+            hint=f"take it down first: ftsupervise sandbox down --dir {shlex.quote(str(sandbox.directory))}",
         )
     return sandbox

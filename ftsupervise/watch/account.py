@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
-from ftsupervise.errors import Error
+from ftsupervise.errors import Error, about
 from ftsupervise.model import Alert, Finding, Health, Notice
 from ftsupervise.watch.looking import Queue
 from ftsupervise.watch.roster import Known, Roster
@@ -60,7 +60,7 @@ class Account:
 
     def complaints(self) -> list[str]:
         """What the watch itself could not do."""
-        return [*(f"{self.roster.label(i)}: {why}" for i, why in sorted(self.trouble.items())), *self.notes]
+        return [*(about(self.roster.label(i), why) for i, why in sorted(self.trouble.items())), *self.notes]
 
     def all_delivered(self) -> Delivered:
         return Delivered(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ftsupervise.host.files import read_bounded
-from ftsupervise.model import Job
+from ftsupervise.model import Attempt, Job
 from ftsupervise.records import LaunchRecord, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.parse import directives
@@ -42,12 +42,16 @@ def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
 
 
 def candidates(
-    name: str, launches: Iterable[LaunchRecord], queue_by_mark: Mapping[str, tuple[Job, ...]]
+    name: str,
+    launches: Iterable[LaunchRecord],
+    queue_by_mark: Mapping[str, tuple[Job, ...]],
+    attempt: Attempt | None = None,
 ) -> tuple[Job, ...]:
     """The few jobs of a large queue that ``jobs_of_run`` need be asked about, in the queue's order as far as it matters."""
     marks = [f"name {name}"]
     for record in launches:
         marks += [f"id {job_id}" for job_id in (*record.job_ids, record.after.partition("_")[0]) if job_id]
+    marks += [f"id {job_id}" for job_id in _of(attempt)]
     found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}
     return tuple(found.values())
 
@@ -70,13 +74,19 @@ class Whose(NamedTuple):
 
 
 def jobs_of_run(
-    name: str, launches: Iterable[LaunchRecord], queue: Iterable[Job], own: frozenset[str], whose: Whose
+    name: str,
+    launches: Iterable[LaunchRecord],
+    queue: Iterable[Job],
+    own: frozenset[str],
+    whose: Whose,
+    attempt: Attempt | None = None,
 ) -> tuple[Job, ...]:
-    """The run's live jobs among ``queue``. ``own``: ids of the watch's own job."""
+    """The run's live jobs among ``queue``. ``own``: ids of the watch's own job; ``attempt``: the run's newest, whose job is
+    the run's also where somebody wrapped ``ftsupervise run`` in a script of their own."""
     queue, launches = tuple(queue), tuple(launches)
     tokens = {record.token for record in launches}
     everything_known = bool(launches) and all(tokens)
-    submitted = {job_id for record in launches for job_id in record.job_ids} - own
+    submitted = {job_id for record in launches for job_id in record.job_ids}.union(_of(attempt)) - own
     attached = {record.after.partition("_")[0] for record in launches} - own - {""}
     watch_has_the_name = any(job.name == name and _is(job, own) for job in queue)
     mark = f"{_OURS}{name}:"
@@ -130,6 +140,10 @@ def _launched_from(rundir: RunDir, number: int) -> str:
             continue
         return directives(script).get("chdir", "")
     return ""
+
+
+def _of(attempt: Attempt | None) -> tuple[str, ...]:
+    return (attempt.job_id.partition("_")[0],) if attempt is not None and attempt.job_id else ()
 
 
 def _is(job: Job, own: frozenset[str]) -> bool:

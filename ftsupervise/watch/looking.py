@@ -5,6 +5,7 @@ A watchdog that breaks must not blind the others: its failure is a finding of it
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import SchedulerUnavailable
+from ftsupervise.ledger import newest
 from ftsupervise.model import Finding, Health, Job, Severity
 from ftsupervise.probe import Probe
 from ftsupervise.records import launches
@@ -78,19 +80,28 @@ def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
     )
 
 
+class Unanswered(str):
+    """Why settings could not be read, where the storage they lie on does not answer: nobody should touch it by hand."""
+
+
+HERE = "this directory"  # what a run is called that was not named
+
+
 def settings_finding(name: str, why: str, now: datetime) -> Finding:
     """Could the settings of a run that is to be watched be read? ``why`` not, "" if they could."""
+    typed = "ftsupervise config check" + ("" if name == HERE else f" {shlex.quote(name)}")
+    dead, once = isinstance(why, Unanswered), why.removeprefix(f"{name}: ")
     return Finding(
         run="",
         watchdog="watch",
         subject=f"settings of {name}",
         health=Health.BAD if why else Health.OK,
         severity=Severity.CRITICAL,
-        summary=f"the settings of {name} cannot be read: {why}" if why else f"the settings of {name} can be read",
+        summary=f"the settings of {name} cannot be read: {once}" if why else f"the settings of {name} can be read",
         at=now,
         meaning="This run is watched by the settings it had before, or not at all.",
-        look=f"ftsupervise config check {name}",
-        do="mend the file; the next tick reads it again",
+        look=f"squeue --me  (do not ls {name}: your shell would hang)" if dead else typed,
+        do="tell your storage people; nothing was changed" if dead else "mend the file; the next tick reads it again",
     )
 
 
@@ -117,8 +128,10 @@ def look_at(
     jobs = None
     if queue.jobs is not None:
         launched = launches(rundir)
-        few = candidates(run.name, launched, queue.by_mark)
-        jobs = jobs_of_run(run.name, launched, few, own, whose_run(rundir, launched)) if few else ()
+        attempt = newest(rundir)
+        few = candidates(run.name, launched, queue.by_mark, attempt)
+        whose = whose_run(rundir, launched) if few else None
+        jobs = () if whose is None else jobs_of_run(run.name, launched, few, own, whose, attempt)
     memory = read_memory(rundir)
     findings: list[Finding] = []
     for name in WATCHDOGS:
@@ -159,7 +172,7 @@ def _check(name: str, look: Look, settings: object) -> list[Finding]:
         summary=f"the {name} watchdog works",
         at=look.now,
         meaning="What it looks after is not being looked after.",
-        look=f"ftsupervise check {name} {look.rundir.root}",
+        look=f"ftsupervise check {name} {shlex.quote(str(look.rundir.root))}",
         do="report it with the lines below",
     )
     try:

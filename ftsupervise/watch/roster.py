@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.config.locate import CONFIG_NAME, find_run, state_dir
-from ftsupervise.errors import NotFound, from_os_error
+from ftsupervise.config.locate import CONFIG_NAME, state_dir
+from ftsupervise.config.named import settings_of
+from ftsupervise.errors import from_os_error
 from ftsupervise.probe.abandoned import private
 from ftsupervise.rundir import read_json, write_json
 
@@ -117,21 +118,6 @@ def load_settings(path: Path) -> Run:
     from ftsupervise.config.load import load
 
     return load(path)
-
-
-def settings_of(name: str | None) -> Path:
-    """The file with a run's settings: as launched if it was launched, else the one that is named."""
-    path = Path(name if name is not None else CONFIG_NAME)
-    if path.is_file():
-        return path
-    if name is not None and (path / CONFIG_NAME).is_file():
-        return path / CONFIG_NAME
-    rundir = find_run(name)
-    if not rundir.config.is_file():
-        raise NotFound(
-            f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
-        )
-    return rundir.config
 
 
 def listed() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from ftsupervise.watch import general, storage
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.account import Account, Told
 from ftsupervise.watch.general import KEEPS
-from ftsupervise.watch.looking import Queue
+from ftsupervise.watch.looking import Queue, Unanswered
 from ftsupervise.watch.roster import Roster
 from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Orders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
@@ -179,7 +179,7 @@ class _Party:
         account, known = self.account, self.account.roster.known.get(index)
         if doing in (FINDS, READS) and index not in account.settled:
             account.settled.add(index)
-            account.trouble[index] = f"its storage does not answer: could not {doing}: {why}"
+            account.trouble[index] = Unanswered(f"its storage does not answer: could not {doing}: {why}")
             if known is None:
                 account.hung.add(index)
             return
@@ -220,7 +220,7 @@ class _Party:
             else:
                 account.settled.add(index)
                 account.hung.add(index)
-                account.trouble[index] = f"its directory cannot be looked up: {why}"
+                account.trouble[index] = Unanswered(f"its directory cannot be looked up: {why}")
 
     def tell_in_general(self) -> None:
         """What is nobody's in particular. A state directory that hangs costs one bound."""

@@ -6,6 +6,7 @@ Before each step it says at which run it is, at what, and how long that may take
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -231,7 +232,7 @@ def _tell(seen: Seen, journal: Journal, now: datetime, *, beside: Sequence[Findi
             summary=event.summary,
             at=now,
             dedup=event.dedup,
-            look=f"ftsupervise status {seen.rundir.root}",
+            look=f"ftsupervise status {shlex.quote(str(seen.rundir.root))}",
             meaning=event.meaning,
         ):
             said.append(f"{event.kind.value}: {event.summary}")

@@ -112,9 +112,11 @@ def test_an_unreadable_run_directory_is_said_to_be_that(folder: Path) -> None:
 def as_nobody(folder: Path, *words: str) -> tuple[int, bool]:
     """The exit code, and whether one sentence said "Permission denied". In a forked child, because the interpreter itself
     may lie where another user cannot reach it."""
+    import ftsupervise.cli.config
     import ftsupervise.cli.launch
     import ftsupervise.cli.status
     import ftsupervise.cli.switches
+    import ftsupervise.config.named
     import ftsupervise.job.gate
     import ftsupervise.launch.submit
     import ftsupervise.report.status

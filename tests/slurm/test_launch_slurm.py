@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise.blame import Book, Trouble, prepare
 from ftsupervise.config.load import load
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.render import render
@@ -79,6 +81,23 @@ def test_the_script_of_every_example_is_accepted_by_bash_and_sbatch(
     assert "to start at" in done.stderr
 
 
+def test_the_keys_that_people_have_in_their_scripts_are_taken_by_slurm_and_the_run_starts(
+    desk: Desk, until: Until
+) -> None:
+    desk.settings(
+        "launch:\n  command: sh -c 'echo out; echo err >&2; echo $SLURM_NTASKS ranks'\n  jobs: 1\n  nodes: 2\n  ntasks: 3\n"
+        "  mem_per_cpu: 100M\n  exclusive: true\n  hint: nomultithread\n  gres: gpu:1\n"
+        "  output: out-%j.txt\n  error: err-%j.txt\n"
+    )
+    done = desk.type("launch")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"output +tail -f \S*out-\*\.txt \S*err-\*\.txt\n", done.stdout), done.stdout
+    until(lambda: list(desk.folder.glob("runs/*/attempts/*/end.json")), "the command to end")
+    (out,), (err,) = desk.folder.glob("out-*.txt"), desk.folder.glob("err-*.txt")
+    assert out.read_text().count("3 ranks") == 3
+    assert err.read_text().count("err\n") == 3
+
+
 def test_a_dry_run_prints_the_script_and_touches_nothing(desk: Desk) -> None:
     desk.settings('launch: {command: "sleep 60", time: "10m", nodes: 2, gpus_per_node: 8}\n')
     done = desk.type("launch", "--dry-run", env={"PATH": "/usr/bin:/bin"})
@@ -86,6 +105,53 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(desk: Desk) -> None:
     assert "#SBATCH --gpus-per-node=8" in done.stdout
     assert [path.name for path in desk.folder.iterdir()] == ["ftsupervise.yaml"]
     assert desk.queue() == []
+
+
+def test_a_dry_run_prints_the_very_options_that_a_launch_then_submits(desk: Desk) -> None:
+    nodes = desk.sandbox.run(["sinfo", "-h", "-N", "-o", "%N"]).split()
+    desk.settings(f"launch: {{command: sleep 60, jobs: 2, nodes: {len(set(nodes))}}}\n")
+    place = desk.folder / "runs" / desk.folder.name / "nodes"
+    prepare(place)
+    now = datetime.now(timezone.utc)  # node-2 has a past, and the partition has no node to spare
+    book = Book("test")
+    book.add(Trouble("node-2", "hardware", now, "x", f"{n}", n, evidence="Xid 79") for n in (1, 2))
+    assert book.write([place]) == ()
+    dry = desk.type("launch", "--dry-run")
+    assert "node-2 is not kept away from: too few nodes would be left" in dry.stderr, dry.stderr
+    assert "--exclude" not in dry.stdout
+    done = desk.type("launch")
+    assert done.returncode == 0, done.stderr
+    script = (desk.folder / "runs" / desk.folder.name / "launches/0001/train.sbatch").read_text()
+    token = re.compile(r"\b[0-9a-f]{12}\b")
+    assert token.sub("TOKEN", script) == token.sub("TOKEN", dry.stdout)
+
+
+def test_status_and_check_agree_about_a_job_that_somebody_wrapped_by_hand(desk: Desk, until: Until) -> None:
+    desk.settings("launch: {command: sleep 60}\nwatch: {hang: null, disk: null}\n")
+    command = f"exec {sys.executable} -m ftsupervise run -- sleep 600"
+    script = [
+        "sbatch",
+        "--parsable",
+        "-J",
+        "another-name",
+        "-D",
+        str(desk.folder),
+        "-o",
+        "/dev/null",
+        "--wrap",
+        command,
+    ]
+    job = desk.sandbox.run(script).strip()
+    try:
+        until(lambda: list(desk.folder.glob("runs/*/attempts/*/start.json")), "the attempt")
+        assert json.loads(desk.type("status", "--json").stdout)["verdict"] == "running"
+        assert f"RUNNING (job {job})" in desk.type("status").stdout
+        done = desk.type("check", "is-running")
+        assert f"job {job} is RUNNING" in done.stdout, done.stdout
+    finally:
+        desk.sandbox.run(["scancel", job])
+    until(lambda: "GONE" in desk.type("status").stdout, "the job to be gone")
+    assert desk.type("check", "is-running").returncode == 2
 
 
 def test_a_daisy_chain_is_chained_and_a_second_launch_is_refused(desk: Desk) -> None:

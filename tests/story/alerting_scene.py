@@ -7,11 +7,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
+
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.sample import disk
 from ftsupervise.alerts.tick import record
+from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts
+from ftsupervise.errors import Error
 from ftsupervise.model import Finding, Health, Notice
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer
@@ -66,3 +70,15 @@ def good(at: datetime = T0) -> Finding:
 def tick(journal: Journal, alerts: Alerts, now: datetime, *findings: Finding) -> tuple[tuple[Notice, ...], Delivered]:
     recorded = record(journal, findings, alerts, now, run_name=RUN)
     return recorded.notices, deliver([journal], alerts, now, jitter=lambda: 0.0)
+
+
+def type_in(*words: str) -> Result:
+    return CliRunner().invoke(ftsupervise, list(words))
+
+
+def alerts_cli(journal: Journal, *words: str) -> str:
+    result = type_in("alerts", *words, str(journal.directory.parent.parent))
+    if isinstance(result.exception, Error):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output

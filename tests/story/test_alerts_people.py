@@ -5,25 +5,37 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from ftsupervise.alerts import deadman
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.alerts.tick import record
-from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
 from ftsupervise.model import AlertState, Finding, Health, Reason, Severity
 from tests.neighbours.smtp import MailServer
-from tests.story.alerting_scene import RUN, T0, bad, good, journal_in, mailbox, minutes, secret, settings, tick
+from tests.story.alerting_scene import (
+    RUN,
+    T0,
+    alerts_cli,
+    bad,
+    good,
+    journal_in,
+    mailbox,
+    minutes,
+    secret,
+    settings,
+    tick,
+    type_in,
+)
 
 KEY = alert_id(bad())
 
@@ -40,18 +52,6 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return journal_in(tmp_path)
 
 
-def type_in(*words: str) -> Result:
-    return CliRunner().invoke(ftsupervise, list(words))
-
-
-def alerts_cli(journal: Journal, *words: str) -> str:
-    result = type_in("alerts", *words, str(journal.directory.parent.parent))
-    if isinstance(result.exception, Error):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_the_list_says_what_fires_since_when_and_who_was_told(mail: MailServer, journal: Journal) -> None:
     assert "no alerts so far" in alerts_cli(journal)
     tick(journal, settings([mailbox(mail)]), T0, bad())
@@ -65,10 +65,11 @@ def test_the_list_says_what_fires_since_when_and_who_was_told(mail: MailServer, 
 def test_the_list_for_programs_is_json(mail: MailServer, journal: Journal) -> None:
     tick(journal, settings([mailbox(mail)]), T0, bad())
     said = json.loads(alerts_cli(journal, "list", "--json"))
-    assert said["schema_version"] == 1 and said["alerts"][0]["state"] == "FIRING"
+    assert said["schema_version"] == 2 and said["alerts"][0]["state"] == "firing"
+    assert (said["alerts"][0]["finding"]["severity"], said["alerts"][0]["finding"]["health"]) == ("critical", "bad")
 
 
-@pytest.mark.parametrize("key", [KEY, KEY[:6], "disk", "disk: /scratch"])
+@pytest.mark.parametrize("key", [KEY, KEY[:6], KEY[:3], KEY[:3].upper(), "disk", "disk: /scratch"])
 def test_what_is_acknowledged_is_not_repeated_but_told_to_be_over(mail: MailServer, journal: Journal, key: str) -> None:
     alerts = settings([mailbox(mail)], repeat="1h", escalate_after="30m")
     tick(journal, alerts, T0, bad())
@@ -347,7 +348,6 @@ def test_notify_test_frees_what_a_clock_that_was_ahead_holds(
 
 
 def test_notify_test_leaves_quiet_hours_and_a_message_that_somebody_sends_alone(journal: Journal) -> None:
-    from dataclasses import replace
 
     from ftsupervise.alerts.outbox import Message, ReceiverState, State, free
 

@@ -189,6 +189,60 @@ def test_a_variable_inside_shell_code_is_the_shells() -> None:
     assert run.launch.setup == "export A=${B:-c}"
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("run_dir: ${SCRATCH}/runs/x", "/scratch/ada/runs/x"),
+        ("run_dir: /s/${WHO:-nobody}/${WHO:-x}", "/s/nobody/x"),
+        ("run_dir: /s/$$SCRATCH", "/s/$SCRATCH"),
+    ],
+)
+def test_a_variable_is_filled_in_wherever_it_stands(written: str, said: str) -> None:
+    run = loads(f"name: x\nlaunch: {{command: a}}\n{written}\n", environ={"SCRATCH": "/scratch/ada"})
+    assert str(run.run_dir) == said
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "run_dir: $SCRATCH/runs",
+        "launch: {command: a, output: /logs/$USER/%x.out}",
+        "launch: {command: [python, --out, $SCRATCH/x]}",
+        "launch: {command: a, env: {A: $SCRATCH}}",
+        "launch: {command: a, sbatch: [--export=A=$SCRATCH]}",
+        "watch: {disk: [{path: $SCRATCH}]}",
+        "watch: {exec: [{name: x, command: [check, $SCRATCH]}]}",
+        "alerts: {receivers: [{file: {path: $SCRATCH/messages}}]}",
+        "alerts: {receivers: [{slack: {token_file: $SCRATCH/token, channel: C0}}]}",
+        "cron: {directory: $SCRATCH/cron}",
+    ],
+)
+def test_a_variable_without_braces_is_never_silently_literal(written: str) -> None:
+    text = f"name: x\n{written}\n" + ("" if written.startswith("launch") else "launch: {command: a}\n")
+    with pytest.raises(ConfigError, match=r"not filled in; write \$\{\w+\}"):
+        loads(text, environ={"SCRATCH": "/scratch/ada", "USER": "ada"})
+
+
+def test_the_code_that_a_list_hands_to_a_shell_is_the_shells() -> None:
+    run = loads("name: x\nlaunch: {command: [bash, -lc, 'echo $A ${B}']}\n", environ={})
+    assert run.launch.command == ("bash", "-lc", "echo $A ${B}")
+
+
+def test_a_whole_variable_never_stands_for_the_file_of_a_secret() -> None:
+    with pytest.raises(ConfigError, match="may hold the secret itself") as caught:
+        text = "alerts: {receivers: [{slack: {token_file: '${TOKEN}', channel: C0}}]}\n"
+        loads(MINIMAL + text, environ={"TOKEN": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["output", "error"])
+def test_a_relative_file_of_the_jobs_starts_at_the_settings_file(key: str, tmp_path: Path) -> None:
+    folder = tmp_path / "100%"
+    run = loads(f"name: x\nlaunch: {{command: a, {key}: logs/%x-%j.out}}\n", folder / "ftsupervise.yaml")
+    assert getattr(run.launch, key) == f"{tmp_path}/100%%/logs/%x-%j.out"
+    assert getattr(loads(dump(run), Path("/elsewhere/run.yaml")).launch, key) == getattr(run.launch, key)
+
+
 def test_two_dollars_write_one() -> None:
     assert loads("name: x\nlaunch: {command: '$${TRAIN}'}\n", environ={}).launch.command == "${TRAIN}"
 

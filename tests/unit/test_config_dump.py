@@ -16,7 +16,9 @@ from ftsupervise.errors import ConfigError
 
 _fine = st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]).filter(lambda c: not control_character(c))
 _words = """yes no ~ null 0123 20:00:00 1e3 2026-01-01 ${HOME} $${HOME} <<  = #x ' " % @ | >- !!x *a &a {} [] \\ é"""
-_traps = st.sampled_from([*_words.split(), "${A b}", "- a", "a: b", "a #b", " a", "a ", "", "\u00a0"])
+_traps = st.sampled_from(
+    [*_words.split(), "${A b}", "$HOME", "x$$HOME/${HOME}/$", "- a", "a: b", "a #b", " a", "a ", "", "\u00a0"]
+)
 line = st.text(_fine, max_size=20) | _traps
 lines = st.lists(line | st.just("\tx") | st.just("  y"), max_size=5).map("\n".join) | st.sampled_from(
     ["\n", "a\n\n", "\n a"]
@@ -38,7 +40,7 @@ launches = st.builds(
     gpus_per_node=st.none() | st.just("h100:8") | st.integers(1, 16),
     mem=st.none() | st.sampled_from(["0", "500G"]),
     exclude=st.lists(st.sampled_from(["n1", "n[1-4,7]"]), max_size=2).map(tuple),
-    output=st.none() | line.filter(bool),
+    output=st.none() | line.map(lambda text: f"/{text}"),
     setup=st.none() | lines,
     container=st.none() | command,
     env=st.dictionaries(st.sampled_from(["A", "NO", "null", "y", "B_2"]), line, max_size=3),

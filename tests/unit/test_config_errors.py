@@ -64,7 +64,8 @@ def launch(line: str) -> str:
         ("env: {FTSUPERVISE_RUN: a}", "26: launch.env.FTSUPERVISE_RUN: this name belongs to"),
         ('setup: "a\\0b"', "10: launch.setup: control character U+0000"),
         ('output: "a\\nb"', "11: launch.output: a line break or tab; this setting is one line"),
-        ("template: x/${HOME}", "13: launch.template: ${VARIABLE} is filled in only where it is the whole value"),
+        ("template: x/${NO_SUCH}", "13: launch.template: ${NO_SUCH} is not set in the environment; export NO_SUCH"),
+        ("template: $HOME/x", "13: launch.template: $HOME is not filled in; write ${HOME}, or $$HOME for these char"),
         ("tmplate: x", "3: launch: unknown key 'tmplate'; did you mean 'template'?"),
         ("spare-nodes: 1", "3: launch: unknown key 'spare-nodes'; did you mean 'spare_nodes'?"),
         ("run_dir: x", "3: launch: unknown key 'run_dir'; it is known as run_dir"),
@@ -99,6 +100,70 @@ def test_an_sbatch_option_that_ftsupervise_sets_itself_is_refused_with_the_setti
 @pytest.mark.parametrize("option", ["--exclusive", "--mail-type=END", "--no-kill", "--gres=gpu:8", "--licenses=a@b:1"])
 def test_other_sbatch_options_pass(option: str) -> None:
     assert loads(f'{FINE}  sbatch: ["{option}"]').launch.sbatch == (option,)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("gpus_per_task: 1", 'write it as an option of sbatch: sbatch: ["--gpus-per-task=1"]'),
+        ("gpus-per-task: 1", 'write it as an option of sbatch: sbatch: ["--gpus-per-task=1"]'),
+        ("contiguous: true", 'sbatch: ["--contiguous"]'),
+        ("ntasks_per_node: 8", "for sbatch's --ntasks-per-node use launch.tasks_per_node instead"),
+        ("job_name: x", "for sbatch's --job-name use name instead"),
+        ("dependency: afterany:1", "use ftsupervise launch --after JOBID instead"),
+        ("mail_type: END", "ftsupervise sends the messages itself: name who is told in alerts.receivers"),
+        ("mail-user: ada@example.org", "name who is told in alerts.receivers, such as - email:"),
+        ("comment: x", "write nothing: ftsupervise finds its jobs by it"),
+    ],
+)
+def test_a_key_that_is_an_option_of_sbatch_says_what_to_write_instead(line: str, sentence: str) -> None:
+    said_now = launch(line)
+    assert sentence in said_now
+    assert "did you mean" not in said_now
+
+
+@pytest.mark.parametrize(
+    ("alerts", "sentence"),
+    [
+        ("watchdogs: {dsk: {hold: 1m}}", "alerts.watchdogs.dsk: no watchdog is called 'dsk'; did you mean 'disk'?"),
+        (
+            "routes: [{watchdog: [zzz], to: []}]",
+            "alerts.routes[0].watchdog: no watchdog is called 'zzz'; there are: is-r",
+        ),
+    ],
+)
+def test_a_rule_for_a_watchdog_that_nobody_knows_is_refused(alerts: str, sentence: str) -> None:
+    (found,) = said(f"name: x\nlaunch: {{command: a}}\nalerts: {{{alerts}}}\n")
+    assert sentence in found
+
+
+def test_rules_may_name_what_is_found_beside_the_watchdogs() -> None:
+    for name in ("is_running", "is-running", "storage", "slurm", "cron", "receiver", "exec"):
+        assert loads(f"{FINE}alerts: {{watchdogs: {{{name}: {{hold: 1m}}}}}}").alerts.watchdogs
+
+
+def test_the_same_at_the_top_of_the_file() -> None:
+    (sentence,) = said("name: x\nlaunch: {command: a}\nmail_user: ada@example.org\n")
+    assert "name who is told in alerts.receivers" in sentence
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("mem: 1G\n  mem_per_cpu: 1G", "launch.mem_per_cpu: mem and mem_per_cpu exclude each other"),
+        ("gpus_per_node: 8\n  gres: gpu:8", "launch.gres: gpus_per_node asks for the GPUs already"),
+        ("nodes: 4\n  ntasks: 2", "launch.ntasks: fewer ranks than nodes (4)"),
+        ("nodes: 2\n  tasks_per_node: 4\n  ntasks: 9", "more ranks than nodes and tasks_per_node have room for (8)"),
+        ("spare_nodes: 1\n  ntasks: 9", "launch.ntasks: with spare_nodes, write tasks_per_node"),
+        ("exclusive: true\n  sbatch: [--exclusive]", "launch.sbatch[0]: launch.exclusive says this already"),
+        ("exclusive: always", "launch.exclusive: expected"),
+        ("hint: nomultithreading", "launch.hint: expected"),
+        ("gres: 'gpu:8 --x'", "launch.gres: expected generic resources of each node"),
+        ("licenses: a b", "launch.licenses: expected licenses as sbatch --licenses takes them"),
+    ],
+)
+def test_what_sbatch_would_refuse_or_read_otherwise_is_refused_before(lines: str, sentence: str) -> None:
+    assert sentence in launch(lines)
 
 
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a\\nb", "é", "x" * 101, "a/b", "$(id)", "%j"])

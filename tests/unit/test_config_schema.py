@@ -49,7 +49,15 @@ launch:
      hang: {at_least: 20s, factor: 4, start: 1h, unknown: 20m}}
   requeue: true
   output: logs/%x-%A_%a.out
-  sbatch: [--exclusive, --mail-type=END]
+  error: logs/%x-%A_%a.err
+  ntasks: 128
+  gres: nvme:1
+  mem_per_cpu: null
+  mem_per_gpu: null
+  exclusive: user
+  hint: nomultithread
+  licenses: a@b:1
+  sbatch: [--contiguous, --mail-type=END]
   modules: [cuda/12.4]
   setup: |
     source .venv/bin/activate

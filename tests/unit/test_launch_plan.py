@@ -45,6 +45,38 @@ def test_the_default_is_an_array_of_ten_one_at_a_time() -> None:
     assert not any(option.startswith("--dependency") for option in options)
 
 
+def test_the_keys_that_people_have_in_their_scripts_reach_sbatch() -> None:
+    launch = {
+        "nodes": 2,
+        "ntasks": 3,
+        "gres": "gpu:h100:8,nvme:1",
+        "mem_per_cpu": "2G",
+        "exclusive": True,
+        "hint": "nomultithread",
+        "licenses": "ansys:2",
+        "error": "/logs/%x-%A_%a.err",
+    }
+    wanted = {
+        "--ntasks=3",
+        "--gres=gpu:h100:8,nvme:1",
+        "--mem-per-cpu=2G",
+        "--exclusive",
+        "--hint=nomultithread",
+        "--licenses=ansys:2",
+        "--error=/logs/%x-%A_%a.err",
+    }
+    assert wanted <= set(planned(launch).options)
+    assert "--exclusive=user" in planned({"exclusive": "user"}).options
+    assert "--mem-per-gpu=9G" in planned({"mem_per_gpu": "9G"}).options
+    assert not any(option.startswith(("--exclusive", "--error", "--ntasks")) for option in planned({}).options)
+
+
+def test_the_number_of_ranks_does_not_count_the_spare_nodes() -> None:
+    one = planned({"nodes": 2, "spare_nodes": 1, "tasks_per_node": 2, "ntasks": 3})
+    assert "--ntasks=3" in one.command and "--nodes=2" in one.command
+    assert "--ntasks=3" not in one.options
+
+
 def test_a_percent_sign_in_the_run_directory_is_not_a_pattern_of_sbatch() -> None:
     assert "--output=/scratch/runs/tr 11%%/logs/%x-%A_%a.out" in planned({}).options
 

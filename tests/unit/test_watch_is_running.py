@@ -123,7 +123,7 @@ def test_a_job_that_runs_beside_a_stuck_one_is_running(tmp_path: Path) -> None:
 def test_the_last_member_has_nobody_behind_it(tmp_path: Path) -> None:
     finding = look(tmp_path, job("88_10"))[1]
     assert finding.health is Health.BAD
-    assert finding.do == "ftsupervise launch --after 88"
+    assert finding.do == f"ftsupervise launch --after 88 {tmp_path}"
     assert look(tmp_path, job("88"), members=1)[1].health is Health.OK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,8 +44,8 @@ def _finding(look: Look, health: Health, summary: str, *, since: datetime | None
         at=look.now,
         value=value,
         meaning="Nothing trains. The members of the chain are kept, on hold, until somebody has looked.",
-        look=f"ftsupervise status {look.rundir.root}",
-        do=f"mend what failed, then: ftsupervise clear --brake {look.rundir.root}",
+        look=f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
+        do=f"mend what failed, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}",
         since=since,
     )
 

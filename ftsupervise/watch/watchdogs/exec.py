@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ftsupervise.errors import about
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir import ENV_RUN, ENV_RUN_DIR
@@ -61,7 +62,7 @@ def _check(look: Look, settings: Settings) -> Finding:
         subject=settings.name,
         health=health,
         severity=severity,
-        summary=f"{settings.name}: {said}",
+        summary=about(settings.name, said),
         at=look.now,
         look=shlex.join(settings.command),
         detail=rest[:2000],

@@ -6,6 +6,7 @@ A job that waits in the queue, is completing or suspended, or whose kill switch 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -191,7 +192,7 @@ def _hung(look: Look, signs: Signs, verdict: Verdict, job: Job | None, summary: 
         value=show_duration(verdict.age),
         limit=show_duration(verdict.bound),
         meaning="The job holds its nodes and trains nothing. A kill or save switch is not heard by a loop that stands still.",
-        look_at=f"ftsupervise check hang {look.rundir.root}; py-spy dump on a node of squeue -j {name}",
+        look_at=f"ftsupervise check hang {shlex.quote(str(look.rundir.root))}; py-spy dump on a node of squeue -j {name}",
         do=f"scancel {name}  (the next member of the chain goes on from the last checkpoint)",
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
         detail="\n".join([*stands, *_laggards(signs)]) + clock,
@@ -217,6 +218,6 @@ def _finding(look: Look, health: Health, summary: str, *, look_at: str = "", **m
         severity=Severity.CRITICAL,
         summary=summary,
         at=look.now,
-        look=look_at or f"ftsupervise check hang {look.rundir.root}",
+        look=look_at or f"ftsupervise check hang {shlex.quote(str(look.rundir.root))}",
         **more,
     )

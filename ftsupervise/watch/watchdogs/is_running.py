@@ -14,7 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ftsupervise.brake import read_brake
-from ftsupervise.model import Finding, Health, Job, JobState, Severity
+from ftsupervise.ledger import lives_here, newest
+from ftsupervise.model import Attempt, Finding, Health, Job, JobState, Severity
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.switches import KILL, SAVE, read_switch
 from ftsupervise.units import show_duration
@@ -89,6 +90,10 @@ class IsRunning:
         waiting = [job for job in jobs if job.state.waiting]
         if waiting:
             return _waiting(look, waiting, settings.pending_for)
+        attempt = _newest(look)
+        if attempt is not None and lives_here(attempt):
+            words = f"attempt {attempt.number} runs on this machine, outside the queue"
+            return _finding(look, "job", Health.OK, Severity.CRITICAL, words)
         return _finding(
             look,
             "job",
@@ -97,8 +102,15 @@ class IsRunning:
             "no job of this run is running or waiting",
             meaning="Nothing trains, and nothing will until somebody launches it again.",
             look_at=f"ftsupervise status {shlex.quote(str(look.rundir.root))}; squeue --me",
-            do="find out why it ended, then: ftsupervise launch",
+            do=f"find out why it ended, then: ftsupervise launch {shlex.quote(str(look.rundir.root))}",
         )
+
+
+def _newest(look: Look) -> Attempt | None:
+    try:
+        return newest(look.rundir)
+    except OSError:
+        return None
 
 
 def _over(look: Look) -> str:
@@ -210,7 +222,7 @@ def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
         f"job {running.id} is the last of its chain: nothing waits to take over",
         meaning="When this job ends, by its limit or by a fault, the run stands still.",
         look_at="squeue --me",
-        do=f"ftsupervise launch --after {running.base_id}",
+        do=f"ftsupervise launch --after {running.base_id} {shlex.quote(str(look.rundir.root))}",
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftsupervise.launch.plan import starred
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 from ftsupervise.watch.watchdogs import logtext
 
@@ -37,7 +38,8 @@ def pattern_of(look: Look, setting: Path | None) -> Path:
     output = look.run.launch.output
     if output is None:
         return look.rundir.logs / f"{_literally(look.run.name)}-*"
-    star = Path(re.sub(r"%\d*[A-Za-z]", "*", _literally(output).replace("%x", _literally(look.run.name))))
+    name = _literally(look.run.name)
+    star = Path(starred(_literally(output), name))
     return star if star.is_absolute() else look.rundir.root / star
 
 

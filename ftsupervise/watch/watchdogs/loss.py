@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -100,6 +101,6 @@ def _finding(look: Look, health: Health, severity: Severity, summary: str, **mor
         severity=severity,
         summary=summary,
         at=look.now,
-        look=f"ftsupervise check loss {look.rundir.root}",
+        look=f"ftsupervise check loss {shlex.quote(str(look.rundir.root))}",
         **more,  # type: ignore[arg-type]
     )

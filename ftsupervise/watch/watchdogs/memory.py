@@ -8,6 +8,7 @@ its beats. Where neither is there, it says so: the memory of the watch's own nod
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,6 +229,6 @@ def _finding(look: Look, subject: str, found: Level | None, summary: str, **more
         severity=Severity.CRITICAL if found is Level.CRITICAL else Severity.WARNING,
         summary=summary,
         at=look.now,
-        look=f"ftsupervise check memory {look.rundir.root}",
+        look=f"ftsupervise check memory {shlex.quote(str(look.rundir.root))}",
         **more,  # type: ignore[arg-type]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -120,6 +121,6 @@ def _finding(look: Look, health: Health, summary: str, **more: str) -> Finding:
         severity=Severity.WARNING,
         summary=summary,
         at=look.now,
-        look=f"ftsupervise status {look.run.name}",
+        look=f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
         **more,  # type: ignore[arg-type]
     )

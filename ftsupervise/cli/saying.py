@@ -1,0 +1,101 @@
+"""How the command line speaks: prose wraps by word on a terminal, a command to type stays whole; values as JSON have one form.
+
+What is written to a file or a pipe stays one line for each thing, so that ``grep`` finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import click
+
+RUN = "a directory, an ftsupervise.yaml, or a name"  # how a run is named, wherever one is
+_terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
+_ANSI = re.compile(r"\033\[[0-9;]*m")
+_COMMAND = re.compile(
+    r"(?:(?<=: )|(?<=  )|(?<=; )|^)"
+    r"(?=(?:ftsupervise|touch|tail|rm|ls|cat|chmod|chgrp|scancel|scontrol|squeue|sinfo|export|srun) )"
+)
+_LABEL = re.compile(r"\s*\S.*?\s{2,}(?=\S)")
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print ``text``; on a terminal its lines are wrapped to the width there."""
+    width = _terminals.get(2 if err else 1, 0)
+    click.echo("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, err=err)
+
+
+def wrapped(line: str, width: int) -> str:
+    """``line`` in lines of at most ``width`` columns, broken between words. A command to type, and a word that is longer,
+    stay whole."""
+    if _length(line) <= width:
+        return line
+    label = _LABEL.match(line)
+    left = len(line) - len(line.lstrip())
+    indent = _length(label[0]) if label and _length(label[0]) <= width // 3 else min(left + 2, width // 3)
+    at = next((match.start() for match in _COMMAND.finditer(line)), len(line))
+    pieces = re.findall(r"\s*\S+", line[:at])
+    if at < len(line):
+        pieces.append(re.search(r"\s*$", line[:at])[0] + line[at:])  # type: ignore[index]
+    rows = [""]
+    for piece in pieces:
+        if rows[-1].strip() and _length(rows[-1] + piece) > width:
+            rows.append(" " * indent + piece.lstrip())
+        else:
+            rows[-1] += piece
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def _length(text: str) -> int:
+    return len(_ANSI.sub("", text))
+
+
+def look_at_terminals() -> bool:
+    """Remember which outputs are terminals and how wide: what speaks later may be a child that writes into pipes. Is the
+    standard output one?"""
+    for fd in (1, 2):
+        try:
+            columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(fd).columns or 80
+            _terminals[fd] = max(40, columns) if os.isatty(fd) else 0
+        except (ValueError, OSError):
+            _terminals[fd] = 80 if os.isatty(fd) else 0
+    return bool(_terminals[1])
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 look", "2 looks"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def may_colour() -> bool:
+    """Not where the terminal cannot show colours, nor where the person wants none."""
+    return os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
+
+
+def plain(value: object) -> Any:
+    """A value of ours as JSON has it, in every ``--json``: words of ours in small letters, Slurm's states as Slurm writes them,
+    times in ISO 8601, durations in seconds."""
+    import dataclasses
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+    from enum import Enum
+
+    if isinstance(value, Enum):
+        return value.word if hasattr(value, "word") else value.value
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value.root) if hasattr(value, "root") else str(value)

@@ -1,0 +1,80 @@
+"""Which settings does a command mean? The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or the
+name it was launched under; ``locate.find_run`` has the directory they mean, this module the settings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ftsupervise.config.locate import CONFIG_NAME, find_run
+from ftsupervise.errors import NotFound
+from ftsupervise.rundir import ENV_RUN_DIR, RunDir
+
+
+def settings_of(name: str | None) -> Path:
+    """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
+    was launched. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound, ConfigError."""
+    own = os.environ.get(ENV_RUN_DIR)
+    if name is None and own and RunDir(own).config.is_file():
+        return RunDir(own).config
+    path = Path(name if name is not None else CONFIG_NAME)
+    if path.is_file():
+        return path
+    if name is not None and (path / CONFIG_NAME).is_file():
+        return path / CONFIG_NAME
+    rundir = find_run(name)
+    if not rundir.config.is_file():
+        raise NotFound(
+            f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
+        )
+    return rundir.config
+
+
+def launch_file(name: str | None) -> Path:
+    """The ftsupervise.yaml that a launch of ``name`` is to use: the one that is named or lies in the directory, else the one
+    from which the run was launched last.
+
+    A file is run with this account's rights, so the record that names it has to be ours. Raises NotFound, NotPermitted.
+    """
+    path = Path(name if name is not None else CONFIG_NAME)
+    launched = path.name == "run.yaml" and (path.parent / "switches").is_dir()
+    if path.is_file() and not launched:
+        return path
+    if (path / CONFIG_NAME).is_file():
+        return path / CONFIG_NAME
+    if name is None:
+        raise NotFound(
+            f"no run named, and no {CONFIG_NAME} in this directory",
+            hint="name the run: its directory, its ftsupervise.yaml, or the name it was launched under",
+        )
+    return _of_its_launch(find_run(str(path.parent) if launched else name))
+
+
+def _of_its_launch(rundir: RunDir) -> Path:
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.host import ownership
+    from ftsupervise.records import launches
+
+    name = rundir.root.name
+    try:
+        record = next((one for one in reversed(launches(rundir)) if one.config), None)
+        if record is not None:
+            page = rundir.launches / f"{record.number:04d}" / "launch.json"
+            for place in (page, page.parent, rundir.launches, rundir.root):
+                if reason := ownership.distrust(place.stat(), place):
+                    raise ownership.NotTrusted(
+                        f"{reason}, so the {CONFIG_NAME} that it names is not run", hint="name that file yourself"
+                    )
+    except OSError as error:
+        raise from_os_error(error, f"read the launches of {rundir.root}") from None
+    if record is None:
+        raise NotFound(
+            f"no launch of {name} says where its {CONFIG_NAME} is",
+            hint=f"name that file: ftsupervise launch {CONFIG_NAME}",
+        )
+    if not Path(record.config).is_file():
+        raise NotFound(
+            f"{name} was launched from {record.config}, which is not there any more", hint=f"name its {CONFIG_NAME}"
+        )
+    return Path(record.config)

@@ -1,0 +1,48 @@
+"""Settings on storage that does not answer: what people are told to type does not touch it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import HungMount
+
+pytestmark = pytest.mark.root
+
+
+def test_nobody_is_told_to_mend_a_file_on_dead_storage(hung_mount: HungMount, tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(
+        "name: good\nlaunch: {command: a}\nscheduler: local\nwatch: {hang: null, disk: null}\n"
+        f"alerts: {{receivers: [{{file: {{path: {tmp_path}/messages.txt}}}}]}}\n"
+    )
+    (tmp_path / "tmp").mkdir()
+    env = {**os.environ, "TMPDIR": f"{tmp_path}/tmp", "FTSUPERVISE_STATE_DIR": f"{tmp_path}/state"}
+    hung_mount.hang("statfs", "getattr", "readdir", "open")
+    dead = hung_mount.point / "ftsupervise.yaml"
+    argv = [sys.executable, "-m", "ftsupervise", "watch", "good.yaml", str(dead)]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    told = (tmp_path / "messages.txt").read_text()
+    assert f"the settings of {dead} cannot be read: its storage does not answer" in told
+    assert "tell your storage people; nothing was changed" in told
+    assert "mend the file" not in told and "config check" not in told
+    assert f"do not ls {dead}: your shell would hang" in told
+
+
+def test_a_broken_file_is_named_once_and_is_to_be_mended(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(
+        "name: good\nlaunch: {command: a}\nscheduler: local\nwatch: {hang: null, disk: null}\n"
+        f"alerts: {{receivers: [{{file: {{path: {tmp_path}/messages.txt}}}}]}}\n"
+    )
+    (tmp_path / "bad one").write_text("")
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": f"{tmp_path}/state"}
+    argv = [sys.executable, "-m", "ftsupervise", "watch", "good.yaml", "bad one"]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    told = (tmp_path / "messages.txt").read_text()
+    assert "bad one: bad one" not in done.stdout + done.stderr + told
+    assert "the settings of bad one cannot be read: the file is empty" in told
+    assert "ftsupervise config check 'bad one'" in told and "mend the file" in told

@@ -1,0 +1,196 @@
+"""A run is named by the same words everywhere: its directory, its ``ftsupervise.yaml``, its project's directory, its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ftsupervise.cli import ftsupervise
+from ftsupervise.errors import Error
+from ftsupervise.rundir import RunDir
+from ftsupervise.scheduler.local import Local
+
+SETTINGS = """\
+name: tr11
+scheduler: local
+launch: {command: sleep 600, jobs: 1, output: "out/%x-%j.txt"}
+watch: {hang: null, disk: null}
+alerts: {receivers: [{file: {path: messages.txt}}]}
+"""
+COMMANDS = [
+    ("status", "{}"),
+    ("status", "--json", "{}"),
+    ("save", "{}"),
+    ("clear", "{}"),
+    ("alerts", "{}"),
+    ("alerts", "--json", "{}"),
+    ("nodes", "{}"),
+    ("nodes", "--json", "{}"),
+    ("nodes", "trust", "--no-apply", "node-1", "{}"),
+    ("check", "is-running", "{}"),
+    ("watch", "--only", "is-running", "{}"),
+    ("config", "check", "{}"),
+    ("config", "show", "{}"),
+    ("notify", "preview", "{}"),
+    ("launch", "--dry-run", "{}"),
+]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A project whose run has been launched, and an environment that knows it by name."""
+    place = tmp_path_factory.mktemp("desk")
+    project = place / "my project"
+    project.mkdir()
+    (project / "ftsupervise.yaml").write_text(SETTINGS)
+    env = {"FTSUPERVISE_STATE_DIR": str(place / "state"), "HOME": str(place)}
+    done = typed(place, env, "launch", str(project))
+    assert done.returncode == 0, done.stderr
+    yield project, env
+    local = Local({**os.environ, **env})
+    for job in local.queue():
+        local.cancel(job.base_id)
+
+
+def typed(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ftsupervise", *words]
+    whole = {**os.environ, **env}
+    done = subprocess.run(argv, cwd=place, env=whole, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_takes_every_way_to_name_a_run(
+    launched: tuple[Path, dict[str, str]], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, env = launched
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(project.parent)
+    ways = [project / "ftsupervise.yaml", project, project / "runs/tr11", project / "runs/tr11/run.yaml", "tr11"]
+    for way in ways:
+        assert typed_here(*(word.format(way) for word in words)) == (0, ""), way
+    code, said = typed_here(*words[:-1], "nosuchrun")
+    assert code in (66, 3)
+    assert "no run called 'nosuchrun' here" in said
+    monkeypatch.chdir(project)
+    assert typed_here(*words[:-1]) == (0, ""), "with nothing said it is the run of this directory"
+
+
+def test_check_takes_a_run_without_the_word_all(launched: tuple[Path, dict[str, str]]) -> None:
+    project, env = launched
+    every, named = (
+        json.loads(typed(project.parent, env, "check", *words, "--json").stdout)
+        for words in (("all", "tr11"), ("tr11",))
+    )
+    assert named["run"] == "tr11"
+    assert {one["watchdog"] for one in named["findings"]} == {one["watchdog"] for one in every["findings"]}
+    unknown = typed(project.parent, env, "check", "dsik")
+    assert unknown.returncode == 3 and "no watchdog is called 'dsik'; did you mean 'disk'?" in unknown.stderr
+
+
+def typed_here(*words: str) -> tuple[int, str]:
+    """The exit code and the error, in this process, which has imported everything already."""
+    done = CliRunner().invoke(ftsupervise, list(words))
+    if isinstance(done.exception, Error):
+        return done.exception.exit_code, str(done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output if done.exit_code else ""
+
+
+def commands(group: click.Group, *above: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        found = group.get_command(ctx, name)
+        assert found is not None
+        yield (*above, name), found
+        if isinstance(found, click.Group):
+            yield from commands(found, *above, name)
+
+
+def test_every_argument_that_names_a_run_is_called_run_and_explained_in_the_same_words() -> None:
+    seen = 0
+    for words, command in commands(ftsupervise):
+        if words[0] == "cron":
+            continue
+        for argument in (p for p in command.params if isinstance(p, click.Argument)):
+            if argument.name in ("run", "runs", "config", "path"):
+                seen += 1
+                assert argument.make_metavar(click.Context(command)).strip(".") == "[RUN]", words
+                parent = ftsupervise.get_command(click.Context(ftsupervise), words[0])
+                texts = " ".join(f"{command.help} {parent.help if parent else ''}".split())
+                assert "a directory, an ftsupervise.yaml, or a name" in texts, words
+    assert seen > 15
+
+
+def test_help_fits_a_terminal_of_80_columns() -> None:
+    for words, command in commands(ftsupervise):
+        if words[0] == "cron":
+            continue
+        ctx = click.Context(command, info_name=" ".join(("ftsupervise", *words)), terminal_width=78)
+        long = [line for line in command.get_help(ctx).splitlines() if len(line) > 80]
+        assert not long, words
+
+
+def test_a_run_is_launched_again_by_its_name_from_anywhere_with_its_settings_as_they_are_now(
+    launched: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    project, env = launched
+    done = typed(tmp_path, env, "launch", "--dry-run", "tr11")
+    assert f'#SBATCH "--chdir={project}"\n' in done.stdout, done.stdout
+    (project / "ftsupervise.yaml").write_text(SETTINGS.replace("sleep 600", "sleep 601"))
+    try:
+        assert "sleep 601" in typed(tmp_path, env, "launch", "--dry-run", "tr11").stdout
+    finally:
+        (project / "ftsupervise.yaml").write_text(SETTINGS)
+
+
+@pytest.mark.root
+def test_a_run_directory_of_somebody_else_does_not_choose_what_is_launched(tmp_path: Path) -> None:
+    theirs = RunDir(tmp_path / "theirs")
+    for folder in (theirs.switches, theirs.launches / "0001"):
+        folder.mkdir(parents=True)
+    (tmp_path / "evil.yaml").write_text("name: theirs\nscheduler: local\nlaunch: {command: touch /tmp/pwned}\n")
+    record = {"state": "submitted", "token": "t", "config": str(tmp_path / "evil.yaml"), "job_ids": ["1"]}
+    (theirs.launches / "0001/launch.json").write_text(json.dumps(record))
+    for path in (theirs.launches / "0001/launch.json", theirs.launches / "0001", theirs.launches, theirs.root):
+        os.chown(path, 65534, 65534)
+    done = typed(tmp_path, {}, "launch", str(theirs.root))
+    assert done.returncode == 77
+    assert "belongs to nobody" in done.stderr and "name that file yourself" in done.stderr
+
+
+def test_of_several_runs_nothing_is_done_to_one_while_another_is_not_found(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "switches").mkdir(parents=True)
+    assert typed(tmp_path, {}, "save", "a", "b", "nosuchrun").returncode == 66
+    assert not list(tmp_path.glob("*/switches/*"))
+    done = typed(tmp_path, {}, "save", "a", "b")
+    assert done.returncode == 0
+    assert len(list(tmp_path.glob("*/switches/save-switch"))) == 2
+    refused = typed(tmp_path, {}, "kill", "a", "b", "--confirm", "a")
+    assert refused.returncode == 64 and "these runs are called a and b" in refused.stderr
+    found: Any = json.loads(typed(tmp_path, {}, "status", "--json", "a", "b").stdout)
+    assert [(one["name"], one["verdict"]) for one in found["runs"]] == [("a", "new"), ("b", "new")]
+
+
+def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: tuple[Path, dict[str, str]]) -> None:
+    project, env = launched
+    record = json.loads((project / "runs/tr11/launches/0001/launch.json").read_text())
+    assert record["config"] == str(project / "ftsupervise.yaml")
+    (project / "two").mkdir()
+    two = SETTINGS.replace("tr11", "two").replace("jobs: 1,", "jobs: 1, error: err-%j.txt,")
+    (project / "two/ftsupervise.yaml").write_text(two)
+    done = typed(project / "two", env, "launch")
+    assert "  output         tail -f out/two-*.txt\n" in done.stdout, done.stdout  # (on this machine there is one file)
+    typed(project / "two", env, "kill", "--yes")

@@ -1,0 +1,93 @@
+"""What ``status`` says: of the newest attempt, in agreement with ``check``, with the log that there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.beats import write_beat
+from ftsupervise.report.status import gather
+from ftsupervise.rundir import RunDir, write_json
+from ftsupervise.truth import Beat
+
+Until = Callable[..., Any]
+NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+SETTINGS = "name: wrapped\nscheduler: local\nlaunch: {command: sleep 600}\nwatch: {hang: null, disk: null}\n"
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "runs" / "wrapped")
+    for folder in (run.switches, run.beats, run.attempts, run.marks, run.watch, run.launches):
+        folder.mkdir(parents=True)
+    return run
+
+
+def attempt(rundir: RunDir, number: int, minutes: int, **end: object) -> None:
+    rundir.attempt(number).mkdir()
+    at = NOW + timedelta(minutes=minutes)
+    write_json(rundir.attempt(number) / "start.json", {"at": at.isoformat(), "host": "n", "job_id": ""})
+    if end:
+        write_json(rundir.attempt(number) / "end.json", {"at": at.isoformat(), "cause": "exit 1", **end})
+
+
+def beat(rundir: RunDir, rank: int, step: int, minutes: int, **facts: str) -> None:
+    write_beat(rundir, Beat(rank, step, "train", NOW + timedelta(minutes=minutes), 1, "n", facts))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_beats_of_an_older_attempt_do_not_count(rundir: RunDir, named: bool) -> None:
+    attempt(rundir, 1, 0, last_step=561)
+    attempt(rundir, 2, 10)
+    of = [{"attempt": "1"}, {"attempt": "2"}] if named else [{}, {}]
+    beat(rundir, 1, 561, 9, **of[0])  # a rank that attempt 2 does not have
+    beat(rundir, 0, 921, 12, **of[1])
+    seen = gather(rundir, NOW + timedelta(minutes=13), {})
+    assert seen.step == 921
+    assert [one.rank for one in seen.beats] == [0]
+
+
+def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ftsupervise", *words]
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state")}
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_path: Path, until: Until) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    argv = [sys.executable, "-m", "ftsupervise", "run", "--", "sleep", "600"]
+    by_hand = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: list(tmp_path.glob("runs/wrapped/attempts/*/start.json")), "the attempt")
+        found = json.loads(typed(tmp_path, "status", "--json").stdout)
+        assert (found["verdict"], found["why"]) == ("running", "attempt 1, outside the queue")
+        done = typed(tmp_path, "check", "is-running")
+        assert done.returncode == 0, done.stdout
+        assert "attempt 1 runs on this machine, outside the queue" in done.stdout
+    finally:
+        by_hand.kill()
+        by_hand.wait(60)
+    assert "no job of it is in the queue" in typed(tmp_path, "status").stdout
+    assert typed(tmp_path, "check", "is-running").returncode == 2
+
+
+def test_a_run_that_never_began_names_the_log_that_its_settings_name(rundir: RunDir) -> None:
+    (rundir.launches / "0001").mkdir()
+    record = {"state": "submitted", "token": "t", "scheduler": "local", "job_ids": ["local-1"]}
+    write_json(rundir.launches / "0001/launch.json", record)
+    rundir.config.write_text('name: wrapped\nlaunch:\n  output: "/logs of ada/%x-%A_%a.out"\n')
+    seen = gather(rundir, NOW, {"FTSUPERVISE_STATE_DIR": str(rundir.root / "state")})
+    assert seen.verdict == "GONE"
+    assert seen.why.endswith("read what they wrote: tail '/logs of ada/wrapped-'*_*.out")
+    rundir.config.write_text("name: wrapped\n")
+    seen = gather(rundir, NOW, {"FTSUPERVISE_STATE_DIR": str(rundir.root / "state")})
+    assert seen.why.endswith(f"tail {rundir.logs}/*")
