@@ -137,6 +137,8 @@ class Ring:
                     self._say_verdict(mine, verdict)
                 else:
                     placement = found
+            if verdict.move is Move.LEAVE:
+                self._make_way(mine, ended)
             self._write_down(mine, ended, verdict)
             if verdict.move is Move.STOP:
                 self._brake(mine, ended, verdict)
@@ -305,7 +307,13 @@ class Ring:
         enough = self.end is None or self.end - time.time() > 2 * self.options.care.health_timeout
         if verdict.move is not Move.STOP and enough:
             self.nodes.examine(FAILURE, log)
-        self.nodes.tell_the_chain(log)
+        if verdict.move is not Move.LEAVE:
+            self.nodes.tell_the_chain(log)
+
+    def _make_way(self, mine: ledger.Claim, ended: End) -> None:
+        """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
+        if not ended.told and ended.newer is None:
+            self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
 
     def _leave_unstarted(self, why: str) -> int:
         """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
@@ -317,6 +325,8 @@ class Ring:
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:
             verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
+        if verdict.move is Move.LEAVE:
+            self._make_way(mine, ended)
         tell(mine.folder / "run.log", ended.words)
         self._say_verdict(mine, verdict)
         self._write_down(mine, ended, verdict)

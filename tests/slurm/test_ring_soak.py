@@ -96,11 +96,10 @@ class Night:
         self.mend(node)
 
     def batch_host_dies(self) -> None:
-        """With it away and a bad node avoided there may be too few for the next member: it is back after a while."""
+        """With it the supervisor is gone, and no watch runs: nobody could give back a node that is excluded."""
         node = self.batch_host()
         self.here.sandbox.node(node, "crash")
-        time.sleep(20)
-        self.here.sandbox.node(node, "start")
+        self.mend(node)
 
     def mend(self, node: str) -> None:
         """The node is back once somebody else trains."""
