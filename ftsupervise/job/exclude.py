@@ -73,7 +73,7 @@ def apply(
         room = slurm.room().without(gone) if waiting and asked else Room(frozenset(), {})
         for job in waiting:
             try:
-                at_once = leaving and asked and not slurm.requeued(job.id)
+                at_once = leaving and asked and not slurm.requeued(job.base_id)
                 reserve = 0 if at_once else blame.reserve(job.nodes)
                 wanted = _wanted(job, nodes, room, left, ours.of(job), whole, reserve)
                 told = _tell(slurm, ours, job, wanted)
