@@ -62,6 +62,10 @@ def that_fit(
     left = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not kept away from: "
-        + (f"fewer than {needed} nodes would be left, with a reserve" if node.name in room.known else "Slurm knows no such node")
+        + (
+            f"fewer than {needed} nodes would be left, with a reserve"
+            if node.name in room.known
+            else "Slurm knows no such node"
+        )
         for node in left
     )
