@@ -52,7 +52,7 @@ def apply(
 
     Without ``whole`` that is not all that is known of them, and what is on a list stays there as long as a job can start with
     it. ``gone``: nodes that do not answer the one who asks, whatever Slurm says of them. ``leaving``: the next member is to
-    start now, so that no reserve is kept. Once the run has finished, no node is too bad for a member that has nothing to do there.
+    start now, so that no reserve is kept. Once the run has finished, no node is too bad for who has nothing to do there.
     """
     if rundir.has_finished():
         nodes, whole = (), True

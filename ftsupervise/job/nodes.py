@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import blame, procfs
 from ftsupervise.job import health, ledger
-from ftsupervise.job.cause import Failure, Kind
+from ftsupervise.job.cause import HARDWARE, Failure, Kind
 from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 START, FAILURE = "start", "failure"
 _DEAF = 600.0  # seconds after which one that has not answered is asked again
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
-_HARDWARE = re.compile(
-    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
-    re.M | re.I,
-)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
 
 
@@ -275,7 +271,7 @@ def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str,
     where = _ON.search(ended.words)
     if where is None:
         return []
-    hardware = _HARDWARE.search(output)
+    hardware = HARDWARE.search(output)
     if hardware:
         return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
     kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)

@@ -32,8 +32,8 @@ elif name == "squeue":
                  "k": "ftsupervise:x:t0", "u": "me"}}
         print(re.sub("%([a-zA-Z])", lambda m: facts[m[1]], form))
 elif words[:2] == ["show", "job"]:
-    for id, job in state["jobs"].items():
-        print(f"JobId={{id}} Requeue={{int(job.get('requeue', False))}} Restarts=0" if words[-1] == id.partition("_")[0] else "")
+    those = (job for id, job in state["jobs"].items() if id.partition("_")[0] == words[-1])
+    print("\\n".join(f"JobId={{words[-1]}} Requeue={{int(job.get('requeue', False))}} Restarts=0" for job in those))
 elif name == "scontrol":
     given = dict(word.split("=", 1) for word in words[1:])
     state["jobs"][given["JobId"]]["excluded"] = [one for one in given["ExcNodeList"].split(",") if one]
