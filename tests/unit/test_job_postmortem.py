@@ -60,8 +60,10 @@ from ftsupervise.job.pulse import Death
         ),
         (
             [
-                "slurmstepd-node-1: error: *** JOB 2 ON node-1 CANCELLED AT 2026-11-21T08:00:00 DUE TO NODE FAILURE, "
-                "SEE SLURMCTLD LOG FOR DETAILS ***"
+                (
+                    "slurmstepd-node-1: error: *** JOB 2 ON node-1 CANCELLED AT 2026-11-21T08:00:00 DUE TO NODE FAILURE, "
+                    "SEE SLURMCTLD LOG FOR DETAILS ***"
+                )
             ],
             "node failure",
         ),
@@ -79,22 +81,26 @@ from ftsupervise.job.pulse import Death
         ),
         (
             [
-                "[2026-11-21T08:00:00.123] error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TASK FAILURE ***",
+                "[2026-11-21T08:00:00] error: *** STEP 2.0 ON n0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TASK FAILURE ***",
                 "srun: error: node-1: task 5: Exited with exit code 7",
             ],
             "rank 5 on node-1 exit 7",
         ),
         (
             [
-                "[2026-11-21T08:00:00.123] error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 "
-                "DUE to SIGNAL Terminated ***"
+                (
+                    "[2026-11-21T08:00:00.123] error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 "
+                    "DUE to SIGNAL Terminated ***"
+                )
             ],
             "",
         ),
         (
             [
-                "[2026-09-14T17:14:38.784] error: Detected 1 oom_kill event in StepId=22035606.1. Some of the step tasks "
-                "have been OOM Killed.",
+                (
+                    "[2026-09-14T17:14:38.784] error: Detected 1 oom_kill event in StepId=22035606.1. Some of the step tasks "
+                    "have been OOM Killed."
+                ),
                 "srun: error: nid005475: tasks 0-2,5,7: Terminated",
             ],
             "out of memory (the kernel or Slurm killed a process)",
