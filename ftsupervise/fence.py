@@ -55,7 +55,7 @@ def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
     """
     fd = os.open(attempts, _DIRECTORY)
     try:
-        newest = max((int(name) for name in os.listdir(fd) if name.isdigit()), default=mine)
+        newest = max((int(name) for name in os.listdir(fd) if name.isascii() and name.isdigit()), default=mine)
     finally:
         os.close(fd)
     return newest if newest > mine else None
@@ -125,7 +125,7 @@ def move(source: Path, target: Path, desk: Path) -> bool:
 def last_desk(desks: Path) -> int:
     """The greatest number that has a desk or had one; 0 if there is none or nothing can be seen."""
     try:
-        return max((int(name) for name in os.listdir(desks) if name.isdigit()), default=0)
+        return max((int(name) for name in os.listdir(desks) if name.isascii() and name.isdigit()), default=0)
     except OSError:
         return 0
 
@@ -144,7 +144,7 @@ def seal(desks: Path, before: int, numbers: Iterable[int]) -> list[Path]:
     finally:
         os.close(fd)
     old = {number for number in numbers if number < before}
-    old |= {int(name) for name in there if name.isdigit() and int(name) < before}
+    old |= {int(name) for name in there if name.isascii() and name.isdigit() and int(name) < before}
     full: OSError | None = None
     for number in sorted(old):
         name = f"{number:04d}"

@@ -54,7 +54,11 @@ class Attempt(NamedTuple):
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
-    detail: str = ""  # the line of the output that says most
+    detail: str = ""  # the line of the output that says most; "no output"
+
+    def why(self) -> str:
+        """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
+        return f"{self.cause}: {self.detail}" if self.detail and self.detail not in self.cause else self.cause
 
 
 class Beat(NamedTuple):

@@ -121,9 +121,10 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     if attempt.ended is None and not attempt.cause:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
     cause = attempt.cause or "ended"
+    line = attempt.why().removeprefix(attempt.cause)  # last: it may be long
     if attempt.ended is None:
-        return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}"
-    return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}"
+        return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
+    return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"
 
 
 def _json(seen: list[Status]) -> str:

@@ -77,7 +77,7 @@ class Hang(Section):
     phases: dict[str, Span] = {}  # noqa: RUF012 - pydantic copies it
     """The same for single phases, by the name the guard gives them: {eval: 2h}."""
     at_most: Span = 4 * _H
-    """What is learned from the run's past never makes the bound longer than this (phases: twice this)."""
+    """Pauses learned from the run's past never make the bound longer than this, in training and in any other phase."""
     times: Annotated[float, Field(ge=2)] = 10.0
     """How many of the run's own step times without a step are a hang."""
     kill_within: Span = _H

@@ -120,6 +120,11 @@ class Allocation:
         self._steps = steps() if steps is not None else None
         return {**states, **dict.fromkeys(silent(), "silent*")}
 
+    @property
+    def last_silent(self) -> frozenset[str]:
+        """What ``silent()`` has said last; nobody is asked."""
+        return self._silent
+
     def silent(self) -> frozenset[str]:
         """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
         where = self._where()

@@ -339,7 +339,8 @@ class Running:
 
     def _end(self, code: int, began: float, seconds: float) -> End:
         rundir = self.options.rundir
-        output = self.output.since() if code else ""
+        said = self.output.since() if code else ""
+        output = said or ""
         death = postmortem.first_death(output)
         if code and self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
             agents = self.agents
@@ -364,7 +365,7 @@ class Running:
         return End(
             code=code,
             words=words,
-            failure=failure(code, words, asked=asked, death=death, output=output, oom=self.kills.more()),
+            failure=failure(code, words, asked=asked, death=death, output=output or said, oom=self.kills.more()),
             seconds=seconds,
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),

@@ -55,9 +55,20 @@ _ASKED = (
     "superseded",
 )
 
-_ERROR = re.compile(
-    r"^(?:\[?rank\s?\d+\]?:? ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::[ \t]*(.*))?$", re.M
+_RANK = r"(?:\[?rank\s?\d+\]?:? ?|\d+: ?)?"  # "[rank0]: " is PyTorch's, "0: " that of srun --label
+_ERROR = re.compile(rf"^{_RANK}((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::[ \t]*(.*))?$", re.M)
+# a GPU's or a node's own words for a fault of the hardware
+HARDWARE = re.compile(
+    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
+    re.M | re.I,
 )
+_UNNAMED = re.compile(rf"^{_RANK}Traceback \(most recent call last\):?\n(?:{_RANK}[ \t].*\n)+{_RANK}(\S.*)$", re.M)
+_FATAL = re.compile(r"^.*(?:^\s*what\(\): |\bFatal Python error: |\bterminate called |\bFATAL\b).*$", re.M)
+_SAYS_WHY = re.compile(
+    r"\b(?:\w*error|fatal|failed|failure|cannot|can't|not found|no such|denied|refused|invalid)\b", re.I
+)
+_NOT_ITS_OWN = re.compile(r"^(?:ftsupervise: |srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: |\s*$)")
+NO_OUTPUT = "no output"
 _SIGNS: tuple[tuple[Kind, str, re.Pattern[str]], ...] = (
     (Kind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
     (Kind.MEMORY, "GPU out of memory", re.compile(r"\bCUDA out of memory|OutOfMemoryError")),
@@ -104,13 +115,21 @@ def cause(
 
 
 def failure(
-    code: int, words: str, *, asked: bool, death: str = "", output: str = "", oom: bool = False
+    code: int, words: str, *, asked: bool, death: str = "", output: str | None = "", oom: bool = False
 ) -> Failure | None:
     """The failure in an end, None when it was none (done, or asked for).
 
     ``words`` is what ``cause`` said; ``asked``: we were told to leave or warned, so what follows is no failure; ``output``
-    the end of the command's output; ``oom``: the kernel killed one of the job's processes for its memory meanwhile.
+    the end of the command's output, None when it cannot be seen; ``oom``: the kernel killed one of the job's processes for
+    its memory meanwhile.
     """
+    found = _failure(code, words, asked=asked, death=death, output=output or "", oom=oom)
+    if found is None or found.kind in (Kind.HANG, Kind.GIVEN_UP, Kind.NUMBERS):
+        return found
+    return found._replace(detail=_deciding(found, output))
+
+
+def _failure(code: int, words: str, *, asked: bool, death: str, output: str, oom: bool) -> Failure | None:
     if words.startswith("hang"):
         return Failure(Kind.HANG, "hang", words.removeprefix("hang: "))
     if asked or code == 0 or words.startswith(_ASKED):
@@ -152,6 +171,25 @@ def _detail(output: str) -> str:
     start = output.find("Traceback (most recent call last)")
     found = _ERROR.search(output, start) if start >= 0 else None
     return f"{found[1]}{': ' + found[2] if found[2] else ''}"[:200] if found else ""
+
+
+def _deciding(found: Failure, output: str | None) -> str:
+    """The line that says most of why: the hardware's own, then what the failure is known by, then the exception, then the
+    last line that speaks of an error. Where a program has left with a code and said nothing at all, that."""
+    text = output or ""
+    if hardware := HARDWARE.search(text):
+        return hardware[0].strip()[:200]
+    if found.detail:
+        return found.detail
+    if (unnamed := _UNNAMED.search(text)) is not None:
+        return unnamed[1].strip()[:200]
+    if fatal := _FATAL.search(text):
+        return fatal[0].strip()[:200]
+    if found.kind is not Kind.CODE:
+        return ""
+    own = [line.strip() for line in text.splitlines() if not _NOT_ITS_OWN.match(line)]
+    said = next((line for line in reversed(own) if _SAYS_WHY.search(line)), own[-1] if own else "")
+    return said[:200] or (NO_OUTPUT if output is not None else "")
 
 
 def _line(output: str, at: int) -> str:

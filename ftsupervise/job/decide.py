@@ -6,6 +6,9 @@
 
 Progress is a place to resume from that lies further on than any before: the newest checkpoint the run told us of, else
 the first step of an attempt. A run that makes progress between its failures goes on for ever.
+
+A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
+step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
 _PATIENT = {Kind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps nobody knows has made progress when it lived for so long
+IDLE = "a run that is done says so: guard.finished(step), or a file marks/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, as long as nobody has seen one
 
@@ -76,6 +80,9 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
         return Verdict(Move.LEAVE, situation.asked)
     last = situation.attempts[-1]
     if not last.failure:
+        idle = idle_streak(situation.attempts)
+        if budgets.same_failure and len(idle) >= budgets.same_failure:
+            return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
         return Verdict(Move.LEAVE, "the command has ended by itself")
     if last.kind == Kind.GIVEN_UP.value:
         return _stop("it says itself that starting it again is no use", 1, [last])
@@ -113,9 +120,22 @@ def same_failure(one: str, other: str) -> bool:
     return plain == other_plain and not (name and other_name)
 
 
-def _stop(why: str, times: int, alike: Sequence[Attempt]) -> Verdict:
+def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts at the end of the ledger that left with 0 and had done nothing: no step, no checkpoint, and not so long a
+    life that they may have trained without telling. Those that were never started, and those that somebody stopped, count
+    neither way."""
+    streak: list[Attempt] = []
+    for one in reversed(attempts):
+        if one.failure or one.last_step is not None or one.saved is not None or _lived(one) >= _LIVED:
+            break
+        if one.cause == "exit 0":
+            streak.append(one)
+    return streak[::-1]
+
+
+def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> Verdict:
     fullest = max((one.failure for one in alike), key=len)
-    detail = next((one.detail for one in reversed(alike) if one.detail), "")
+    detail = detail or next((one.detail for one in reversed(alike) if one.detail), "")
     return Verdict(Move.STOP, why, times=times, failure=fullest, detail=detail)
 
 
@@ -154,8 +174,11 @@ def _place(one: Attempt) -> int | None:
 def _moved(one: Attempt, place: int | None, best: int | None) -> bool:
     if place is not None:
         return best is None or place > best
-    lived = (one.ended - one.started).total_seconds() if one.ended else 0.0
-    return one.last_step is None and lived >= _LIVED
+    return one.last_step is None and _lived(one) >= _LIVED
+
+
+def _lived(one: Attempt) -> float:
+    return (one.ended - one.started).total_seconds() if one.ended else 0.0
 
 
 def _times(count: int) -> str:

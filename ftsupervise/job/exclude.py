@@ -1,6 +1,11 @@
 """Keep the members that wait away from the nodes that are to be avoided: Slurm's ExcNodeList of each, and only our part of it.
 
 What the person put there with ``--exclude`` stays. What we put there is taken back when the node's past has faded.
+
+Slurm knows no exclusion that ends by itself, and a member that waits for a node that never comes back waits for ever. So a node
+is excluded for its past only while enough others are up, and a reserve besides (``blame.reserve``) for those that go while
+nobody looks: a batch host dies with the supervisor that could give a node back. Only a supervisor that leaves uses the reserve
+up, for the member that is to start in its place; that one gives back what is too much as soon as it runs.
 """
 
 from __future__ import annotations
@@ -34,12 +39,20 @@ class Applied(NamedTuple):
 
 
 def apply(
-    rundir: RunDir, env: Mapping[str, str], nodes: Sequence[blame.Node], comment: str = "", *, whole: bool
+    rundir: RunDir,
+    env: Mapping[str, str],
+    nodes: Sequence[blame.Node],
+    comment: str = "",
+    *,
+    whole: bool,
+    gone: frozenset[str] = frozenset(),
+    leaving: bool = False,
 ) -> Applied:
     """Bring the lists of all waiting jobs of the run up to date with ``nodes``, as judged. Never raises.
 
-    Without ``whole`` that is not all that is known of them, and nothing is taken off a list. Once the run has finished, no
-    node is too bad for who has nothing to do there.
+    Without ``whole`` that is not all that is known of them, and what is on a list stays there as long as a job can start with
+    it. ``gone``: nodes that do not answer the one who asks, whatever Slurm says of them. ``leaving``: the next member is to
+    start now, so that no reserve is kept. Once the run has finished, no node is too bad for who has nothing to do there.
     """
     if rundir.has_finished():
         nodes, whole = (), True
@@ -55,11 +68,14 @@ def apply(
         slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(records, env)
         everyone = slurm.waiting(people(rundir))
         waiting = [one for one in everyone if one.base_id in mine or (comment and one.comment.startswith(comment))]
-        room = slurm.room() if waiting and any(node.avoided for node in nodes) else Room(frozenset(), {})
         ours = Ours(rundir, waiting)
+        asked = any(node.avoided for node in nodes) or any(ours.of(job) for job in waiting)
+        room = slurm.room().without(gone) if waiting and asked else Room(frozenset(), {})
         for job in waiting:
             try:
-                wanted = _wanted(job, nodes, room, left, ours.of(job), whole)
+                at_once = leaving and asked and not slurm.requeued(job.base_id)
+                reserve = 0 if at_once else blame.reserve(job.nodes)
+                wanted = _wanted(job, nodes, room, left, ours.of(job), whole, reserve)
                 told = _tell(slurm, ours, job, wanted)
             except SchedulerUnavailable:
                 raise
@@ -91,18 +107,27 @@ def _tell(slurm: Exclusions, ours: Ours, job: Waiting, wanted: list[str]) -> lis
 
 
 def _wanted(
-    job: Waiting, nodes: Sequence[blame.Node], room: Room, left: dict[str, None], ours: frozenset[str], whole: bool
+    job: Waiting,
+    nodes: Sequence[blame.Node],
+    room: Room,
+    left: dict[str, None],
+    ours: frozenset[str],
+    whole: bool,
+    reserve: int,
 ) -> list[str]:
     """The nodes that one job is to be kept away from. What cannot be is added to ``left``."""
     theirs = [node for node in job.excluded if node not in ours]
-    stays = [] if whole else [node for node in job.excluded if node in ours]
+    before = [] if whole else [node for node in job.excluded if node in ours]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
     strange = [node.name for node in nodes if node.state == "by hand" and node.name not in room.known]
     left.update((f"{node}: Slurm knows no such node", None) for node in strange)
-    bad = [node.name for node in nodes if node.state == "excluded" and node.name not in (*theirs, *stays)]
-    chosen = fitting(bad, [*theirs, *stays, *by_hand], job.nodes, job.partitions, room, job.features)
-    left.update((f"{node}: too few nodes would be left for job {job.id}", None) for node in bad if node not in chosen)
-    return list(dict.fromkeys([*theirs, *stays, *by_hand, *chosen]))
+    bad = [*before, *(node.name for node in nodes if node.state == "excluded")]
+    bad = [node for node in dict.fromkeys(bad) if node not in (*theirs, *by_hand)]
+    chosen = fitting(bad, [*theirs, *by_hand], job.nodes + reserve, job.partitions, room, job.features)
+    needs = f"it needs {job.nodes}" + (f", and {reserve} in reserve" if reserve else "")
+    few = f"too few nodes would be left for job {job.id} ({needs})"
+    left.update((f"{node}: {few}", None) for node in bad if node not in chosen)
+    return list(dict.fromkeys([*theirs, *by_hand, *chosen]))
 
 
 class Ours:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import blame, procfs
 from ftsupervise.job import health, ledger
-from ftsupervise.job.cause import Failure, Kind
+from ftsupervise.job.cause import HARDWARE, Failure, Kind
 from ftsupervise.job.placement import Placement, place, text_of, wanted
 from ftsupervise.job.postmortem import blamed
 from ftsupervise.job.voice import tell
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 START, FAILURE = "start", "failure"
 _DEAF = 600.0  # seconds after which one that has not answered is asked again
 _ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
-_HARDWARE = re.compile(
-    r"^.*(?:\bXid\b|uncorrectable (?:NVLink |double.bit )?ECC|fallen off the bus|Uncorrectable hardware|\bDBE\b).*$",
-    re.M | re.I,
-)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
 
 
@@ -68,7 +64,8 @@ class Nodes:
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
         self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
-        self._told: frozenset[str] = frozenset()  # the nodes that those who wait were last kept away from
+        # the nodes that those who wait were last to be kept away from; whether we were leaving; which did not answer us then
+        self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
         # or somebody before us kept them away from some, and that may be over
         self._owed = blame.any_applied(options.rundir.nodes)
         self.text = text_of(options.command) if allocation.job else ""
@@ -98,8 +95,12 @@ class Nodes:
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided and that the next member will not get."""
+        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.avoid(node))
+
+    def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``nodes`` that are to be avoided."""
         bad = {node.name for node in self.judged if node.avoided}
-        return tuple(node for node in nodes if node in bad and self.applied and self.applied.avoid(node))
+        return tuple(node for node in nodes if node in bad)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
@@ -123,14 +124,17 @@ class Nodes:
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: the next member takes over"
-        if self.better_next(found.nodes):
+        here = self._bad(found.nodes)
+        if here:
             self._owed = True  # since they were told last they may have gone
-            self.tell_the_chain(None)
+            self.tell_the_chain(None, leaving=True)
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
         if gone and ended.failure is not None and ended.failure.kind is Kind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
+        if here:
+            self.tell_the_chain(None)  # we stay after all
         return found
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
@@ -205,15 +209,25 @@ class Nodes:
             tell(log, f"health command on {on}: {words}")
         self._note(found, log)
 
-    def tell_the_chain(self, log: Path | None) -> None:
-        """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed."""
+    def tell_the_chain(self, log: Path | None, *, leaving: bool = False) -> None:
+        """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed.
+
+        ``leaving``: one of them is to start now, in our place.
+        """
         wanted = frozenset(node.name for node in self.judged if node.avoided)
-        if not self.job or not self.env.get("SLURM_JOB_ID") or (wanted == self._told and not self._owed):
+        if not self.job or not self.env.get("SLURM_JOB_ID"):
+            return
+        gone = self.allocation.last_silent
+        if (wanted, leaving, gone) == self._told and not self._owed:
+            return
+        if not wanted and not self._told[0] and not self._owed:
             return
         from ftsupervise.job import exclude  # a job that goes well never needs it
 
         comment = f"ftsupervise:{self.options.name}:"
-        self.applied = exclude.apply(self.options.rundir, self.env, self.judged, comment, whole=self.whole)
+        self.applied = exclude.apply(
+            self.options.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
+        )
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)
         self._owed = bool(self.applied.problem)
@@ -223,7 +237,7 @@ class Nodes:
                 f"those who wait may be kept away from other nodes than they should: {self.applied.problem}; "
                 "after the next attempt again",
             )
-        self._told = wanted
+        self._told = wanted, leaving, gone
 
     def let_go(self, log: Path | None) -> None:
         """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
@@ -257,7 +271,7 @@ def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str,
     where = _ON.search(ended.words)
     if where is None:
         return []
-    hardware = _HARDWARE.search(output)
+    hardware = HARDWARE.search(output)
     if hardware:
         return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
     kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)

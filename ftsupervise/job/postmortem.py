@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftsupervise.job.cause import NO_STEP, signal_name
 from ftsupervise.job.pulse import Death
+from ftsupervise.printable import printable, printable_lines
 from ftsupervise.rundir import read_json
 
 _TASK = re.compile(
@@ -25,10 +26,14 @@ _TASK = re.compile(
 _NODE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.M)
 _LAUNCH = re.compile(r"^srun: error: Task launch for StepId=\S+ failed on node (?P<node>[^\s:]+)", re.M)
 _REFUSED = re.compile(r"^srun: error: Unable to create step for job \S+: (?P<why>.+)$", re.M)
-_OOM = re.compile(r"^slurmstepd: error: Detected \d+ oom[-_]kill event", re.M)
+# slurmstepd's own lines begin so; "slurmstepd-node-0: " where several slurmds share a host; since 26.05, and with a log format
+# of the site's, only the time; or nothing at all
+_STEPD = r"(?:slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] )?error: "
+_OOM = re.compile(rf"^{_STEPD}Detected \d+ oom[-_]kill event", re.M)
 _DUE_TO = re.compile(
-    r"^slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)", re.M
+    rf"^{_STEPD}\*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE (?:TO|to) ([A-Z][A-Za-z0-9 ]+?)(?:,| \*\*\*)", re.M
 )
+_NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # of the first one the task's own line tells; the second one is scancel's
 # torchrun's agent exits with 1 whatever happened; this block says what did
 _TORCHRUN = re.compile(
     r"Root Cause \(first observed failure\):.{0,100}?\btime\s*: (?P<time>\S+).{0,400}?\bhost\s*: (?P<host>\S+)"
@@ -48,14 +53,15 @@ _SIGNALS = {
 }
 _EXIT = re.compile(r" exit \d+$")
 _CRASHES = ("Segmentation fault", "Bus error", "Floating point exception", "Illegal instruction")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _READ = 256_000  # bytes looked at: the messages stand near the end
 
 
 def first_death(output: str) -> str:
     """The cause that Slurm's lines in ``output`` tell, "" if none does: "rank 1 on node-1 killed by SIGKILL"."""
-    due = _DUE_TO.search(output)
-    if due:
-        return due[1].lower()
+    for due in _DUE_TO.finditer(output):
+        if not due[1].startswith(_NO_CAUSE):
+            return due[1].lower()
     if node := _NODE.search(output):
         return f"node failure on {node['node']}"
     if node := _LAUNCH.search(output):
@@ -138,7 +144,7 @@ def root_error(path: Path) -> str:
         return ""
     if isinstance(said, dict):
         said = said.get("message")
-    return str(said).strip().partition("\n")[0][:500] if said else ""
+    return printable(str(said).strip().partition("\n")[0], 500) if said else ""
 
 
 def stopped(path: Path) -> str:
@@ -147,7 +153,7 @@ def stopped(path: Path) -> str:
         record = read_json(path, limit=64_000)
     except (OSError, ValueError):
         return ""
-    return str(record.get("cause", "")) if record else ""
+    return printable(str(record.get("cause", "")), 200) if record else ""
 
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
@@ -160,6 +166,13 @@ def ends_with_a_rank(command: tuple[str, ...]) -> bool:
 def may_end_with_a_rank(command: tuple[str, ...]) -> bool:
     """Nobody has asked srun to go on without a rank that failed."""
     return not any(word in ("-K0", "--kill-on-bad-exit=0") for word in command)
+
+
+def plain(data: bytes) -> str:
+    """A job's output as lines that can be searched and printed: without colours and other escape sequences, each state of a
+    progress bar on a line of its own, and ``?`` for what else cannot be seen."""
+    text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
+    return printable_lines(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 class Output:
@@ -179,31 +192,35 @@ class Output:
         size = self._size()
         if size is None or self._read is None or size <= self._read:
             return ""
-        data = self._rest + self._bytes(max(self._read, size - _READ), size)
+        data = self._rest + (self._bytes(max(self._read, size - _READ), size) or b"")
         self._read = size
         whole, _, self._rest = data.rpartition(b"\n")
         if b"srun: error: " not in whole:
             return ""
-        death = first_death(whole.decode("utf-8", "replace"))
+        death = first_death(plain(whole))
         return "" if death.endswith("ended by SIGTERM") else death  # told to leave: it may be about to save
 
-    def since(self) -> str:
-        """What was written since, the last part of it; "" when it goes to a terminal or a pipe, or cannot be read."""
+    def since(self) -> str | None:
+        """What was written since, the last part of it, as plain lines; None when it goes to a terminal or a pipe, or cannot be
+        read."""
         size = self._size()
-        if size is None or self._start is None or size <= self._start:
+        if size is None or self._start is None:
+            return None
+        if size <= self._start:
             return ""
-        return self._bytes(max(self._start, size - _READ), size).decode("utf-8", "replace")
+        data = self._bytes(max(self._start, size - _READ), size)
+        return None if data is None else plain(data)
 
-    def _bytes(self, begin: int, end: int) -> bytes:
+    def _bytes(self, begin: int, end: int) -> bytes | None:
         try:
             # opened anew: ours was opened for writing only
             reader = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return b""
+            return None
         try:
             return os.pread(reader, end - begin, begin)
         except OSError:
-            return b""
+            return None
         finally:
             os.close(reader)
 

@@ -137,6 +137,8 @@ class Ring:
                     self._say_verdict(mine, verdict)
                 else:
                     placement = found
+            if verdict.move is Move.LEAVE:
+                self._make_way(mine, ended, verdict)
             self._write_down(mine, ended, verdict)
             if verdict.move is Move.STOP:
                 self._brake(mine, ended, verdict)
@@ -211,7 +213,7 @@ class Ring:
             failure = Failure(Kind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
             ended = replace(ended, failure=failure, words=f"node failure ({how}): {ended.words}")
         if ended.failure is not None:
-            self.nodes.after(mine, ended, lost, one.output.since())
+            self.nodes.after(mine, ended, lost, one.output.since() or "")
         return mine, ended
 
     def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
@@ -257,8 +259,7 @@ class Ring:
     def _judge(self, mine: ledger.Claim, ended: End) -> Verdict:
         attempts = [*self._counted(mine.number), ledger.as_attempt(mine, ended, _now())]
         left = None if self.end is None else self.end - time.time()
-        asked = self._why_not(mine, ended)
-        return decide(Situation(attempts, self.restarts, asked, left), self.options.budgets)
+        return decide(Situation(attempts, self.restarts, self._why_not(mine, ended), left), self.options.budgets)
 
     def _counted(self, before: int) -> list[Attempt]:
         """The ledger since the brake was last released. Without an end on record one was lost, unless it was told to go."""
@@ -305,7 +306,13 @@ class Ring:
         enough = self.end is None or self.end - time.time() > 2 * self.options.care.health_timeout
         if verdict.move is not Move.STOP and enough:
             self.nodes.examine(FAILURE, log)
-        self.nodes.tell_the_chain(log)
+        if verdict.move is not Move.LEAVE:
+            self.nodes.tell_the_chain(log)
+
+    def _make_way(self, mine: ledger.Claim, ended: End, _: Verdict) -> None:
+        """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
+        if not ended.told and ended.newer is None:
+            self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
 
     def _leave_unstarted(self, why: str) -> int:
         """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
@@ -320,8 +327,7 @@ class Ring:
         tell(mine.folder / "run.log", ended.words)
         self._say_verdict(mine, verdict)
         self._write_down(mine, ended, verdict)
-        if verdict.move is Move.STOP:
-            self._brake(mine, ended, verdict)
+        (self._brake if verdict.move is Move.STOP else self._make_way)(mine, ended, verdict)
         return ended.code
 
     # -------------------------------------------------------------------------------------------------------- waiting

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ftsupervise.printable import printable
 from ftsupervise.rundir import WARNING, write_whole
 from ftsupervise.sharing import as_page
 
 
 def tell(log: Path | None, text: str) -> None:
+    """One line, whatever is in ``text``: much of it is a job's, a health command's or Slurm's."""
+    text = printable(text)
     try:
         print(f"ftsupervise: {text}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):

@@ -56,11 +56,16 @@ def that_fit(
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
     needed = launch.nodes + launch.spare_nodes
+    needed += blame.reserve(needed)
     fit = fitting(bad, [*theirs, *by_hand], needed, partitions, room, launch.constraint or "")
     chosen = {*by_hand, *fit}
     left = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not kept away from: "
-        + ("too few nodes would be left" if node.name in room.known else "Slurm knows no such node")
+        + (
+            f"fewer than {needed} nodes would be left, with a reserve"
+            if node.name in room.known
+            else "Slurm knows no such node"
+        )
         for node in left
     )

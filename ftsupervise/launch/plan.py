@@ -257,7 +257,8 @@ def hang_words(hang: HangSettings | None) -> list[str]:
 
 def train_command(launch: Launch, kind: str) -> list[str]:
     """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
-    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along)."""
+    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that leaves with the
+    failure of any part of a pipe: ``train.py | tee log`` fails when train.py does."""
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
     own_srun = words[0] == "srun"
@@ -309,4 +310,4 @@ def _words(command: str | tuple[str, ...]) -> list[str]:
     first = command.split()[0]
     if _PLAIN_SHELL.fullmatch(command.strip()) and "=" not in first and not _BUILTINS.fullmatch(first):
         return shlex.split(command)
-    return ["bash", "-c", f"trap : USR1 USR2\n{command}"]
+    return ["bash", "-c", f"set -o pipefail\ntrap : USR1 USR2\n{command}"]

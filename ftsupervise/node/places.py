@@ -72,7 +72,7 @@ def newest_attempt(base: str) -> int | None:
     if not ours_alone(base):
         return None
     try:
-        return max((int(name) for name in os.listdir(base) if name.isdigit()), default=None)
+        return max((int(name) for name in os.listdir(base) if name.isascii() and name.isdigit()), default=None)
     except OSError:
         return None
 
@@ -94,7 +94,7 @@ def clear(base: str, before: int | None = None) -> None:
         # of a standby (job/warm.py), and of agents that were killed (bell.py)
         if before is None and (name.endswith((".sock", ".coming")) or name == "said" or name.startswith(BELL)):
             _quietly(os.unlink, f"{base}/{name}")
-        if not name.isdigit() or (before is not None and int(name) >= before):
+        if not (name.isascii() and name.isdigit()) or (before is not None and int(name) >= before):
             continue
         folder = f"{base}/{name}"
         if ours_alone(folder):

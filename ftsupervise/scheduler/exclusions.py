@@ -7,7 +7,7 @@ answered with an error, and changed all the same); an empty list clears; one unk
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
@@ -42,6 +42,10 @@ class Room(NamedTuple):
     default: str = ""  # the partition of who names none
     features: Mapping[str, frozenset[str]] = {}  # node -> what --constraint may ask of it
 
+    def without(self, gone: Collection[str]) -> Room:
+        """The same, for who knows more than Slurm does: ``gone`` are not usable, whatever it says of them."""
+        return self._replace(usable={name: nodes - frozenset(gone) for name, nodes in self.usable.items()})
+
 
 class Exclusions(Slurm):
     """Ask and change. Each method answers or raises SchedulerUnavailable."""
@@ -70,6 +74,13 @@ class Exclusions(Slurm):
             default = partition[:-1] if partition.endswith("*") else default
             usable.setdefault(partition.rstrip("*"), set()).update(() if _AWAY.match(state) else (node,))
         return Room(frozenset(known), {name: frozenset(nodes) for name, nodes in usable.items()}, default, features)
+
+    def requeued(self, job_id: str) -> bool:
+        """Does Slurm put this job back into the queue by itself when a node of it fails? With the list it started with."""
+        done = self._ask(["scontrol", "show", "job", "-o", job_id])
+        if done.code != 0:
+            raise self._blind("scontrol show job", done)
+        return re.search(r"\bRequeue=[1-9]", done.stdout) is not None
 
     def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
         """Keep a waiting job away from ``nodes`` and no others; False when it does not wait any more.
@@ -113,10 +124,11 @@ def _waiting(
 def fitting(
     wanted: Sequence[str], theirs: Sequence[str], needed: int, partitions: Sequence[str], room: Room, features: str = ""
 ) -> list[str]:
-    """As many of ``wanted``, from the first on, as leave ``needed`` nodes in a partition beside ``theirs``. Pure.
+    """As many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside ``theirs``. Pure.
 
-    Nodes that Slurm does not know are left away: one of them and it would refuse them all. ``features``: the job's
-    --constraint; one that is more than names joined by & is taken for met by every node.
+    Nodes that Slurm does not know are left away: one of them and it would refuse them all. One that is down is no exception
+    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one that is
+    more than names joined by & is taken for met by every node.
     """
     asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
     fit = [{n for n in room.usable.get(name, ()) if asked <= room.features.get(n, asked)} for name in partitions]
@@ -125,7 +137,6 @@ def fitting(
         if node not in room.known:
             continue
         out = {*theirs, *chosen, node}
-        held_by_none = not any(node in nodes for nodes in fit)
-        if held_by_none or any(len(nodes - out) >= needed for nodes in fit):
+        if any(len(nodes - out) >= needed for nodes in fit):
             chosen.append(node)
     return chosen

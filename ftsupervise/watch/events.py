@@ -66,7 +66,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
     if before.ended is not None:
         gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
     step = f" at step {before.last_step}" if before.last_step is not None else ""
-    ended = f"attempt {before.number} ended{step} ({before.cause or 'cause unknown'})"
+    ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
     text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
     return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
 

@@ -31,6 +31,9 @@ elif name == "squeue":
                  "P": "p", "x": listed(job["excluded"]), "f": "(null)", "r": job.get("reason", "Dependency"),
                  "k": "ftsupervise:x:t0", "u": "me"}}
         print(re.sub("%([a-zA-Z])", lambda m: facts[m[1]], form))
+elif words[:2] == ["show", "job"]:
+    those = (job for id, job in state["jobs"].items() if id.partition("_")[0] == words[-1])
+    print("\\n".join(f"JobId={{words[-1]}} Requeue={{int(job.get('requeue', False))}} Restarts=0" for job in those))
 elif name == "scontrol":
     given = dict(word.split("=", 1) for word in words[1:])
     state["jobs"][given["JobId"]]["excluded"] = [one for one in given["ExcNodeList"].split(",") if one]

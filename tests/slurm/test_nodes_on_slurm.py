@@ -84,7 +84,7 @@ def here(make_sandbox: Callable[..., Sandbox], short_tmp: Path, request: pytest.
 def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_nor_the_next_launch_gets_it(
     here: Callable[..., Here], until: Until
 ) -> None:
-    one = here(nodes=4)
+    one = here(nodes=5)
     one.settings(BAD + MARK, exclude=["node-3"])
     job = one.launch()
     until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "those who wait to be kept away from it")
@@ -111,6 +111,23 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     one.sandbox.run(["scancel", again])
 
 
+@pytest.mark.slow
+def test_the_batch_host_dies_while_another_node_is_bad_and_the_chain_goes_on_with_no_watch(
+    here: Callable[..., Here], until: Until
+) -> None:
+    """Of three nodes two are needed: the bad one is kept from the next member only while it starts."""
+    one = here(nodes=3, slurmd_timeout=10)
+    one.settings(BAD + MARK, jobs=4)
+    job = one.launch()
+    until(lambda: "up on node-2" in one.log(), "the second member, on the other nodes")
+    assert ledger(one.rundir)[-1].nodes == ("node-0", "node-2")
+    until(lambda: one.waiting() == {f"{job}_[3-4%1]": ""}, "no exclusion that could make a start impossible")
+    assert "it needs 2, and 1 in reserve" in one.log()
+    one.sandbox.node("node-0", "crash")
+    until(lambda: ledger(one.rundir)[-1].nodes == ("node-1", "node-2"), "the next member, on the nodes there are", 120)
+    one.sandbox.run(["scancel", job])
+
+
 def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., Here], until: Until) -> None:
     one = here(nodes=3)
     one.settings(BAD + MARK, spare_nodes=1, jobs=2)
@@ -124,13 +141,13 @@ def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., H
 
 
 def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callable[..., Here], until: Until) -> None:
-    """Of three nodes one is avoided and another one drained, and two are needed: the rest of the chain could never leave."""
-    one = here(nodes=3)
+    """Of four nodes one is avoided and two others drained, and two are needed: the rest of the chain could never leave."""
+    one = here(nodes=4)
     one.settings(BAD + MARK, jobs=4)
     job = one.launch()
     until(lambda: "up on node-2" in one.log(), "the second member")
     until(lambda: one.waiting() == {f"{job}_[3-4%1]": "node-1"}, "those who wait")
-    one.sandbox.run(["scontrol", "update", "NodeName=node-2", "State=DRAIN", "Reason=test"])
+    one.sandbox.run(["scontrol", "update", "NodeName=node-[2-3]", "State=DRAIN", "Reason=test"])
     (one.folder / "go").touch()
     until(one.rundir.finished.exists, "the end of the run")
     until(one.over, "the end of the queue")
@@ -216,10 +233,10 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
 def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     here: Callable[..., Here], until: Until
 ) -> None:
-    """One node is avoided, another one is drained: nobody of the run is there to think of it again."""
-    one = here(nodes=3)
+    """One node is avoided, two others are drained: nobody of the run is there to think of it again."""
+    one = here(nodes=4)
     filler = one.sandbox.run(
-        ["sbatch", "--parsable", "-N3", "--exclusive", "-o", os.devnull, "--wrap=sleep 600"]
+        ["sbatch", "--parsable", "-N4", "--exclusive", "-o", os.devnull, "--wrap=sleep 600"]
     ).strip()
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-o", "%T"]), "the other job")
     one.settings("sleep 60", jobs=2)
@@ -229,7 +246,7 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     book.add(Trouble("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
     book.write([one.rundir.nodes])
     assert "is kept away from node-1" in one.type("nodes", "apply")
-    one.sandbox.run(["scontrol", "update", "NodeName=node-2", "State=DRAIN", "Reason=test"])
+    one.sandbox.run(["scontrol", "update", "NodeName=node-[2-3]", "State=DRAIN", "Reason=test"])
     one.sandbox.run(["scancel", filler])
     until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
     assert set(one.waiting().values()) == {"node-1"}

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.brake import read_brake
+from ftsupervise.config.schema import Launch
+from ftsupervise.launch.plan import train_command
 from ftsupervise.ledger import ledger
 from ftsupervise.rundir import RunDir
 from ftsupervise.truth import Attempt
@@ -230,3 +232,33 @@ def test_a_newer_attempt_ends_the_older_one_and_its_pages_stay_its_own(run: Run,
     assert first.cause == "superseded by attempt 2"
     assert "attempt 2 has begun meanwhile" in first.then
     assert (first.failure, second.ended) == ("", None)
+
+
+def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(run: Run, rundir: RunDir) -> None:
+    for _ in (1, 2):
+        assert run("--", "true").wait(60) == 0
+        assert read_brake(rundir) is None
+    assert run("--", "true").wait(60) == 0
+    on = read_brake(rundir)
+    assert on is not None
+    assert on.words().startswith(
+        "exit 0, 3 times in a row without a step or a new checkpoint (attempt 3): a run that is done"
+    )
+    fourth = run("--", "true")
+    assert fourth.wait(60) == 0
+    assert "the brake is on" in said(fourth)
+    assert len(ledger(rundir)) == 3
+
+
+def test_three_members_that_leave_with_0_and_say_that_the_run_is_done_change_nothing(run: Run, rundir: RunDir) -> None:
+    for _ in range(4):
+        assert run("--", "sh", "-c", 'touch "$FTSUPERVISE_RUN_DIR/marks/finished"').wait(60) == 0
+    assert read_brake(rundir) is None
+    assert [one.cause for one in ledger(rundir)] == ["finished"]
+
+
+def test_a_pipe_into_tee_does_not_hide_that_the_training_failed(run: Run, rundir: RunDir, tmp_path: Path) -> None:
+    settings = Launch(command=f"sh -c 'echo loss; exit 7' 2>&1 | tee {tmp_path}/log")
+    assert run("--", *train_command(settings, "local")).wait(60) == 7
+    assert (tmp_path / "log").read_text() == "loss\n"
+    assert ledger(rundir)[0].failure == "exit 7"

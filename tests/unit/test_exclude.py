@@ -39,11 +39,11 @@ def jobs(*ids: str, **more: Any) -> dict[str, dict[str, Any]]:
 
 def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, rundir: RunDir) -> None:
     """One that was requeued, or held by itself, stands beside the rest."""
-    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_1", "88_[3-10]"))
+    queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_1", "88_[3-10]"))
     queue.change(jobs={**jobs("88_1"), "88_[3-10]": {"excluded": ["n8"]}})
     assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True).problem == ""
-    assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and both would be all"
-    queue.change(nodes=["n7", "n8", "n9"])
+    assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and n6 needs a reserve"
+    queue.change(nodes=["n6", "n7", "n8", "n9"])
     exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n[7-8]"]}
     exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
@@ -52,7 +52,7 @@ def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, run
 
 
 def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
-    queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_[3-10]"))
+    queue = Queue(tmp_path, ["n5", "n6", "n7", "n8"], jobs("88_[3-10]"))
     exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), "ftsupervise:x:", whole=False)
     assert "none is given back" in done.problem
@@ -62,18 +62,61 @@ def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp
 
 
 def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: RunDir) -> None:
-    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]"))
+    queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]"))
     exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    assert queue.excluded() == {"88_[3-10]": ["n7"]}
     rundir.finished.touch()
     exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=False)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
 def test_who_is_held_takes_over_from_nobody(tmp_path: Path, rundir: RunDir) -> None:
-    queue = Queue(tmp_path, ["n7", "n8"], jobs("88_[3-10]", reason="JobHeldUser"))
+    queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]", reason="JobHeldUser"))
     done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     assert not done.avoid("n7")
+
+
+def kept_away(tmp_path: Path, rundir: RunDir, nodes: list[str], *bad: str, **more: Any) -> list[str]:
+    """The nodes that members that need two are kept away from."""
+    tmp_path.mkdir()
+    queue = Queue(tmp_path, nodes, jobs("88_[3-10]", nodes=2, requeue=more.pop("requeue", False)))
+    judged = tuple(BAD._replace(name=name) for name in bad)
+    assert exclude.apply(rundir, queue.env, judged, "ftsupervise:x:", whole=True, **more).problem == ""
+    return queue.excluded()["88_[3-10]"]
+
+
+def test_a_batch_host_may_die_with_its_supervisor_and_the_next_member_can_start_all_the_same(
+    tmp_path: Path, rundir: RunDir
+) -> None:
+    """Nobody is left who could give a node back: one more than are needed stay."""
+    assert kept_away(tmp_path / "a", rundir, ["n6", "n7", "n8"], "n7") == []
+    assert kept_away(tmp_path / "b", rundir, ["n6", "n7", "n8", "n9"], "n7") == ["n7"]
+
+
+def test_nodes_that_do_not_answer_the_supervisor_count_as_gone_before_slurm_knows_it(
+    tmp_path: Path, rundir: RunDir
+) -> None:
+    four = ["n6", "n7", "n8", "n9"]
+    assert kept_away(tmp_path / "a", rundir, four, "n7", gone=frozenset({"n8"})) == []
+    assert kept_away(tmp_path / "b", rundir, four, "n7", leaving=True, gone=frozenset({"n8"})) == ["n7"]
+    assert kept_away(tmp_path / "c", rundir, four, "n7", leaving=True, gone=frozenset({"n8", "n9"})) == []
+
+
+def test_a_node_that_is_excluded_and_down_is_given_back_when_it_may_be_the_one_that_is_missing(
+    tmp_path: Path, rundir: RunDir
+) -> None:
+    """Two are needed and one is up: once the bad one is back there are two."""
+    assert kept_away(tmp_path / "a", rundir, ["n6", "n7"], "n7", leaving=True, gone=frozenset({"n7"})) == []
+
+
+def test_a_supervisor_that_leaves_uses_the_reserve_up_unless_slurm_may_requeue_what_starts_then(
+    tmp_path: Path, rundir: RunDir
+) -> None:
+    """A job keeps the list that it started with, and one that is requeued stands in front of its array."""
+    three = ["n6", "n7", "n8"]
+    assert kept_away(tmp_path / "a", rundir, three, "n7", leaving=True) == ["n7"]
+    assert kept_away(tmp_path / "b", rundir, three, "n7", leaving=True, requeue=True) == []
 
 
 class Ring:

@@ -51,6 +51,67 @@ from ftsupervise.job.pulse import Death
         ),
         (["slurmstepd: error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 ***"], ""),
         (["step 120 loss 0.3", "Killed"], ""),
+        # recorded: several slurmds on one host (22.05), 24.11, 26.05
+        (
+            [
+                "slurmstepd-node-0: error: *** STEP 7.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO JOB REQUEUE ***"
+            ],
+            "job requeue",
+        ),
+        (
+            [
+                (
+                    "slurmstepd-node-1: error: *** JOB 2 ON node-1 CANCELLED AT 2026-11-21T08:00:00 DUE TO NODE FAILURE, "
+                    "SEE SLURMCTLD LOG FOR DETAILS ***"
+                )
+            ],
+            "node failure",
+        ),
+        (
+            [
+                "[2026-11-21T08:00:00.123] error: *** JOB 2 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TIME LIMIT ***",
+            ],
+            "time limit",
+        ),
+        (
+            [
+                "[2026-11-21T08:00:00.123] error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 DUE TO PREEMPTION ***"
+            ],
+            "preemption",
+        ),
+        (
+            [
+                "[2026-11-21T08:00:00] error: *** STEP 2.0 ON n0 CANCELLED AT 2026-11-21T08:00:00 DUE TO TASK FAILURE ***",
+                "srun: error: node-1: task 5: Exited with exit code 7",
+            ],
+            "rank 5 on node-1 exit 7",
+        ),
+        (
+            [
+                (
+                    "[2026-11-21T08:00:00.123] error: *** STEP 2.0 ON node-0 CANCELLED AT 2026-11-21T08:00:00 "
+                    "DUE to SIGNAL Terminated ***"
+                )
+            ],
+            "",
+        ),
+        (
+            [
+                (
+                    "[2026-09-14T17:14:38.784] error: Detected 1 oom_kill event in StepId=22035606.1. Some of the step tasks "
+                    "have been OOM Killed."
+                ),
+                "srun: error: nid005475: tasks 0-2,5,7: Terminated",
+            ],
+            "out of memory (the kernel or Slurm killed a process)",
+        ),
+        (
+            [
+                "slurmstepd-lulu: error: Detected 2 oom_kill events in StepId=7.0. Some of the step tasks have been OOM Killed."
+            ],
+            "out of memory (the kernel or Slurm killed a process)",
+        ),
+        (["error: *** JOB 2 ON node-0 FAILED (non-zero exit code or other failure mode) ***"], ""),
         (
             ["srun: error: Unable to create step for job 3: Requested node configuration is not available"],
             "srun could not create a step (Requested node configuration is not available)",

@@ -143,7 +143,7 @@ def test_an_own_srun_stays_as_it_is_and_is_refused_where_there_is_none() -> None
 def test_shell_in_a_command_gets_a_shell_that_survives_the_warning() -> None:
     words = train_command(make({"command": "python train.py --rank $SLURM_PROCID | tee log"}).launch, "local")
     assert words[:2] == ["bash", "-c"]
-    assert words[2].startswith("trap : USR1")
+    assert words[2].startswith("set -o pipefail\ntrap : USR1")
 
 
 @pytest.mark.parametrize("command", ["exec python train.py", "cd sub", "FOO=1 python train.py", "source env.sh"])

@@ -140,3 +140,27 @@ TRACE = "Traceback (most recent call last):\n  File x\nRuntimeError: no\n\nConne
 def test_failures_have_a_kind_and_a_sign(seen: dict[str, object], expected: tuple[Kind, str] | None) -> None:
     found: Failure | None = failure(**{"asked": False, **seen})  # type: ignore[arg-type]
     assert (found and (found.kind, found.sign)) == expected
+
+
+def test_a_command_that_leaves_with_0_again_and_again_and_does_nothing_is_stopped() -> None:
+    quiet = [attempt(n, sign="", kind="", cause="exit 0", exit_code=0) for n in range(1, 9)]
+    assert [move(*quiet[:n])[0] for n in (1, 2, 3)] == [Move.LEAVE, Move.LEAVE, Move.STOP]
+    verdict = decide(Situation(quiet[:3]), ON)
+    assert verdict.why == "3 times in a row without a step or a new checkpoint"
+    assert "guard.finished" in verdict.detail
+    assert move(*quiet, budgets=Budgets(in_place=100, same_failure=0))[0] is Move.LEAVE
+    assert move(*quiet, asked="the run has finished at step 9")[0] is Move.LEAVE
+
+
+def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_life_goes_on() -> None:
+    quiet = [attempt(n, sign="", kind="", cause="exit 0", exit_code=0) for n in range(1, 9)]
+    hours = quiet[4].started + timedelta(hours=1)
+    for third in (
+        quiet[2]._replace(first_step=1, last_step=1),
+        quiet[2]._replace(saved=100),
+        quiet[2]._replace(ended=hours),
+        attempt(3),
+    ):
+        assert move(*quiet[:2], third, *quiet[3:5])[0] is Move.LEAVE
+    never = quiet[2]._replace(cause="not started: the kill switch is up")
+    assert move(*quiet[:2], never, quiet[3])[0] is Move.STOP, "one that nothing was started for is no progress"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.beats import parse_beat
 from ftsupervise.model import Beat
-from ftsupervise.probe import Missing, NotSeen
+from ftsupervise.probe import Entry, Missing, NotSeen
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
@@ -47,10 +47,24 @@ def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...]
     if isinstance(got, NotSeen):
         return (), got.sentence
     if isinstance(got, Missing):
-        return (), ""
+        return (), _why_none(look)
     read = [(beat, max(0.0, now - text.mtime)) for text in got if (beat := parse_beat(text.data)) is not None]
     newest = max((attempt(beat) for beat, _ in read), default=0)
     return tuple(pair for pair in read if attempt(pair[0]) == newest), ""
+
+
+def _why_none(look: Look) -> str:
+    """Why there is no directory of beats where there should be one; "" for a run that was never started by us.
+
+    It is made before the first attempt is: without it the ranks' beats fail, and that nothing is seen says nothing of them.
+    """
+    place = look.probe.look(look.rundir.beats)
+    if isinstance(place, NotSeen):
+        return place.sentence
+    if isinstance(place, Entry):
+        return "" if place.is_dir else f"{look.rundir.beats} is no directory: no rank can write its beats there"
+    begun = look.probe.look(look.rundir.attempts)
+    return f"{look.rundir.beats} is gone: no rank can write its beats there" if isinstance(begun, Entry) else ""
 
 
 def server_now(look: Look) -> float:

@@ -39,7 +39,7 @@ class Recovery:
             yield _finding(look, Health.UNKNOWN, f"{starting}: too early to say whether it comes on again")
         else:
             step = f" at step {last.last_step}" if last.last_step is not None else ""
-            text = f"attempt {last.number} failed{step} ({last.cause}) and none has trained since"
+            text = f"attempt {last.number} failed{step} ({last.why()}) and none has trained since"
             yield _finding(look, Health.BAD, text, value=last.cause, since=last.ended)
 
 

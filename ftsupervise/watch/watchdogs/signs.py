@@ -191,7 +191,9 @@ def _started(look: Look, job: Job | None, now: float) -> float:
     ages = [now - job.start_time.timestamp()] if job is not None and job.start_time is not None else []
     attempts = look.probe.listing(look.rundir.attempts, most=20_000)
     if isinstance(attempts, Listing):
-        names = sorted((entry.name for entry in attempts.entries if entry.name.isdigit()), key=int)
+        names = sorted(
+            (entry.name for entry in attempts.entries if entry.name.isascii() and entry.name.isdigit()), key=int
+        )
         for page in ("start.json", "end.json") if names else ():
             entry = look.probe.look(look.rundir.attempts / names[-1] / page)
             if isinstance(entry, Entry):

@@ -89,8 +89,8 @@ def bound(phase: str, past: Past, patience: Patience) -> float:
         if phase in patience.phases:
             return patience.phases[phase]
         if past.watched >= _DAY and len(past.pauses.get(phase, ())) >= _OFTEN:
-            return min(max(patience.at_least, 2 * pause + _MORE), 2 * patience.at_most)
-        return max(patience.slow, min(2 * pause + _MORE, 2 * patience.at_most))
+            return max(patience.at_least, min(2 * pause + _MORE, patience.at_most))
+        return max(patience.slow, min(2 * pause + _MORE, patience.at_most))
     if phase == TRAIN and past.tells_phases:
         floor = patience.at_least
     elif past.watched >= _DAY:
