@@ -194,3 +194,21 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
     done = typed(project / "two", env, "launch")
     assert "  output         tail -f out/two-*.txt\n" in done.stdout, done.stdout  # (on this machine there is one file)
     typed(project / "two", env, "kill", "--yes")
+
+
+def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS.partition("alerts:")[0])
+    words = "alerts.receivers is empty: nobody is told when tr11 stops"
+    assert words in typed(tmp_path, env, "config", "check").stderr
+    assert words in typed(tmp_path, env, "launch", "--dry-run").stderr
+    try:
+        assert words in typed(tmp_path, env, "launch").stdout
+        assert words in typed(tmp_path, env, "watch", "--only", "is-running").stderr
+    finally:
+        local = Local({**os.environ, **env})
+        for job in local.queue():
+            local.cancel(job.base_id)
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    for done in (typed(tmp_path, env, "config", "check"), typed(tmp_path, env, "watch", "--only", "is-running")):
+        assert words not in done.stderr
