@@ -133,6 +133,42 @@ def test_every_argument_that_names_a_run_is_called_run_and_explained_in_the_same
     assert seen > 15
 
 
+def test_whatever_lists_something_does_so_for_programs_too() -> None:
+    listing = {words for words, command in commands(ftsupervise) if words[-1] in ("list", "status", "show", "env")}
+    listing |= {("check",)}
+    assert len(listing) >= 7
+    for words, command in commands(ftsupervise):
+        if words in listing:
+            assert any("--json" in option.opts for option in command.params), words
+
+
+def words_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with the key it stands at."""
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from words_in(item, name if isinstance(name, str) else key)
+    if isinstance(value, str):
+        yield key, value
+
+
+def test_json_has_one_spelling_for_one_word(launched: tuple[Path, dict[str, str]]) -> None:
+    project, env = launched
+    typed(project, env, "watch", "--no-send", "tr11")
+    seen: dict[str, set[str]] = {}
+    for words in (
+        ("status", "tr11"),
+        ("alerts", "tr11"),
+        ("check", "all", "tr11"),
+        ("nodes", "tr11"),
+        ("sandbox", "list"),
+    ):
+        found = json.loads(typed(project, env, *words, "--json").stdout)
+        assert isinstance(found["schema_version"], int)
+        for key, word in words_in(found):
+            seen.setdefault(key, set()).add(word)
+    assert seen["health"] <= {"ok", "bad", "unknown"} and seen["severity"] <= {"info", "warning", "critical"}
+    assert seen["verdict"] <= {"running", "ok", "warning", "critical", "unknown"}
+
+
 def test_help_fits_a_terminal_of_80_columns() -> None:
     for words, command in commands(ftsupervise):
         if words[0] == "cron":
@@ -194,3 +230,20 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
     done = typed(project / "two", env, "launch")
     assert "  output         tail -f out/two-*.txt\n" in done.stdout, done.stdout  # (on this machine there is one file)
     typed(project / "two", env, "kill", "--yes")
+
+
+def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS.partition("alerts:")[0])
+    words = "alerts.receivers is empty: nobody is told when tr11 stops"
+    assert words in typed(tmp_path, env, "config", "check").stderr
+    assert words in typed(tmp_path, env, "launch", "--dry-run").stderr
+    try:
+        assert words in typed(tmp_path, env, "launch").stdout
+        assert words in typed(tmp_path, env, "watch", "--only", "is-running").stderr
+    finally:
+        local = Local({**os.environ, **env})
+        for job in local.queue():
+            local.cancel(job.base_id)
+    (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
+    assert words not in typed(tmp_path, env, "config", "check").stderr
