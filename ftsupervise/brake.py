@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.ledger import numbers
+from ftsupervise.printable import printable
 from ftsupervise.rundir import RunDir, read_json, sync_directory, write_json
 
 BRAKE = "brake"
@@ -50,12 +51,12 @@ def read_brake(rundir: RunDir) -> Brake | None:
         return None
     step, held, times, attempt = raw.get("step"), raw.get("held"), raw.get("times"), raw.get("attempt")
     return Brake(
-        failure=str(raw.get("failure", "stopped by hand")),
-        why=str(raw.get("why", "no reason given")),
+        failure=printable(str(raw.get("failure", "stopped by hand")), 500),
+        why=printable(str(raw.get("why", "no reason given")), 500),
         times=times if isinstance(times, int) else 0,
         attempt=attempt if isinstance(attempt, int) else 0,
         step=step if isinstance(step, int) else None,
-        detail=str(raw.get("detail", "")),
+        detail=printable(str(raw.get("detail", "")), 500),
         held=tuple(str(job) for job in held) if isinstance(held, list) else (),
         at=str(raw.get("at", "")),
     )

@@ -54,6 +54,7 @@ _SIGNALS = {
 _EXIT = re.compile(r" exit \d+$")
 _CRASHES = ("Segmentation fault", "Bus error", "Floating point exception", "Illegal instruction")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
+_OURS = re.compile(r"^ftsupervise: .*\n?", re.M)
 _READ = 256_000  # bytes looked at: the messages stand near the end
 
 
@@ -201,15 +202,15 @@ class Output:
         return "" if death.endswith("ended by SIGTERM") else death  # told to leave: it may be about to save
 
     def since(self) -> str | None:
-        """What was written since, the last part of it, as plain lines; None when it goes to a terminal or a pipe, or cannot be
-        read."""
+        """What was written since, the last part of it, as plain lines and without our own, which repeat what the command and
+        earlier causes say; None when it goes to a terminal or a pipe, or cannot be read."""
         size = self._size()
         if size is None or self._start is None:
             return None
         if size <= self._start:
             return ""
         data = self._bytes(max(self._start, size - _READ), size)
-        return None if data is None else plain(data)
+        return None if data is None else _OURS.sub("", plain(data))
 
     def _bytes(self, begin: int, end: int) -> bytes | None:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise import fence
 from ftsupervise.model import Health, JobState
 from ftsupervise.probe import Probe
 
@@ -207,3 +208,33 @@ def test_a_run_that_was_never_launched_and_a_scheduler_that_does_not_answer_is_u
     found = watched.look("hang")["progress"]
     assert found.health is Health.UNKNOWN
     assert "ever started" in found.summary
+
+
+def test_a_file_in_the_place_of_the_beats_is_unknown_and_not_a_hang(tmp_path: Path, probe: Probe) -> None:
+    """What the ranks do cannot be seen, whatever the last checkpoint is."""
+    here = Watched(tmp_path, "{hang: {at_least: 1m}}", probe=probe)
+    here.rundir.attempts.mkdir()
+    here.beat(7)
+    checkpoint = here.rundir.checkpoints / "step-7"
+    checkpoint.touch()
+    assert here.look("hang")["progress"].health is Health.OK
+    shutil.rmtree(here.rundir.beats)
+    os.utime(checkpoint, (time.time() - 9 * 3600,) * 2)
+    here.ahead = 9 * 3600
+    gone = here.look("hang")["progress"]
+    assert gone.health is Health.UNKNOWN and "is gone" in gone.summary
+    here.rundir.beats.write_text("")
+    found = here.look("hang")["progress"]
+    assert found.health is Health.UNKNOWN and "is no directory" in found.summary
+    here.rundir.beats.unlink()
+    here.rundir.beats.mkdir()
+    assert here.look("hang")["progress"].health is Health.BAD, "ranks that could write and do not are hung"
+
+
+def test_a_stray_name_among_the_attempts_ends_no_watch(tmp_path: Path, probe: Probe) -> None:
+    here = Watched(tmp_path, "{hang: {at_least: 1m}}", probe=probe)
+    for name in ("0001", "\u00b2", "\u0663", "x"):
+        (here.rundir.attempts / name).mkdir(parents=True)
+    here.beat(7)
+    assert here.look("hang")["progress"].health is Health.OK
+    assert fence.newer(here.rundir.attempts, 0) == 1

@@ -262,3 +262,21 @@ def test_a_pipe_into_tee_does_not_hide_that_the_training_failed(run: Run, rundir
     assert run("--", *train_command(settings, "local")).wait(60) == 7
     assert (tmp_path / "log").read_text() == "loss\n"
     assert ledger(rundir)[0].failure == "exit 7"
+
+
+def test_status_the_ledger_and_the_log_show_the_line_that_decides_and_no_escape_sequence_of_the_job(
+    run: Run, rundir: RunDir
+) -> None:
+    says = "raise RuntimeError('\\x1b[2J\\x1b]0;mine\\x07uncorrectable ECC error \\x9b on GPU 3')"
+    assert run("--", sys.executable, "-c", says).wait(60) == 1
+    assert run("--", "sh", "-c", "exit 3").wait(60) == 3
+    texts = [(rundir.attempt(n) / page).read_text() for n in (1, 2) for page in ("end.json", "run.log")]
+    shown = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "status", str(rundir.root)], capture_output=True, text=True, check=False
+    ).stdout
+    for text in (*texts, shown):
+        assert all(char.isprintable() for char in text.replace("\n", ""))
+    assert page(rundir, 1)["detail"] == "RuntimeError: uncorrectable ECC error ? on GPU 3"
+    assert page(rundir, 2)["detail"] == "no output"
+    assert ": RuntimeError: uncorrectable ECC error" in shown
+    assert "exit 3 after" in shown and ": no output" in shown

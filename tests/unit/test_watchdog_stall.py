@@ -96,3 +96,11 @@ def test_hung_means_that_every_signal_is_older_than_the_bound(
 def test_one_long_pause_does_not_make_the_watch_blind_for_ever(pause: float) -> None:
     assert bound(TRAIN, Past(pauses={TRAIN: [pause]}), Patience()) <= 4 * HOUR
     assert bound("save", Past(pauses={"save": [pause]}), Patience()) <= 8 * HOUR
+
+
+def test_no_phase_that_was_learned_may_last_longer_than_at_most() -> None:
+    slow = Patience(at_most=4 * HOUR)
+    for watched in (0.0, 30 * HOUR):
+        past = Past(pauses={"eval": [9 * HOUR] * 5}, watched=watched)
+        assert bound("eval", past, slow) == 4 * HOUR
+    assert bound("eval", Past(), Patience(slow=6 * HOUR)) == 6 * HOUR, "what is set is no matter of learning"

@@ -1,0 +1,84 @@
+"""The line that decides: what people read beside the cause."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.job.cause import NO_OUTPUT, Kind, failure
+from ftsupervise.job.postmortem import Output, plain, root_error
+from ftsupervise.truth import Attempt
+from ftsupervise.watch.events import events
+
+NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "death", "output", "detail"),
+    [
+        (1, "", f"step 3\n{STACK}{ECC}\n", ECC),
+        (-6, "rank 3 on n1 killed by SIGABRT", f"[rank3]: {STACK.splitlines()[0]}\nXid 79, fallen off the bus\n", "Xid 79"),
+        (1, "", f"{STACK}ValueError: no such shape\nsrun: error: n0: task 0: Exited with exit code 1\n", "ValueError: no such"),
+        (1, "", f"{STACK}mine.Diverged: loss is 1e9\n", "mine.Diverged: loss is 1e9"),
+        (1, "", "0: Traceback (most recent call last):\n0:   File\n0: KeyError: 'x'\n", "KeyError: 'x'"),
+        (127, "", "bash: line 2: trian.py: command not found\n", "bash: line 2: trian.py: command not found"),
+        (-6, "", "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
+        (3, "", "step 41\nstep 42\n", "step 42"),
+        (3, "", "ftsupervise: attempt 1 of x\nsrun: error: n0: task 0: Exited with exit code 3\n\n", NO_OUTPUT),
+        (-9, "", "step 41\n", ""),
+        (3, "", None, ""),
+    ],
+)  # fmt: skip
+def test_the_line_that_decides_goes_with_the_failure(code: int, death: str, output: str | None, detail: str) -> None:
+    words = f"exit {code}"
+    found = failure(code, words, asked=False, death=death, output=output)
+    assert found is not None
+    assert found.detail.startswith(detail) and bool(found.detail) == bool(detail)
+
+
+def test_the_name_of_the_failure_does_not_change_with_its_line() -> None:
+    """Or the brake would take three times the same for three failures."""
+    signs = {getattr(failure(3, "exit 3", asked=False, output=f"step {n}\n"), "sign", "") for n in range(3)}
+    assert signs == {"exit 3"}
+    kind = failure(1, "exit 1", asked=False, output=f"{STACK}{ECC}\n")
+    assert kind is not None and (kind.kind, kind.sign) == (Kind.CODE, "exit 1 (RuntimeError)")
+
+
+def test_people_read_the_cause_with_its_line_once() -> None:
+    one = Attempt(1, "88_1", NOW, host="n0", ended=NOW, cause="exit 1", detail=ECC, last_step=4)
+    assert one.why() == f"exit 1: {ECC}"
+    assert one._replace(cause=f"exit 1 ({ECC})").why() == f"exit 1 ({ECC})"
+    assert one._replace(detail="").why() == "exit 1"
+    two = one._replace(number=2, first_step=5, detail="", cause="", ended=None)
+    assert f"(exit 1: {ECC})" in events([one, two], finished_at=None)[-1].summary
+
+
+def test_what_a_job_prints_is_plain_text_before_it_is_searched() -> None:
+    said = (
+        b"\x1b[31mValueError\x1b[0m: \x1b]0;owned\x07bad \xc2\x9b2J\xc2\x85\rstep 9\r\nMemoryError\r\n\x1b(B\x00end\n"
+    )
+    text = plain(said)
+    assert text.splitlines()[0] == "ValueError: bad ?2J?"
+    assert text.splitlines()[1:] == ["step 9", "MemoryError", "?(B?end"]
+
+
+def test_the_output_of_a_job_is_plain_and_one_that_cannot_be_seen_is_not_empty(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        seen = Output(file.fileno())
+        assert seen.since() == ""
+        file.write(b"\x1b[2Jloss\n")
+        file.flush()
+        assert seen.since() == "loss\n"
+    with Path("/dev/null").open("wb") as nowhere:
+        assert Output(nowhere.fileno()).since() is None
+
+
+def test_the_error_file_of_a_rank_is_printable(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "ValueError: \x1b[2Jbad\nmore"}}))
+    assert root_error(path) == "ValueError: ?[2Jbad"
