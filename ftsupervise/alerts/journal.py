@@ -203,10 +203,7 @@ class Journal:
 
     def _link(self, directory: Path, state: State, highest: int) -> None:
         number = highest + 1
-        if self.away:
-            base = -1
-        else:
-            base = _reached(numbers(self.directory), highest) if _folder(self.directory)[0] else 0
+        base = -1 if self.away else _reached(numbers(self.directory), highest) if _folder(self.directory)[0] else 0
         temp = directory / f".tmp-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         target = directory / f"{number:08d}.json"
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
