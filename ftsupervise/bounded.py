@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from ftsupervise import haste
+
 until: float | None = (
     None  # monotonic seconds at which every command is ended: set for what a person types and waits for
 )
@@ -60,8 +62,8 @@ def run(
     Raises FileNotFoundError or PermissionError when it cannot be started at all. Never raises for what it does.
     """
     started = time.monotonic()
-    if until is not None:
-        timeout = min(timeout, max(_AT_LEAST, until - started))
+    if haste.until is not None:
+        timeout = min(timeout, max(_AT_LEAST, haste.until - started))
     with _memory_file() as out, _memory_file() as err, _memory_file() as given:
         if stdin is not None:
             given.write(stdin.encode())

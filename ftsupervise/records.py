@@ -44,8 +44,9 @@ def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozense
     return frozenset(here.union(*(record.job_ids for record in records)))
 
 
-def people(run_dir: RunDir) -> tuple[str, ...]:
-    """Accounts whose jobs may be this run's: the owner of the run directory, and whoever has launched it.
+def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:
+    """Accounts whose jobs may be this run's: the owner of the run directory, and whoever has launched it (``known``: its
+    launches, where they have been read).
 
     () when it is not there. Accounts that are gone are left out: squeue refuses to answer about them at all.
     """
@@ -53,7 +54,7 @@ def people(run_dir: RunDir) -> tuple[str, ...]:
 
     try:
         uid = run_dir.root.stat().st_uid
-        found = [record.by.rpartition("@")[0] for record in launches(run_dir)]
+        found = [record.by.rpartition("@")[0] for record in (launches(run_dir) if known is None else known)]
     except OSError:
         return ()
     try:

@@ -2,7 +2,7 @@
 
 A process that looks at a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
 and the process that was typed only passes on what that one says; when it says nothing for too long, it is left behind.
-Slurm's commands are given up earlier (``bounded.until``), so that what is known without them is still told.
+Slurm's commands are given up earlier (``haste.py``), so that what is known without them is still told.
 
 Standard library only, and little of it: ``kill`` is typed in a hurry.
 """
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ftsupervise import bounded
+from ftsupervise import haste
 from ftsupervise.errors import NoAnswer
 
 ANSWER = 12.0  # seconds
@@ -56,7 +56,7 @@ def split(args: Sequence[str]) -> None:
         os.close(err[1])
         _wait(args, pid, board, {out[0]: 1, err[0]: 2})
     _board = board
-    bounded.until = time.monotonic() + _SLURM
+    haste.until = time.monotonic() + _SLURM
     for (reader, writer), fd in ((out, 1), (err, 2)):
         os.close(reader)
         os.dup2(writer, fd)

@@ -60,7 +60,8 @@ class Probe:
         self.bound = bound
         self._waits = waits  # told before each question how many seconds it may take
         self._notes_directory = notes
-        self._real = ""  # where the path that was asked last has led
+        self._details: dict[str, list[Mount]] = {}
+        self._led: dict[str, str] = {}  # where a path has led
         self._notes: Notes | None = None
         self._mounts: Mounts | None = None
         self._children: dict[str, Child] = {}
@@ -81,12 +82,16 @@ class Probe:
 
     def mount(self, path: str | Path) -> Mount | Missing | NotSeen:
         """Which mount ``path`` lies on, symbolic links followed, as the mount table has it when it has been looked at."""
-        got = self._ask_path("look", str(path))
-        if isinstance(got, (Missing, NotSeen)):
-            return got
-        found = Mount("/", "", "")
-        for mount in read_details():
-            inside = self._real == mount.point or self._real.startswith(mount.point.rstrip("/") + "/")
+        if str(path) not in self._led:
+            got = self._ask_path("look", str(path))
+            if isinstance(got, (Missing, NotSeen)):
+                return got
+        real = self._led[str(path)]
+        found, device = Mount("/", "", ""), self._table.of(real)
+        if device not in self._details:  # after the first look: an automounter mounts for it
+            self._details[device] = read_details()
+        for mount in self._details[device]:
+            inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
             if inside and len(mount.point) >= len(found.point):
                 found = mount
         return found
@@ -181,7 +186,7 @@ class Probe:
         for _ in range(10):
             got = self._ask(self._table.of(path), self._table.point(path), question, (path, *args), asked=asked)
             if not isinstance(got, _Elsewhere):
-                self._real = path
+                self._led[asked] = path
                 return got
             path = got.path
             if self._table.of(path) == got.device:  # mounted since we looked at the table
@@ -272,6 +277,8 @@ class Probe:
         self._children.clear()
         self._dark.clear()
         self._clocks.clear()
+        self._details.clear()
+        self._led.clear()
         self._starts.clear()
         self._mounts = None
 

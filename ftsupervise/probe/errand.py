@@ -47,19 +47,19 @@ class Say:
 
     def __init__(self, board: mmap.mmap, pipe: int) -> None:
         self._board, self._pipe, self._turn = board, pipe, 0
-        self._item, self._words = -1, ""
+        self._item, self._length = -1, 0
 
     def at(self, item: int, words: str, seconds: float) -> None:
         """From here on it is at this, and may be silent for so many seconds."""
-        self._item, self._words = item, words
+        raw = words.encode("utf-8", "replace")[: _PAGE - _HEAD.size]
+        self._board[_HEAD.size : _HEAD.size + len(raw)] = raw
+        self._item, self._length = item, len(raw)
         self.waits(seconds)
 
     def waits(self, seconds: float) -> None:
         """The same work goes on, and may take so many seconds from here on."""
-        raw = self._words.encode("utf-8", "replace")[: _PAGE - _HEAD.size]
-        self._board[_HEAD.size : _HEAD.size + len(raw)] = raw
         self._turn += 1
-        self._board[: _HEAD.size] = _HEAD.pack(self._turn, self._item, seconds, len(raw))
+        self._board[: _HEAD.size] = _HEAD.pack(self._turn, self._item, seconds, self._length)
 
     def tell(self, value: Any) -> None:
         """Hand ``value`` to the parent. A parent that is gone ends this child."""

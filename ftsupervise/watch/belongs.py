@@ -116,7 +116,7 @@ def whose_run(rundir: RunDir, launches: Iterable[LaunchRecord], also: Iterable[s
         found = (_launched_from(rundir, record.number) for record in launches)
         return frozenset(place for place in found if place)
 
-    users = frozenset({*people(rundir), me(), *also})
+    users = frozenset({*people(rundir, launches), me(), *also})
     return Whose(users, str(rundir.root.absolute()), places)
 
 

@@ -165,6 +165,31 @@ def test_a_mount_that_hangs_stops_nobody_else_s_tick(desk: Desk, case: Case) -> 
     wait_until(lambda: "not answer" not in desk.tick(case.by)[0], "the storage to be seen well again", 60)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("desk", [ROOT], indirect=True)
+def test_a_watch_that_goes_on_looks_at_the_others_again_and_again_and_ends_when_it_is_told_to(desk: Desk) -> None:
+    names = [str(desk.yaml[name]) for name in ("bad", "good")]
+    argv = [sys.executable, "-m", "ftsupervise", "watch", "--every", "2s", *names]
+    with (desk.folder / "said").open("w") as out:
+        process = subprocess.Popen(argv, env=desk.env, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: desk.looked_at() is not None, "the first tick", 60)
+        desk.mount.hang("all")
+        seen = {desk.looked_at()}
+
+        def looked_at_again() -> bool:
+            seen.add(desk.looked_at())
+            return len(seen) > 4
+
+        wait_until(looked_at_again, "four more looks at the good run", PERIOD)
+        assert "the storage of" in (desk.folder / "said").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 @pytest.mark.parametrize("desk", [ROOT], indirect=True)
 def test_many_runs_on_one_dead_mount_do_not_add_up(desk: Desk) -> None:
     """Nine runs hang, each in the data of one of its pages, so that no look at the mount itself can tell."""

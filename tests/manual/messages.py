@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ftsupervise.config.load import load
 from ftsupervise.model import Job, JobState
+from ftsupervise.scheduler.slurm import me
 from ftsupervise.watch.tick import Orders, Roster, tick
 from tests.neighbours.slack import TOKEN, Post, SlackServer
 from tests.neighbours.smtp import MailServer
@@ -37,8 +38,8 @@ class Answers:
 
 def members(first: str) -> tuple[Job, ...]:
     mark = f"ftsupervise:{RUN}:0"
-    running = Job(f"{first}_1", first, RUN, "ada", JobState.RUNNING, comment=mark)
-    rest = Job(f"{first}_[2-10%1]", first, RUN, "ada", JobState.PENDING, "JobArrayTaskLimit", comment=mark)
+    running = Job(f"{first}_1", first, RUN, me(), JobState.RUNNING, comment=mark)
+    rest = Job(f"{first}_[2-10%1]", first, RUN, me(), JobState.PENDING, "JobArrayTaskLimit", comment=mark)
     return running, rest
 
 

@@ -135,3 +135,30 @@ def test_a_paused_controller_does_not_make_a_second_chain_out_of_one_launch(nigh
     assert "in the queue already" in again.stderr
     lines = sandbox.run(["squeue", "-h", "-r", "-o", "%i"]).split()
     assert len(lines) == 3, lines
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("comment", ["", "ftsupervise:nightly:0123456789ab"])
+def test_a_stranger_s_job_of_the_same_name_does_not_resolve_that_a_run_is_gone(
+    night: Night, until: Until, comment: str
+) -> None:
+    """Somebody else's jobs are in the answer of squeue as soon as one of the runs that are watched together is theirs."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to submit as nobody")
+    sandbox = Sandbox.at(Path(night.env["FTS_SANDBOX"]))
+    text = (night.folder / "ftsupervise.yaml").read_text()
+    (night.folder / "theirs.yaml").write_text(text.replace("name: nightly", "name: theirs"))
+    for name in ("nightly", "theirs"):
+        for part in ("switches", "watch"):
+            (night.folder / "runs" / name / part).mkdir(parents=True)
+    os.chown(night.folder / "runs" / "theirs", 65534, 65534)
+    assert night.type("watch", "ftsupervise.yaml", "theirs.yaml").returncode == 2
+    gone = [s for s in night.subjects() if "nightly" in s and "no job of this run" in s]
+    assert len(gone) == 1
+    words = ["--uid=65534", "--gid=65534", "--job-name=nightly", "--output=/dev/null", "--chdir=/"]
+    sandbox.run(["sbatch", *words, *([f"--comment={comment}"] if comment else []), "--wrap=sleep 300"])
+    until(lambda: "nobody RUNNING" in sandbox.run(["squeue", "-h", "-o", "%u %T"]), "the stranger's job to run")
+    for _ in range(3):
+        said = night.type("watch", "ftsupervise.yaml", "theirs.yaml").stdout
+        assert "nightly: bad: is-running: no job of this run" in said, said
+    assert not any("RESOLVED" in s and "nightly" in s for s in night.subjects())

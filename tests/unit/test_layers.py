@@ -28,6 +28,7 @@ FILES = {
     "blame",
     "procfs",
     "bounded",
+    "haste",
     "deadline",
     "watchers",
     "imports",
