@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise import beats, procfs
+from ftsupervise.host.files import open_regular
 from ftsupervise.printable import printable
 from ftsupervise.reading import as_count, as_number, as_text, as_time, as_whole, time_of
 from ftsupervise.rundir import WARNING, RunDir, read_json
@@ -151,7 +152,7 @@ def _told_to_end(start: Mapping[str, object], told: str) -> str:
 def _warned(folder: Path) -> str:
     """What the attempt was told before it ended without an end on record."""
     try:
-        with (folder / WARNING).open(encoding="utf-8", errors="replace") as file:
+        with os.fdopen(open_regular(folder / WARNING), encoding="utf-8", errors="replace") as file:
             return f"{TOLD}{printable(file.readline(200).strip()) or 'to leave'}"
     except OSError:
         return ""

@@ -29,6 +29,7 @@ PAGES = (
     "attempts/0001/start.json",
     "attempts/0001/end.json",
     "attempts/0001/error.json",
+    "attempts/0001/warning",
     "launches/0001/launch.json",
     "nodes/troubles/w.json",
     "nodes/exclude/node-1",
