@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timezone
 from pathlib import Path
 
+from ftsupervise.reading import as_text, as_time, as_whole, parse_object
 from ftsupervise.rundir import RunDir, read_json
 from ftsupervise.sharing import PAGE, set_file_mode
 from ftsupervise.truth import Beat
@@ -72,26 +72,21 @@ def _read_beat(path: Path) -> Beat | None:
 def parse_beat(data: bytes) -> Beat | None:
     """The beat in the text of a beat file; None if it is damaged or half there."""
     try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError):
+        return _beat(parse_object(data))
+    except ValueError:
         return None
-    return _beat(raw) if isinstance(raw, dict) else None
 
 
 def _beat(raw: dict[str, object]) -> Beat | None:
-    step, facts, pid, rank = raw.get("step"), raw.get("facts"), raw.get("pid"), raw.get("rank")
-    try:
-        at = datetime.fromisoformat(str(raw.get("at")))
-    except ValueError:
-        return None
-    if not isinstance(rank, int):
+    facts, rank, at = raw.get("facts"), as_whole(raw.get("rank")), as_time(raw.get("at"))
+    if rank is None or at is None:
         return None
     return Beat(
         rank=rank,
-        step=step if isinstance(step, int) else None,
-        phase=str(raw.get("phase", "")),
-        at=at if at.tzinfo else at.replace(tzinfo=timezone.utc),
-        pid=pid if isinstance(pid, int) else 0,
-        host=str(raw.get("host", "")),
-        facts={str(k): str(v) for k, v in facts.items()} if isinstance(facts, dict) else {},
+        step=as_whole(raw.get("step")),
+        phase=as_text(raw.get("phase")),
+        at=at,
+        pid=as_whole(raw.get("pid")) or 0,
+        host=as_text(raw.get("host")),
+        facts={as_text(k): as_text(v) for k, v in facts.items()} if isinstance(facts, dict) else {},
     )

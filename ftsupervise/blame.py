@@ -17,14 +17,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.ledger import read_time
+from ftsupervise.printable import printable
+from ftsupervise.reading import as_text, as_texts, as_time, as_whole, time_of
 from ftsupervise.rundir import read_json, sync_directory, write_json
-from ftsupervise.sharing import FOLDER, make_folder
+from ftsupervise.sharing import FOLDER, make_folder, may_be_changed, stranger
 
 WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
 HALF_LIFE = 24 * 3600.0  # seconds after which a trouble counts half
@@ -46,9 +47,14 @@ WEIGHTS: Mapping[str, float] = {
 }
 _OF_THE_NODE = frozenset({"health", "hardware", "no-answer", "node", "launch", "warning"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _FADED = 20  # half-lives after which a trouble is nothing any more
 _FAINT = 0.1  # a score below this is none
 _MOST = 400  # troubles one writer keeps
+_FILES = 10_000  # of one folder that are read
+_PAGE = 4_000_000  # bytes of one page
+_BYTES = 64_000_000  # of all troubles of a place
+_NODES = 100_000  # excluded for one job
 
 
 class Trouble(NamedTuple):
@@ -232,57 +238,79 @@ def read(places: Sequence[Path]) -> Known:
     marks: list[Mark] = []
     problems: list[str] = []
     for place in places:
-        for path in _listed(place / TROUBLES, problems):
-            troubles.update(dict.fromkeys(_troubles(path, problems)))
+        left = _BYTES
+        for path, whose in _listed(place / TROUBLES, problems):
+            found, size = _troubles(path, whose, min(left, _PAGE), problems)
+            troubles.update(dict.fromkeys(found))
+            left -= size
         for word in (EXCLUDE, TRUST, CLEARED):
-            marks += [mark for path in _listed(place / word, problems) if (mark := _mark(path, word, place, problems))]
+            listed = _listed(place / word, problems)
+            marks += [mark for path, whose in listed if (mark := _mark(path, whose, word, place, problems))]
     return Known(tuple(troubles), tuple(marks), tuple(problems))
 
 
-def _listed(folder: Path, problems: list[str]) -> list[Path]:
+def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_result]]:
+    """The files of ``folder``, each with the stat of the folder; some of them where there are too many."""
     try:
-        return [folder / name for name in sorted(os.listdir(folder)) if not name.startswith(".")]
+        whose = folder.stat()
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, _FILES + 1) if not entry.name.startswith(".")]
     except FileNotFoundError:
         return []
     except OSError as error:
         problems.append(f"{folder} cannot be read: {error.strerror}")
         return []
+    if len(names) > _FILES:
+        problems.append(f"{folder} holds more than {_FILES} files; the rest is left out")
+    return [(folder / name, whose) for name in sorted(names)[:_FILES]]
 
 
-def _troubles(path: Path, problems: list[str]) -> Iterator[Trouble]:
+def _troubles(path: Path, whose: os.stat_result, limit: int, problems: list[str]) -> tuple[list[Trouble], int]:
+    """What one writer has seen, and the size of its page."""
+    size = 0
     try:
-        raw = (read_json(path) or {}).get("troubles")
+        size = min(path.lstat().st_size, limit)
+        page = read_json(
+            path, limit=limit, distrust=lambda one: stranger(whose, one) or may_be_changed(whose, one, path)
+        )
     except (OSError, ValueError) as error:
-        problems.append(f"{path} cannot be read: {error}")
-        return
-    for item in raw if isinstance(raw, list) else ():
-        at = read_time(item.get("at")) if isinstance(item, dict) else None
-        if at is None or not is_name(str(item.get("node", ""))):
-            continue
-        number = item.get("attempt")
-        texts = {key: _plain(item.get(key)) for key in ("kind", "run", "job", "rank", "sign", "by", "evidence")}
-        yield Trouble(node=str(item["node"]), at=at, attempt=number if isinstance(number, int) else 0, **texts)
+        problems.append(printable(f"{path} is left out: {error}", 600))
+        return [], size
+    raw = (page or {}).get("troubles")
+    items = raw[-_MOST:] if isinstance(raw, list) else []
+    return [one for item in items if isinstance(item, dict) and (one := _trouble(item))], size
 
 
-def _mark(path: Path, word: str, place: Path, problems: list[str]) -> Mark | None:
+def _trouble(item: Mapping[str, object]) -> Trouble | None:
+    at, node = as_time(item.get("at")), as_text(item.get("node"))
+    if at is None or not is_name(node):
+        return None
+    texts = {key: as_text(item.get(key)) for key in ("kind", "run", "job", "rank", "sign", "by", "evidence")}
+    return Trouble(node=node, at=at, attempt=as_whole(item.get("attempt")) or 0, **texts)
+
+
+def _mark(path: Path, whose: os.stat_result, word: str, place: Path, problems: list[str]) -> Mark | None:
     if not is_name(path.name):
-        problems.append(f"{path.parent}/{_plain(path.name)} is no name of a node; it is not obeyed")
+        problems.append(f"{path.parent}/{as_text(path.name)} is no name of a node; it is not obeyed")
         return None
     try:
-        at = datetime.fromtimestamp(path.lstat().st_mtime, timezone.utc)
+        found = path.lstat()
+        if reason := stranger(whose, found):
+            problems.append(f"{path}: {reason}; it is not obeyed")
+            return None
+        at = time_of(found)
         try:
-            raw = read_json(path, limit=64_000) or {}
-        except ValueError:  # ``touch`` is enough
+            raw = read_json(path, limit=64_000, distrust=lambda opened: may_be_changed(whose, opened, path)) or {}
+        except ValueError:  # ``touch`` is enough; what others may have written in it is not read
             raw = {}
     except FileNotFoundError:
         return None
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}; it is not obeyed")
         return None
-    end = read_time(raw.get("until"))
-    return Mark(
-        path.name, word, read_time(raw.get("at")) or at, _plain(raw.get("who")), _plain(raw.get("why")), end, f"{place}"
-    )
+    end = as_time(raw.get("until"))
+    who, why = as_text(raw.get("who")), as_text(raw.get("why"))
+    return Mark(path.name, word, as_time(raw.get("at")) or at, who, why, end, f"{place}")
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -333,10 +361,13 @@ def say(place: Path, word: str, node: str, *, who: str, why: str, now: datetime,
 def applied(place: Path, job: str) -> frozenset[str]:
     """The nodes that waiting job ``job`` is kept away from because of us; all others on its list are somebody's own."""
     try:
-        raw = (read_json(place / APPLIED / job, limit=4_000_000) or {}).get("nodes")
+        whose = (place / APPLIED).stat()
+        raw = (read_json(place / APPLIED / job, limit=_PAGE, distrust=lambda found: stranger(whose, found)) or {}).get(
+            "nodes"
+        )
     except (OSError, ValueError):
         return frozenset()
-    return frozenset(str(node) for node in raw) if isinstance(raw, list) else frozenset()
+    return frozenset(node for node in as_texts(raw, _NODES) if is_name(node))
 
 
 def any_applied(place: Path) -> bool:
@@ -370,13 +401,3 @@ def prepare(place: Path) -> None:
     """Make the folders of a place, so that ``touch`` is enough for people. Raises OSError."""
     for word in WORDS:
         folder(place, word)
-
-
-# -------------------------------------------------------------------------------------------------------------- inside
-
-_EPOCH = datetime.fromtimestamp(0, timezone.utc)
-
-
-def _plain(value: object) -> str:
-    """Text from a file somebody else may have written, made harmless to print."""
-    return "" if value is None else "".join(c if c.isprintable() else "?" for c in str(value))[:300]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.ledger import numbers
-from ftsupervise.printable import printable
+from ftsupervise.reading import as_text, as_texts, as_whole
 from ftsupervise.rundir import RunDir, read_json, sync_directory, write_json
 
 BRAKE = "brake"
@@ -49,16 +49,15 @@ def read_brake(rundir: RunDir) -> Brake | None:
         raw = {}
     if raw is None:
         return None
-    step, held, times, attempt = raw.get("step"), raw.get("held"), raw.get("times"), raw.get("attempt")
     return Brake(
-        failure=printable(str(raw.get("failure", "stopped by hand")), 500),
-        why=printable(str(raw.get("why", "no reason given")), 500),
-        times=times if isinstance(times, int) else 0,
-        attempt=attempt if isinstance(attempt, int) else 0,
-        step=step if isinstance(step, int) else None,
-        detail=printable(str(raw.get("detail", "")), 500),
-        held=tuple(str(job) for job in held) if isinstance(held, list) else (),
-        at=str(raw.get("at", "")),
+        failure=as_text(raw.get("failure", "stopped by hand")),
+        why=as_text(raw.get("why", "no reason given")),
+        times=as_whole(raw.get("times")) or 0,
+        attempt=as_whole(raw.get("attempt")) or 0,
+        step=as_whole(raw.get("step")),
+        detail=as_text(raw.get("detail")),
+        held=as_texts(raw.get("held")),
+        at=as_text(raw.get("at")),
     )
 
 
@@ -91,12 +90,15 @@ def still_held(rundir: RunDir) -> tuple[str, ...]:
         held = (read_json(rundir.marks / RELEASED, limit=64_000) or {}).get("held")
     except ValueError:
         return ()
-    return tuple(str(job) for job in held) if isinstance(held, list) else ()
+    return as_texts(held)
 
 
 def let_go(rundir: RunDir, job: str) -> None:
     """It may start again: it is held no longer. Raises OSError."""
-    raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
+    try:
+        raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
+    except ValueError:
+        raw = {}
     write_json(rundir.marks / RELEASED, {**raw, "held": [one for one in still_held(rundir) if one != job]})
 
 
@@ -106,5 +108,5 @@ def counts_from(rundir: RunDir) -> int:
         raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
     except ValueError:
         return 1
-    attempt = raw.get("attempt")
-    return attempt + 1 if isinstance(attempt, int) else 1
+    attempt = as_whole(raw.get("attempt"))
+    return attempt + 1 if attempt is not None else 1

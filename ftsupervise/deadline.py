@@ -48,8 +48,8 @@ def parse_end_time(text: str) -> float | None:
     if match is None:
         return None
     word = match[1]
-    if word.isdigit():
-        return float(word) or None
+    if word.isascii() and word.isdigit():
+        return float(word[:18]) or None
     try:
         return datetime.fromisoformat(word).timestamp()
     except ValueError:

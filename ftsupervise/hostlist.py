@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import re
 
-_BRACKET = re.compile(r"\[([^\]]*)\]")
-_MAX_NODES = 200_000
+_PIECE = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?")
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_MOST = 200_000  # nodes in all; the largest cluster has a tenth of it
+_LONGEST = 300  # characters of a name; DNS allows 253
+_LIMIT = 4_000_000  # characters of a list
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """ "node-[0-2,7],gpu3" -> node-0 node-1 node-2 node-7 gpu3. Raises ValueError for what is not a host list."""
-    return tuple(name for part in _split_outside_brackets(text) for name in _expand(part))
+    """ "node-[0-2,7],gpu3" -> node-0 node-1 node-2 node-7 gpu3. Raises ValueError for what is not a host list, and for more
+    than 200,000 nodes, before any is made."""
+    if len(text) > _LIMIT:
+        raise ValueError(f"not a host list: {len(text)} characters")
+    names: list[str] = []
+    for part in _split_outside_brackets(text):
+        names += _expand(part, _MOST - len(names))
+    return tuple(names)
 
 
 def _split_outside_brackets(text: str) -> list[str]:
     parts, depth, start = [], 0, 0
     for index, character in enumerate(text):
+        if character not in "[],":
+            continue
         depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
             raise ValueError(f"not a host list: {text[:100]!r}")
@@ -28,22 +39,32 @@ def _split_outside_brackets(text: str) -> list[str]:
     return [part for part in (p.strip() for p in parts) if part]
 
 
-def _expand(part: str) -> list[str]:
-    match = _BRACKET.search(part)
-    if not match:
-        return [part]
-    names: list[str] = []
-    for item in match[1].split(","):
-        low, dash, high = item.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
-            raise ValueError(f"not a host list: {part[:100]!r}")
-        first, last = int(low), int(high) if dash else int(low)
-        if last - first > _MAX_NODES:
+def _expand(part: str, most: int) -> list[str]:
+    """The names of one part, the last bracket running fastest; ``most`` are allowed."""
+    names, count = [""], 1
+    for fixed, brackets in _PIECE.findall(part):
+        ranges = [_range(item, part) for item in brackets.split(",")] if brackets or f"{fixed}[]" in part else []
+        if ranges:
+            count *= sum(last - first + 1 for first, last, _ in ranges)
+        if count > most:
             raise ValueError(f"not a host list: {part[:100]!r} has too many nodes")
-        for number in range(first, last + 1):
-            rest = f"{part[: match.start()]}{number:0{len(low)}d}{part[match.end() :]}"
-            names += _expand(rest)
+        if len(names[0]) + len(fixed) > _LONGEST:
+            raise ValueError(f"not a host list: {part[:100]!r} has a name of more than {_LONGEST} characters")
+        ends = [f"{fixed}{n:0{width}d}" for first, last, width in ranges for n in range(first, last + 1)] or [fixed]
+        names = [name + end for name in names for end in ends]
     return names
+
+
+def _range(item: str, part: str) -> tuple[int, int, int]:
+    """ "007-012" -> 7, 12 and the width 3."""
+    match = _RANGE.fullmatch(item)
+    if not match:
+        raise ValueError(f"not a host list: {part[:100]!r}")
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    if last < first:
+        raise ValueError(f"not a host list: {part[:100]!r} counts down")
+    return first, last, len(match[1])
 
 
 def compress_hostlist(nodes: tuple[str, ...] | list[str]) -> str:
@@ -51,7 +72,7 @@ def compress_hostlist(nodes: tuple[str, ...] | list[str]) -> str:
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for node in dict.fromkeys(nodes):
-        match = re.fullmatch(r"(.*?)(\d+)", node)
+        match = re.fullmatch(r"(.*?)([0-9]{1,18})", node)
         if match:
             groups.setdefault((match[1], len(match[2]) if match[2].startswith("0") else 0), []).append(int(match[2]))
         else:

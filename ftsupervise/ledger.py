@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise import beats, procfs
+from ftsupervise.host.files import open_regular
+from ftsupervise.printable import printable
+from ftsupervise.reading import as_count, as_number, as_text, as_time, as_whole, time_of
 from ftsupervise.rundir import WARNING, RunDir, read_json
 from ftsupervise.truth import Attempt, Beat
 
 UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
 TOLD = "told: "  # how the note of an attempt without an end begins when it was told to leave; then what it was told
+_LONGEST = 2000  # characters of a text in a page
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 LATE = ", and it did not leave in time"  # end of the cause of one whose process is gone, and that was told to leave
 LOST = "died without a word"  # it has no end on record and its process is gone
@@ -86,7 +90,8 @@ def lives_here(attempt: Attempt | None) -> bool:
 
 def numbers(rundir: RunDir) -> list[int]:
     """Of the attempts that have been claimed. Raises OSError."""
-    return [int(name) for name in os.listdir(rundir.attempts) if name.isdigit()]
+    counts = map(as_count, os.listdir(rundir.attempts))
+    return [number for number in counts if number is not None]
 
 
 def _attempt(rundir: RunDir, number: int) -> Attempt:
@@ -98,9 +103,9 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         return Attempt(number, "", _claimed_at(folder), cause="" if _young(folder) else UNKNOWN, note=note)
     began = Attempt(
         number=number,
-        job_id=str(start.get("job_id", "")),
+        job_id=as_text(start.get("job_id"), _LONGEST),
         started=read_time(start.get("at")) or _claimed_at(folder),
-        host=str(start.get("host", "")),
+        host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
     )
     if end is not None:
@@ -108,16 +113,16 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         return began._replace(
             ended=read_time(end.get("at")),
             exit_code=code if isinstance(code, int) else None,
-            cause=str(end.get("cause", UNKNOWN)),
+            cause=as_text(end.get("cause", UNKNOWN), _LONGEST),
             first_step=_step(end.get("first_step")),
             last_step=_step(end.get("last_step")),
-            note=str(end.get("note", "")),
-            kind=str(end.get("kind", "")),
-            failure=str(end.get("failure", "")),
+            note=as_text(end.get("note"), _LONGEST),
+            kind=as_text(end.get("kind"), _LONGEST),
+            failure=as_text(end.get("failure"), _LONGEST),
             saved=_step(end.get("saved")),
             ready=_seconds(end.get("ready")),
-            then=str(end.get("then", "")),
-            detail=str(end.get("detail", "")),
+            then=as_text(end.get("then"), _LONGEST),
+            detail=as_text(end.get("detail"), _LONGEST),
         )
     seen = reached(rundir, number)
     told = _warned(folder)
@@ -147,8 +152,8 @@ def _told_to_end(start: Mapping[str, object], told: str) -> str:
 def _warned(folder: Path) -> str:
     """What the attempt was told before it ended without an end on record."""
     try:
-        with (folder / WARNING).open(encoding="utf-8", errors="replace") as file:
-            return f"{TOLD}{file.readline(200).strip() or 'to leave'}"
+        with os.fdopen(open_regular(folder / WARNING), encoding="utf-8", errors="replace") as file:
+            return f"{TOLD}{printable(file.readline(200).strip()) or 'to leave'}"
     except OSError:
         return ""
 
@@ -166,12 +171,15 @@ def _nodes(text: str) -> tuple[str, ...]:
         return ()
     from ftsupervise.hostlist import expand_hostlist
 
-    return expand_hostlist(text)
+    try:
+        return expand_hostlist(text)
+    except ValueError:  # a damaged page: it is not known where it ran
+        return ()
 
 
 def _claimed_at(folder: Path) -> datetime:
     try:
-        return datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+        return time_of(folder.stat())
     except OSError:
         return datetime.fromtimestamp(0, timezone.utc)
 
@@ -183,19 +191,12 @@ def _young(folder: Path) -> bool:
 
 def read_time(value: object) -> datetime | None:
     """A time as our files have it (ISO 8601, UTC unless it says otherwise); None for what is none."""
-    try:
-        at = datetime.fromisoformat(str(value))
-    except ValueError:
-        return None
-    return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    return as_time(value)
 
 
 def _step(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return as_whole(value)
 
 
 def _seconds(value: object) -> float | None:
-    try:
-        return float(str(value)) if value is not None else None
-    except ValueError:
-        return None
+    return as_number(value)

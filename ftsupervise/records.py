@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.reading import as_count, as_text, as_texts, as_time, as_whole, time_of
 from ftsupervise.rundir import RunDir, read_json
 
 
@@ -32,7 +34,7 @@ class LaunchRecord(NamedTuple):
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
     """All launches of the run, oldest first. Raises OSError if the directory cannot be read; () if there is none."""
     try:
-        names = sorted(p.name for p in run_dir.launches.iterdir() if p.name.isdigit())
+        names = sorted(p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None)
     except FileNotFoundError:
         return ()
     return tuple(_launch(run_dir, name) for name in names)
@@ -81,26 +83,23 @@ def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
         raw = read_json(folder / "launch.json") or {}
     except (OSError, ValueError):
         raw = {}
-    try:
-        at = datetime.fromisoformat(str(raw["at"]))
-        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    except (KeyError, ValueError):
-        try:
-            at = datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
-        except OSError:
-            at = datetime.fromtimestamp(0, timezone.utc)
-    ids = raw.get("job_ids")
-    members = raw.get("members")
     return LaunchRecord(
         number=int(name),
-        state=str(raw.get("state", "submitting")),
-        token=str(raw.get("token", "")),
-        at=at,
-        by=str(raw.get("by", "somebody")),
-        kind=str(raw.get("scheduler", "")),
-        chain=str(raw.get("chain", "")),
-        members=members if isinstance(members, int) else 1,
-        after=str(raw.get("after", "")),
-        job_ids=tuple(str(i) for i in ids) if isinstance(ids, list) else (),
-        config=str(raw.get("config", "")),
+        state=as_text(raw.get("state", "submitting")),
+        token=as_text(raw.get("token")),
+        at=as_time(raw.get("at")) or _made(folder),
+        by=as_text(raw.get("by", "somebody")),
+        kind=as_text(raw.get("scheduler")),
+        chain=as_text(raw.get("chain")),
+        members=as_whole(raw.get("members")) or 1,
+        after=as_text(raw.get("after")),
+        job_ids=as_texts(raw.get("job_ids")),
+        config=as_text(raw.get("config"), 4096),
     )
+
+
+def _made(folder: Path) -> datetime:
+    try:
+        return time_of(folder.stat())
+    except OSError:
+        return datetime.fromtimestamp(0, timezone.utc)

@@ -20,11 +20,14 @@ a file that vanishes or is half there. Standard library only: the guard uses thi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ftsupervise.host.files import open_regular, read_open
+from ftsupervise.reading import parse_object
 from ftsupervise.sharing import PAGE, SHARED, make_folder, set_file_mode
 
 FINISHED = "finished"
@@ -180,24 +183,31 @@ def write_json(
     write_whole(path, text, mode=mode, sync=sync, desk=desk)
 
 
-def read_json(path: Path, *, limit: int = 4_000_000) -> dict[str, object] | None:
+def read_json(
+    path: Path, *, limit: int = 4_000_000, distrust: Callable[[os.stat_result], str] | None = None
+) -> dict[str, object] | None:
     """The object in ``path``; None if there is no such file.
 
-    Raises ValueError if it is there but is not one whole JSON object, OSError if it cannot be read. Never reads more
-    than ``limit`` bytes, never follows a symbolic link, never blocks on a FIFO.
+    Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes, OSError
+    if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO. ``distrust`` says of the
+    opened file why it is not believed, "" if it is: a ValueError too.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_regular(path)
     except FileNotFoundError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        raw = file.read(limit + 1)
-    if len(raw) > limit:
-        raise ValueError(f"{path} is larger than {limit} bytes")
     try:
-        value = json.loads(raw.decode("utf-8", "replace"))
-    except RecursionError:  # a file of brackets
-        raise ValueError(f"{path} is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
-    return value
+        reason = distrust(os.fstat(fd)) if distrust is not None else ""
+        raw = b"" if reason else read_open(fd, limit, path)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(f"{path} is larger than {limit} bytes") from None
+        raise
+    finally:
+        os.close(fd)
+    if reason:
+        raise ValueError(f"{path} is not believed: {reason}")
+    try:
+        return parse_object(raw)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

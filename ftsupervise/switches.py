@@ -5,13 +5,15 @@ Standard library only, and nothing here blocks on what lies in a switch's place:
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
+from ftsupervise.host.ownership import user_name
+from ftsupervise.reading import as_text, parse_object, time_of
 from ftsupervise.rundir import RunDir, sync_directory, write_json
+from ftsupervise.sharing import in_group
 from ftsupervise.truth import Health, SwitchState
 
 KILL = "kill-switch"
@@ -57,14 +59,14 @@ def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | No
     problem = _switch_problem(os.fstat(directory), found)
     if problem:
         return SwitchState(name, Health.OK, problem=f"{name} is {problem}; it is not obeyed"), None
-    owner = _user_name(found.st_uid)
+    owner = user_name(found.st_uid)
     said = _read_switch_text(directory, name)
     who = said.get("who") or owner
     if said.get("who") and owner not in who:
         who = f"{who} (the file is {owner}'s)"
     if said.get("host"):
         who = f"{who} on {said['host']}"
-    since = datetime.fromtimestamp(found.st_mtime, timezone.utc)
+    since = time_of(found)
     state = SwitchState(name, Health.BAD, who=who, why=said.get("why", ""), since=since)
     return state, (found.st_ino, found.st_mtime_ns)
 
@@ -83,28 +85,9 @@ def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
         return f"{found.st_size} bytes long"
     if directory.st_mode & stat.S_IWOTH and not directory.st_mode & stat.S_ISVTX:
         return "in a directory everybody may write (chmod o-w switches)"
-    if found.st_uid not in (0, directory.st_uid) and not _in_group(found.st_uid, directory.st_gid):
-        return f"owned by {_user_name(found.st_uid)}, who is not in the directory's group"
+    if found.st_uid not in (0, directory.st_uid) and not in_group(found.st_uid, directory.st_gid):
+        return f"owned by {user_name(found.st_uid)}, who is not in the directory's group"
     return ""
-
-
-def _in_group(uid: int, gid: int) -> bool:
-    import pwd
-
-    try:
-        account = pwd.getpwuid(uid)
-        return gid in os.getgrouplist(account.pw_name, account.pw_gid)
-    except (KeyError, OSError):
-        return False
-
-
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def _read_switch_text(directory: int, name: str) -> dict[str, str]:
@@ -114,18 +97,12 @@ def _read_switch_text(directory: int, name: str) -> dict[str, str]:
     except OSError:  # raised by somebody who keeps the content to himself: up all the same
         return {}
     with os.fdopen(fd, "rb") as file:
-        text = file.read(SWITCH_LIMIT).decode("utf-8", "replace")
+        data = file.read(SWITCH_LIMIT)
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raw = None
-    if not isinstance(raw, dict):
-        raw = {"why": text.strip().partition("\n")[0]}
-    return {key: _printable(str(raw[key])) for key in ("who", "host", "why") if raw.get(key)}
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:300]
+        raw = parse_object(data)
+    except ValueError:
+        raw = {"why": data.decode("utf-8", "replace").strip().partition("\n")[0]}
+    return {key: text for key in ("who", "host", "why") if (text := as_text(raw.get(key)))}
 
 
 def raise_switch(rundir: RunDir, name: str, *, who: str, host: str, why: str, now: datetime) -> None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.reading import as_number, as_text, as_time
 from ftsupervise.rundir import RunDir, read_json, write_json
-from ftsupervise.sharing import make_folder
+from ftsupervise.sharing import make_folder, may_be_changed, stranger
 
 LATE = 3  # times its own interval, and …
+MOST = 200  # watchers of one run that are read
+_LISTED = 10_000
+_LONGEST = 366 * 86400.0  # seconds between two looks
 AT_LEAST = timedelta(minutes=10)  # … never sooner: a tick over a thousand runs, a node that is rebooted
 
 
@@ -60,21 +65,37 @@ def leave(rundir: RunDir) -> None:
 
 
 def watchers(rundir: RunDir) -> tuple[Watcher, ...]:
-    """Everybody who has looked and not taken leave. Raises OSError when the directory cannot be read."""
+    """Everybody who has looked and not taken leave, MOST at most. Raises OSError when the directory cannot be read."""
+    return look(rundir)[0]
+
+
+def look(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
+    """``watchers``, and a clause about what is odd there; "" if nothing is. Raises OSError."""
+    place = folder(rundir)
     try:
-        names = os.listdir(folder(rundir))
+        whose = place.stat()
+        with os.scandir(place) as entries:
+            names = [entry.name for entry in islice(entries, _LISTED) if not entry.name.startswith(".")]
     except FileNotFoundError:
-        return ()
-    found = (_read(folder(rundir) / name) for name in sorted(names) if not name.startswith("."))
-    return tuple(watcher for watcher in found if watcher is not None)
+        return (), ""
+    if own_name() in names:  # whoever fills the folder does not push out the watcher that asks
+        names = [own_name(), *(name for name in names if name != own_name())]
+    found = (_read(place / name, whose) for name in names[:MOST])
+    odd = f"holds {len(names)} files or more, of which {MOST} are read" if len(names) > MOST else ""
+    return tuple(sorted((watcher for watcher in found if watcher is not None), key=lambda one: one.name)), odd
 
 
-def _read(path: Path) -> Watcher | None:
+def _read(path: Path, whose: os.stat_result) -> Watcher | None:
+    """None for a page that is damaged, or by somebody with whom the watch is not shared."""
     try:
-        raw = read_json(path, limit=10_000) or {}
-        at = datetime.fromisoformat(str(raw["at"]))
-    except (OSError, ValueError, KeyError):
+        raw = read_json(
+            path, limit=10_000, distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path)
+        )
+    except (OSError, ValueError):
         return None
-    every = raw.get("every")
-    bound = timedelta(seconds=every) if isinstance(every, (int, float)) else None
-    return Watcher(path.name, str(raw.get("host", "")), at, bound)
+    at = as_time((raw or {}).get("at"))
+    if raw is None or at is None:
+        return None
+    every = as_number(raw.get("every"))
+    bound = timedelta(seconds=every) if every is not None and 0 < every < _LONGEST else None
+    return Watcher(as_text(path.name), as_text(raw.get("host")), at, bound)

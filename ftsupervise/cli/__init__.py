@@ -82,12 +82,18 @@ def ftsupervise() -> None:
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit. No error a person can cause prints a traceback."""
+    """Run the command line and exit. No error a person can cause prints a traceback, nothing prints a control character."""
     from ftsupervise.cli import patience
+    from ftsupervise.cli.rim import rim
 
-    shown: dict[str, Any] = {"color": look_at_terminals() and may_colour()}
+    colours = look_at_terminals() and may_colour()
     if argv is None and patience.applies(sys.argv[1:]):
         patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
+    with rim(colours=colours):
+        _main(argv, {"color": colours})
+
+
+def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
     try:
         code = ftsupervise.main(
             args=argv, prog_name="ftsupervise", standalone_mode=False, terminal_width=_width(), **shown

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli.saying import count, plain, say
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -210,17 +211,12 @@ def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
         if finding.subject == "watchdog" and code == 0:
             continue  # that the watchdog itself works goes without saying
         word = click.style(f"{_WORDS[code]:8}", fg=_COLOURS[code], bold=code != 0)
-        say(f"{word} {finding.watchdog:{width}}  {_printable(finding.summary)}")
+        say(f"{word} {finding.watchdog:{width}}  {printable(finding.summary)}")
         if code in (1, 2):
             for label, text in (("limit", finding.limit), ("look", finding.look), ("do", finding.do)):
                 if text:
-                    say(f"         {'':{width}}    {label}: {_printable(text)}")
+                    say(f"         {'':{width}}    {label}: {printable(text)}")
             for line in finding.detail.splitlines():
-                say(f"         {'':{width}}    {_printable(line)}")
+                say(f"         {'':{width}}    {printable(line)}")
     for sentence in complaints:
-        say(click.style("settings", fg="yellow", bold=True) + f" {_printable(sentence)}")
-
-
-def _printable(text: str) -> str:
-    """Names of files and words of plug-ins must not drive the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+        say(click.style("settings", fg="yellow", bold=True) + f" {printable(sentence)}")

@@ -14,6 +14,7 @@ from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.voice import Voice
 from ftsupervise.hostmemory import HostMemory
+from ftsupervise.printable import printable
 from ftsupervise.rundir import WARNING
 from ftsupervise.switches import KILL, SAVE, Identity, look_at_switch
 from ftsupervise.truth import Health
@@ -178,4 +179,4 @@ def _first_line(path: Path) -> str:
         return "no reason given"
     with os.fdopen(fd, "rb") as file:
         line = file.read(1000).decode("utf-8", "replace").partition("\n")[0]
-    return "".join(c for c in line if c.isprintable()) or "no reason given"
+    return printable(line) or "no reason given"

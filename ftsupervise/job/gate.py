@@ -9,6 +9,7 @@ from pathlib import Path
 from ftsupervise import blame
 from ftsupervise.brake import read_brake
 from ftsupervise.errors import from_os_error
+from ftsupervise.reading import as_whole
 from ftsupervise.rundir import RunDir, for_the_group, read_json
 from ftsupervise.sharing import FOLDER, make_folder, make_root
 from ftsupervise.switches import KILL, SAVE, read_switch
@@ -91,4 +92,4 @@ def _at_step(rundir: RunDir) -> str:
         step = (read_json(rundir.finished) or {}).get("step")
     except (OSError, ValueError):  # ``touch marks/finished`` is enough
         return ""
-    return f" at step {step}" if isinstance(step, int) else ""
+    return f" at step {step}" if as_whole(step) is not None else ""

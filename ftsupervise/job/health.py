@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise import bounded
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
@@ -83,7 +84,7 @@ def parse(output: str) -> dict[str, Answer]:
 
 def answer(code: int | None, text: str) -> Answer:
     """``code`` None: it was ended at its bound."""
-    line = "".join(c if c.isprintable() else "?" for c in text.strip().partition("\n")[0])[:200]
+    line = printable(text.strip().partition("\n")[0], 200)
     if code is None or code in _ENDED:
         return Answer(NO_ANSWER, line)
     word = _WORDS.get(code)

@@ -18,6 +18,7 @@ FILES = {
     "host",
     "rundir",
     "sharing",
+    "reading",
     "switches",
     "beats",
     "pages",

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from ftsupervise.brake import read_brake
 from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.reading import as_time
 from ftsupervise.watch import Look
 
 
@@ -29,7 +30,7 @@ class Brake:
             return
         held = f"; held: {', '.join(on.held)}" if on.held else ""
         yield _finding(
-            look, Health.BAD, f"stopped by the brake: {on.words()}{held}", since=_time(on.at), value=on.failure
+            look, Health.BAD, f"stopped by the brake: {on.words()}{held}", since=as_time(on.at), value=on.failure
         )
 
 
@@ -48,10 +49,3 @@ def _finding(look: Look, health: Health, summary: str, *, since: datetime | None
         do=f"mend what failed, then: ftsupervise clear --brake {shlex.quote(str(look.rundir.root))}",
         since=since,
     )
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
-from ftsupervise.watchers import own_name, watchers
+from ftsupervise.watchers import look as look_at
+from ftsupervise.watchers import own_name
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,12 @@ class Watchers:
 
     def check(self, look: Look, settings: object) -> Iterator[Finding]:
         try:
-            known = watchers(look.rundir)
+            known, odd = look_at(look.rundir)
         except OSError:
             return  # that the directory cannot be read is told by whoever writes there
+        if odd or look.memory.get("crowded"):  # once it was, it is told to be over
+            look.memory["crowded"] = True
+            yield self._folder(look, odd)
         for watcher in known:
             if watcher.name == own_name() or watcher.every is None:
                 continue
@@ -40,7 +44,23 @@ class Watchers:
                 value=silent,
                 limit=f"every {show_duration(watcher.every.total_seconds())}",
                 meaning="If this watch goes silent too, nobody looks after the run.",
-                look=f"ssh {watcher.host} pgrep -af ftsupervise",
+                look=f"ssh {shlex.quote(watcher.host)} pgrep -af ftsupervise",
                 do=f"start it again; if it was stopped for good: rm {page}",
                 since=watcher.at if late is not None else None,
             )
+
+    def _folder(self, look: Look, odd: str) -> Finding:
+        place = look.rundir.watch / "watchers"
+        quoted = shlex.quote(str(place))
+        return Finding(
+            run=look.run.name,
+            watchdog=self.name,
+            subject="folder",
+            health=Health.BAD if odd else Health.OK,
+            severity=Severity.WARNING,
+            summary=f"{place} {odd}" if odd else f"{place} is in order again",
+            at=look.now,
+            meaning="A watch among those left out can go silent, and no other watch notices." if odd else "",
+            look=f"ls -l {quoted} | head -50",
+            do=f"see whose files they are, then: rm -r {quoted} (each watch writes its own page again)" if odd else "",
+        )
