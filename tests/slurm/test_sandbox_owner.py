@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,22 @@ def test_a_sandbox_for_one_command_ends_with_its_owner(
     until(lambda: not place.exists(), "its directory to be gone")
 
 
+def test_it_ends_when_its_terminal_is_closed(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
+) -> None:
+    place = short_tmp / "terminal"
+    ours, theirs = os.openpty()
+    words = ("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "1", "--", "sleep", "314")
+    owner = begun(
+        *words, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    )
+    os.close(theirs)
+    until(lambda: [one for one in running(place) if one.endswith("sleep")], "the command")
+    os.close(ours)
+    owner.wait(60)
+    until(lambda: not running(place) and not place.exists(), "the end of all of it")
+
+
 def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
 ) -> None:
@@ -121,7 +140,7 @@ def of(mark: str) -> list[str]:
     return [f"{p.pid} {p.name}" for p in everyone().values() if environment(p.pid).get(MARK_OWNER) == mark]
 
 
-@pytest.mark.parametrize("number", ENDINGS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [*ENDINGS, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("kind", ["slurm", "local"])
 def test_the_demo_leaves_nothing_running(
     begun: Callable[..., subprocess.Popen[str]], tmp_path: Path, until: Until, kind: str, number: signal.Signals
@@ -137,7 +156,7 @@ def test_the_demo_leaves_nothing_running(
     places = {environment(int(one.split()[0])).get("FTSUPERVISE_SANDBOX", "") for one in of(mark)} - {""}
     assert len(of(mark)) >= 3 and len(places) == (kind == "slurm")
     demo.send_signal(number)
-    assert demo.wait(60) == -number
+    assert demo.wait(60) == (130 if number == signal.SIGINT else -number)
     until(lambda: not of(mark), "the end of the chain and the watch")
     until(lambda: not any(running(place) or Path(place).exists() for place in places), "the end of the cluster")
     assert not {Path(place) for place in places} & {seen.directory for seen in sandboxes()}
