@@ -88,11 +88,15 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: 
 def _doubts(run: Run) -> tuple[str, ...]:
     """Settings that are well-formed and yet will not do what is wanted: told now, not at 3 a.m."""
     from ftsupervise.alerts.secrets import complaints as secrets
+    from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
     from ftsupervise.watch.watchdogs.preflight import complaints
 
+    _, out = without_secrets(os.environ, run)
+    left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
     with Probe() as probe:
-        return (*complaints(run, probe, datetime.now(timezone.utc)), *secrets(run.alerts))
+        found = complaints(run, probe, datetime.now(timezone.utc))
+    return (*found, *secrets(run.alerts), *((left,) if out else ()))
 
 
 def _show(plan: Plan, run: Run) -> None:

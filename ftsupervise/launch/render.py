@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import __version__
+from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.scheduler.parse import quote as sbatch_quote
 
@@ -49,6 +49,11 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
         raise ConfigError(f"the job script cannot be rendered: {error}") from None
     if not script.startswith("#!"):
         raise ConfigError(f"{name}: a job script starts with #!", hint='begin the template with "#!/bin/bash"')
+    if found := secrecy.kind(script) or secrecy.assigned(script):
+        raise ConfigError(
+            f"{name}: the job script would hold {found}, and Slurm shows it to others",
+            hint='read the secret where the job runs: export NAME="$(cat ~/.name)"',
+        )
     return script
 
 
