@@ -140,7 +140,7 @@ class Standby:
         os.environb.update(self.env)
         hook = str(Path(__file__).parent)
         path = self.told.get("pythonpath")
-        os.environ["PYTHONPATH"] = hook if path is None else f"{hook}{os.pathsep}{path}"
+        os.environ["PYTHONPATH"] = f"{hook}{os.pathsep}{path}" if path else hook
         os.environ[ENV] = json.dumps(self.told)
         words = sys.orig_argv
         os.execvp(words[0], words)

@@ -23,7 +23,8 @@ def main() -> None:
     orders["coming"] = announce(orders["place"], node)
     before = os.environ.get("PYTHONPATH")
     orders["pythonpath"] = before
-    os.environ["PYTHONPATH"] = _HOOK if before is None else f"{_HOOK}{os.pathsep}{before}"
+    # an empty one says nothing to Python; with something before it, it would be the current directory
+    os.environ["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{before}" if before else _HOOK
     os.environ["FTSUPERVISE_STANDBY"] = "probe"
     asked = [*command[: 1 + flags], "-c", "raise SystemExit(3)"]
     pid = os.fork()
