@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from ftsupervise.host import interpreter  # noqa: E402
 from ftsupervise.sandbox import Keeper, missing, outer_variables, temporary  # noqa: E402
+from ftsupervise.scheduler.local import Local  # noqa: E402
 from tests.neighbours.slack import TOKEN, SlackServer  # noqa: E402
 from tests.neighbours.smtp import MailServer  # noqa: E402
 

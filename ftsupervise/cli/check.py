@@ -47,8 +47,9 @@ class Plugin(click.Command):
 @click.argument("watchdog", default="all")
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with all findings.")
+@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
 @click.option("--nagios", is_flag=True, help="One line, as a Nagios plug-in.")
-def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
+def check(watchdog: str, run: str | None, as_json: bool, trust: bool, nagios: bool) -> None:
     """Run WATCHDOG (or "all") once for RUN (a directory, an ftsupervise.yaml, or a name; default ./ftsupervise.yaml).
 
     Nothing is written down and nobody is told. Ends with the Nagios codes: 0 ok, 1 warning, 2 critical, 3 could not see
@@ -58,14 +59,15 @@ def check(watchdog: str, run: str | None, as_json: bool, nagios: bool) -> None:
     ftsupervise check all
     ftsupervise check disk runs/my-training --nagios
     """
+    from ftsupervise.cli.watch import load_settings
     from ftsupervise.errors import UsageError
-    from ftsupervise.watch.roster import load_settings, settings_of
+    from ftsupervise.watch.roster import settings_of
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
     if watchdog != "all" and watchdog not in WATCHDOGS:
         raise UsageError(_unknown(watchdog, list(WATCHDOGS)), hint=f"there are: all, {', '.join(WATCHDOGS)}")
-    settings = load_settings(settings_of(run))
+    settings = load_settings(settings_of(run), trust=trust)
     if watchdog != "all":
         settings = _switched_on(settings, watchdog)
     seen, complaints = _look(settings, names)

@@ -25,19 +25,26 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to keep away from, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
+@click.option("--trust", is_flag=True, help="Launch settings that somebody else may write; it is remembered.")
 @click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")
 def launch(
-    config: Path, dry_run: bool, after: str, jobs: int | None, exclude: str, again: bool, scheduler: str | None
+    config: Path,
+    dry_run: bool,
+    after: str,
+    jobs: int | None,
+    exclude: str,
+    again: bool,
+    trust: bool,
+    scheduler: str | None,
 ) -> None:
     """Submit the run that CONFIG describes (default: ./ftsupervise.yaml) as a chain of jobs.
 
     One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
     of sbatch finds the job that was accepted instead of making a second one.
     """
-    from ftsupervise.config.load import load
     from ftsupervise.scheduler import kind_of
 
-    run = load(config)
+    run = _settings(config, dry_run=dry_run, trust=trust)
     if jobs is not None:
         run = run.model_copy(update={"launch": run.launch.model_copy(update={"jobs": jobs})})
     if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
@@ -53,6 +60,24 @@ def launch(
         done = _carry_out(plan, run, again)
         _tell(done, plan, handed_over(done.run_dir, run.share))
         _tell_who_watches(plan, run)
+
+
+def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
+    """Raises NotTrusted for settings that somebody else may write, unless they are only to be shown."""
+    from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.load import load
+    from ftsupervise.host.ownership import NotTrusted
+
+    found = load_believed(config, trust=trust)
+    if not found.why:
+        return found.run
+    if dry_run:
+        click.echo(f"note: {found.why}: launch would want --trust", err=True)
+        return load(config)
+    raise NotTrusted(
+        f"{found.why}, and launch would run what stands in it as you",
+        hint=f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust",
+    )
 
 
 def _plan(run: Run, config: Path, kind: str, after: str, exclude: str, dry_run: bool) -> Plan:

@@ -89,14 +89,14 @@ def preview(config: str | None, kind: str) -> None:
 
 
 def _run(argument: str | None) -> Run:
-    from ftsupervise.config.load import load
+    from ftsupervise.cli.watch import load_settings
     from ftsupervise.config.locate import CONFIG_NAME, find_run
 
     if argument is None and Path(CONFIG_NAME).is_file():
-        return load(Path(CONFIG_NAME))
+        return load_settings(Path(CONFIG_NAME))
     if argument is not None and Path(argument).is_file():
-        return load(Path(argument))
-    return load(find_run(argument).config)
+        return load_settings(Path(argument))
+    return load_settings(find_run(argument).config)
 
 
 def _test_message(run: Run, receiver: str, now: datetime) -> Message:

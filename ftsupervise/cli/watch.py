@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftsupervise.config.schema import Run
     from ftsupervise.model import Finding
     from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.tick import Ticked, Told
@@ -36,9 +39,16 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.option("--every", callback=_duration, metavar="TIME", help="Go on, a tick each TIME (60s, 5m), until stopped.")
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
 @click.option("--no-send", is_flag=True, help="Write down what changed, but send nothing this time.")
+@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
 def watch(
-    runs: tuple[str, ...], everything: bool, every: timedelta | None, only: tuple[str, ...], no_send: bool, quiet: bool
+    runs: tuple[str, ...],
+    everything: bool,
+    every: timedelta | None,
+    only: tuple[str, ...],
+    no_send: bool,
+    trust: bool,
+    quiet: bool,
 ) -> None:
     """Look at RUNS (directories, ftsupervise.yaml files or names; default: ./ftsupervise.yaml) from outside their jobs.
 
@@ -54,7 +64,8 @@ def watch(
             raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(WATCHDOGS)}")
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
-    roster = Roster(runs or (None,))
+    roster = Roster(runs or (None,), trust=trust)
+    said: set[str] = set()
     stopping = _stop_on_signals() if every else None
     first = True
     while True:
@@ -66,6 +77,7 @@ def watch(
             if first and len(roster.names) == 1 and not everything:
                 _refuse(done)
             _print(done, quiet=quiet)
+            _show_what_is_not_used(roster, said)
             if every is None or stopping is None:
                 raise SystemExit(_exit_code(done))
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
@@ -79,6 +91,25 @@ def watch(
             _take_leave(roster)
             click.echo("watch: stopped", err=True)
             return
+
+
+def _show_what_is_not_used(roster: Roster, said: set[str]) -> None:
+    """Settings of others that are shown and not used, each once."""
+    for known in roster.known.values():
+        text = "\n".join(known.said)
+        if text and text not in said:
+            said.add(text)
+            click.echo(text, err=True)
+
+
+def load_settings(path: Path, *, trust: bool = False) -> Run:
+    """The settings in ``path`` as far as they are believed; what somebody else's file would have us do is shown instead."""
+    from ftsupervise.config.believed import load_believed
+
+    found = load_believed(path, trust=trust)
+    for line in found.sentences(path):
+        click.echo(line, err=True)
+    return found.run
 
 
 def _refuse(done: Ticked) -> None:

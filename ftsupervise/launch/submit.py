@@ -79,7 +79,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
         make_folders(run_dir, share)
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
-        write_whole(run_dir.config, config_text)
+        write_whole(run_dir.config, config_text, mode=0o644)
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
 

@@ -151,44 +151,6 @@ def test_a_standby_imports_nothing_from_the_current_directory(trap: Trap, path: 
         child.communicate()
 
 
-@pytest.mark.root
-@pytest.mark.slurm
-def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in(
-    trap: Trap, sandbox: Any, until: Callable[..., Any]
-) -> None:
-    (trap.folder / "ftsupervise.yaml").write_text(
-        "name: mine\nscheduler: slurm\nnodes: {directory: nodes}\n"
-        "launch: {command: [sh, -c, 'touch begun; while ! [ -e over ]; do sleep 0.2; done'], jobs: 1, time: '5:00'}\n"
-    )
-    (trap.folder / "nodes").mkdir()
-    env = {**sandbox.env(), "FTSUPERVISE_KEEPER_SECONDS": "1", "PYTHONPATH": ":/nowhere"}
-    argv = [TYPED, "launch", str(trap.folder / "ftsupervise.yaml")]
-    subprocess.run(argv, cwd="/", env=env, check=True, capture_output=True, timeout=60)
-    until((trap.folder / "begun").exists, "the training", 120)
-
-    def at_work(word: str) -> bool:
-        return any(word in line for line in processes())
-
-    until(lambda: at_work("ftsupervise.node"), "the agents")
-    until(lambda: at_work("cron\0ensure"), "the keeper")
-    script = next((trap.folder / "runs/mine/launches").glob("*/*.sbatch")).read_text()
-    assert f"#SBATCH --chdir={trap.folder}\n" in script
-    (trap.folder / "over").touch()
-    until(lambda: not sandbox.run(["squeue", "-h", "-n", "mine"]).strip(), "the end", 120)
-    assert trap.sprung() == []
-
-
-def processes() -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                found.append((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
-            except OSError:
-                continue
-    return found
-
-
 @pytest.mark.parametrize("words", [["train.py"], ["-m", "mine.train"]])
 def test_the_command_finds_its_own_modules_as_without_us(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "mine").mkdir()
