@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise import beats, procfs
+from ftsupervise.host import files
 from ftsupervise.rundir import WARNING, RunDir, read_json
 from ftsupervise.truth import Attempt, Beat
 
@@ -133,8 +134,8 @@ def _told_to_end(start: Mapping[str, object], told: str) -> str:
 def _warned(folder: Path) -> str:
     """What the attempt was told before it ended without an end on record."""
     try:
-        with (folder / WARNING).open(encoding="utf-8", errors="replace") as file:
-            return f"{TOLD}{file.readline(200).strip() or 'to leave'}"
+        text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
+        return f"{TOLD}{text.partition(chr(10))[0][:200].strip() or 'to leave'}"
     except OSError:
         return ""
 

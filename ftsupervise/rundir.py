@@ -20,11 +20,13 @@ a file that vanishes or is half there. Standard library only: the guard uses thi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ftsupervise.host import files
 from ftsupervise.sharing import PAGE, SHARED, make_folder, set_file_mode
 
 FINISHED = "finished"
@@ -131,8 +133,7 @@ def write_whole(
     in between: such leftovers start with ``.tmp-`` and are nobody's input).
     """
     payload = data.encode() if isinstance(data, str) else data
-    temp = (desk or path.parent) / f".tmp-{path.name}-{os.uname().nodename}-{os.getpid()}"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd, temp = files.create_temporary(desk or path.parent, path.name, mode)
     try:
         try:
             set_file_mode(fd, mode)
@@ -187,13 +188,13 @@ def read_json(path: Path, *, limit: int = 4_000_000) -> dict[str, object] | None
     than ``limit`` bytes, never follows a symbolic link, never blocks on a FIFO.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        raw = files.read_bounded(path, limit)
     except FileNotFoundError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        raw = file.read(limit + 1)
-    if len(raw) > limit:
-        raise ValueError(f"{path} is larger than {limit} bytes")
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(f"{path} is larger than {limit} bytes") from None
+        raise
     try:
         value = json.loads(raw.decode("utf-8", "replace"))
     except RecursionError:  # a file of brackets

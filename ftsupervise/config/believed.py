@@ -1,8 +1,8 @@
 """Settings of somebody else: what in them is believed, and what is only shown.
 
-A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed: what
-it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command, no
-receiver (which may name this account's secrets and any address), no template, no cron. For messages the account's own
+A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
+what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
+no receiver (which may name this account's secrets and any address), no template, no cron. For messages the account's own
 receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
 """
 

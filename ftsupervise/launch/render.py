@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
+from ftsupervise.host import ownership
 from ftsupervise.scheduler.parse import quote as sbatch_quote
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _template(own: Path | None) -> tuple[str, str]:
 
         return (resources.files("ftsupervise.templates") / "train.sbatch.j2").read_text("utf-8"), "train.sbatch.j2"
     try:
-        return own.read_text("utf-8"), str(own)
+        return ownership.read_trusted(own, follow=True).decode("utf-8"), str(own)
     except OSError as error:
         raise from_os_error(error, f"read the template {own}") from None
     except UnicodeDecodeError:

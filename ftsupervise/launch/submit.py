@@ -254,9 +254,9 @@ def submit(
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
-            write_whole(path, render(plan, launch, options), mode=SCRIPT)
+            script = render(plan, launch, options)
+            write_whole(path, script, mode=SCRIPT)
             write_json(folder / "launch.json", record)
-            script = path.read_text("utf-8")
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
             ids.append(answer.job_id)
             _remember_ours(run_dir, answer.job_id, plan.avoided)
