@@ -4,6 +4,10 @@ import gc
 
 gc.disable()
 
+from ftsupervise.start import leave_out_the_current_directory  # noqa: E402
+
+leave_out_the_current_directory()
+
 from ftsupervise.cli import main  # noqa: E402
 
 __all__ = ["main"]

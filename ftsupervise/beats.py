@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+from ftsupervise.host import files
 from ftsupervise.reading import as_text, as_time, as_whole, parse_object
 from ftsupervise.rundir import RunDir, read_json
 from ftsupervise.sharing import PAGE, set_file_mode
@@ -38,14 +39,20 @@ def write_beat(rundir: RunDir, beat: Beat, desk: Path | None = None) -> None:
         "facts": dict(beat.facts),
     }
     path = rundir.beats / f"rank-{beat.rank}"
-    temp = (desk or rundir.beats) / f".tmp-rank-{beat.rank}-{beat.pid}"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, PAGE)
+    fd, temp = files.create_temporary(desk or rundir.beats, path.name, PAGE)
     try:
-        set_file_mode(fd, PAGE)
-        os.write(fd, (json.dumps(record) + "\n").encode())
-    finally:
-        os.close(fd)
-    os.replace(temp, path)
+        try:
+            set_file_mode(fd, PAGE)
+            os.write(fd, (json.dumps(record) + "\n").encode())
+        finally:
+            os.close(fd)
+        os.replace(temp, path)
+    except OSError:
+        try:
+            os.unlink(temp)
+        except OSError:
+            pass
+        raise
 
 
 def read_beats(rundir: RunDir) -> tuple[Beat, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise import beats, procfs
-from ftsupervise.host.files import open_regular
+from ftsupervise.host import files
 from ftsupervise.printable import printable
 from ftsupervise.reading import as_count, as_number, as_text, as_time, as_whole, time_of
 from ftsupervise.rundir import WARNING, RunDir, read_json
@@ -152,8 +152,8 @@ def _told_to_end(start: Mapping[str, object], told: str) -> str:
 def _warned(folder: Path) -> str:
     """What the attempt was told before it ended without an end on record."""
     try:
-        with os.fdopen(open_regular(folder / WARNING), encoding="utf-8", errors="replace") as file:
-            return f"{TOLD}{printable(file.readline(200).strip()) or 'to leave'}"
+        text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
+        return f"{TOLD}{printable(text.partition(chr(10))[0].strip(), 200) or 'to leave'}"
     except OSError:
         return ""
 

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any
 
 from ftsupervise import procfs
+from ftsupervise.host import files
 from ftsupervise.truth import Reading
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
@@ -60,8 +61,7 @@ class Page:
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise PermissionError(13, "not ours alone", str(folder))
         self.path = folder / f"rank-{rank}"
-        temp = folder / f".tmp-{rank}-{os.getpid()}"
-        fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd, temp = files.create_temporary(folder, self.path.name, 0o600, read=True)
         try:
             os.posix_fallocate(fd, 0, SIZE)  # a full memory says so here, and not by SIGBUS in the loop
             self._map = mmap.mmap(fd, SIZE)

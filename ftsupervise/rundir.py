@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ftsupervise.host.files import open_regular, read_open
+from ftsupervise.host import files
 from ftsupervise.reading import parse_object
 from ftsupervise.sharing import PAGE, SHARED, make_folder, set_file_mode
 
@@ -134,8 +134,7 @@ def write_whole(
     in between: such leftovers start with ``.tmp-`` and are nobody's input).
     """
     payload = data.encode() if isinstance(data, str) else data
-    temp = (desk or path.parent) / f".tmp-{path.name}-{os.uname().nodename}-{os.getpid()}"
-    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd, temp = files.create_temporary(desk or path.parent, path.name, mode)
     try:
         try:
             set_file_mode(fd, mode)
@@ -193,12 +192,12 @@ def read_json(
     opened file why it is not believed, "" if it is: a ValueError too.
     """
     try:
-        fd = open_regular(path)
+        fd = files.open_regular(path)
     except FileNotFoundError:
         return None
     try:
         reason = distrust(os.fstat(fd)) if distrust is not None else ""
-        raw = b"" if reason else read_open(fd, limit, path)
+        raw = b"" if reason else files.read_open(fd, limit, path)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ValueError(f"{path} is larger than {limit} bytes") from None

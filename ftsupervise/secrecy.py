@@ -69,11 +69,13 @@ def _last_word(name: str) -> str:
     last, before = words[-1], words[-2] if len(words) > 1 else ""
     if last in _ALWAYS or _JOINED.search(last):
         return last
-    if last in ("URL", "URLS", "URI") and _SERVICES & set(words):
+    if last in ("URL", "URLS", "URI") and (_SERVICES & set(words) or before in _ALWAYS):
         return last
     if last == "TOKENS" and before in ("AUTH", "API", "ACCESS", "BOT", "REFRESH"):
         return last
-    return last if before and last in _MOSTLY and before not in _MOSTLY[last].split() else ""
+    if last not in _MOSTLY or before in _MOSTLY[last].split():
+        return ""
+    return last if before or last.startswith("CREDENTIAL") else ""
 
 
 # ----------------------------------------------------------------------------------------------------------- by value
@@ -134,6 +136,20 @@ def is_secret(name: str, value: str) -> bool:
         return True
     last = _last_word(name)
     return bool(last) and not (last in _PLACES and _PLACE.fullmatch(value))
+
+
+def like_a_file(text: str) -> bool:
+    """Is ``text``, a path that does not say so by a '/', '~' or '.' at its beginning, surely one, and no secret in its place?
+    Letters, '.', '_' and '-', an ending for a digit: "slack-token", "hooks/run-7.txt"."""
+    parts = text.split("/")
+    plain = all(re.fullmatch(r"[A-Za-z._-]{1,60}|[\w.-]{1,60}\.[a-z]{1,5}", part) for part in parts if part)
+    return bool(text) and plain and not kind(text)
+
+
+def like_a_variable(text: str) -> bool:
+    """Is ``text`` the name of a variable as people write it, in capitals, and no secret in its place?"""
+    random = len(text) >= 16 and "_" not in text and any(char.isdigit() for char in text)
+    return re.fullmatch(r"[A-Z_][A-Z0-9_]*", text) is not None and not random and not kind(text)
 
 
 def without(

@@ -15,19 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise import blame, bounded
-
-_CHILD = (
-    # nothing of the directory the job happens to stand in; at the end where this package is, if it is not installed
-    "import sys; sys.path[:] = [p for p in sys.path if p] + sys.argv[1:2]\n"
-    "import base64, pickle; from ftsupervise import blame\n"
-    "book, place = pickle.loads(base64.b64decode(sys.stdin.read()))\n"
-    "told = book.write([place]) if book else ()\n"
-    "sys.stdout.write(sys.argv[-1] + base64.b64encode(pickle.dumps((told, blame.read([place])))).decode() + ' ')"
-)
-
+from ftsupervise.host import interpreter
 
 _MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
-_ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 5.0  # seconds for a directory that is shared with others
 
 
@@ -68,7 +58,7 @@ def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[
     given = base64.b64encode(pickle.dumps((book, place))).decode()
     try:
         done = bounded.run(
-            [sys.executable, "-c", _CHILD, str(_ROOT), _MARK], timeout=patience, env=os.environ, stdin=given
+            interpreter.command(module="ftsupervise.shared"), timeout=patience, env=os.environ, stdin=given
         )
     except OSError:
         return None
@@ -87,3 +77,14 @@ def together(own: blame.Known, others: blame.Known) -> blame.Known:
     """Both, the run's own first; what lies in both places counts once."""
     troubles = tuple(dict.fromkeys((*own.troubles, *others.troubles)))
     return blame.Known(troubles, (*own.marks, *others.marks), (*own.problems, *others.problems))
+
+
+def _answer() -> None:
+    """The child: what ``visit`` asks comes as its input."""
+    book, place = pickle.loads(base64.b64decode(sys.stdin.read()))
+    told = book.write([place]) if book else ()
+    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((told, blame.read([place])))).decode() + " ")
+
+
+if __name__ == "__main__":
+    _answer()

@@ -14,6 +14,8 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from ftsupervise.host import files
+
 FOLDER = 0o755
 SHARED = 0o2775
 PAGE = 0o644
@@ -148,8 +150,8 @@ def set_file_mode(fd: int, mode: int) -> None:
         return
 
 
-def as_page(path: str | os.PathLike[str], flags: int) -> int:
-    """Opens a file that grows (an ``opener`` for ``open``); with mode 0644 if it is ours. Raises OSError."""
-    fd = os.open(path, flags, PAGE)
+def as_page(path: str | os.PathLike[str]) -> int:
+    """A descriptor to append to a file that grows, with mode 0644. Raises OSError as ``files.open_append`` does."""
+    fd = files.open_append(path, PAGE)
     set_file_mode(fd, PAGE)
     return fd

@@ -35,6 +35,21 @@ def prepare() -> None:
         sys.path.insert(0, root)
 
 
+def leave_out_the_current_directory() -> None:
+    """For a start that somebody typed, as ``python -m ftsupervise`` or with an empty or relative entry in PYTHONPATH: from here
+    on nothing is imported from there, unless this package lies there or PYTHONPATH names it in full."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it is gone, and nothing lies there
+        here = ""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    outer = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    relative = {os.path.abspath(entry) for entry in outer if not os.path.isabs(entry)} if here else set()
+    kept = {root, *(os.path.normpath(entry) for entry in outer if os.path.isabs(entry))}
+    gone = ({here, *relative} - kept) | ({""} if here != root else set())
+    sys.path[:] = [entry for entry in sys.path if entry not in gone]
+
+
 def main() -> None:
     prepare()
     if sys.argv[1:2] == ["-m"]:

@@ -26,7 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from ftsupervise.host import interpreter  # noqa: E402
 from ftsupervise.sandbox import Keeper, missing, outer_variables, temporary  # noqa: E402
+from ftsupervise.scheduler.local import Local  # noqa: E402
 from tests.neighbours.slack import TOKEN, SlackServer  # noqa: E402
 from tests.neighbours.smtp import MailServer  # noqa: E402
 
@@ -126,7 +128,7 @@ alerts:
 def typed(folder: Path, env: dict[str, str], *words: str) -> None:
     """Type a command as a person would, and show what it says."""
     say("you type", paint("1", shlex.join(("ftsupervise", *words))), "33")
-    argv = [sys.executable, "-m", "ftsupervise", *words]
+    argv = interpreter.command(*words)
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     for line in (done.stdout + done.stderr).splitlines():
         print(f"{'':17}{paint('2', line)}")
@@ -164,7 +166,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
     run = shown.run
     typed(folder, env, "launch")
     watch = subprocess.Popen(
-        [sys.executable, "-m", "ftsupervise", "watch", "--every", "2s", "--quiet"],
+        interpreter.command("watch", "--every", "2s", "--quiet"),
         cwd=folder,
         env=env,
         stdout=subprocess.DEVNULL,
@@ -198,7 +200,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
 
 
 def queued(folder: Path, env: dict[str, str]) -> bool:
-    argv = [sys.executable, "-m", "ftsupervise", "status", "--json"]
+    argv = interpreter.command("status", "--json")
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True)
     return bool(json.loads(done.stdout)["jobs"])
 
@@ -294,8 +296,9 @@ def stop_local(folder: Path, state: Path) -> None:
     """Nothing of the demo runs on after it, also when it was interrupted."""
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(state)}
     (folder / "runs" / "digits" / "switches" / "kill-switch").touch() if (folder / "runs").exists() else None
-    code = "from ftsupervise.scheduler.local import Local\nfor j in Local().queue(): Local().cancel(j.base_id)"
-    subprocess.run([sys.executable, "-c", code], env=env, timeout=60, check=False)
+    local = Local(env)
+    for job in local.queue():
+        local.cancel(job.base_id)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftsupervise import secrecy
 from ftsupervise.alerts.receivers import Broken
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
 
+_MOST = 100_000  # characters of an answer in which secrets are looked for; the rest is cut off
 _CREDENTIALS = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/@]*@", re.I)
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s/\"'<>?#]+)[^\s\"'<>]*", re.I)
 
@@ -69,6 +71,8 @@ def _from_file(path: Path, name: str) -> str:
             if found.st_uid not in (os.geteuid(), 0):
                 raise Broken(f"{name}_file: {path} belongs to somebody else (uid {found.st_uid})")
             value = file.read(65_536).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        raise Broken(f"{name}_file: {_missing(path)}") from None
     except OSError as error:
         raise Broken(f"{name}_file: cannot read {path}: {error.strerror or error}") from None
     if not value:
@@ -76,14 +80,23 @@ def _from_file(path: Path, name: str) -> str:
     return value
 
 
+def _missing(path: Path) -> str:
+    """That there is no such file; its name only where it surely is one, and not the secret typed in the wrong place."""
+    for folder in path.parents:
+        if folder.is_dir():
+            rest = str(path.relative_to(folder))
+            shown = path if secrecy.like_a_file(rest) else f"{folder}/…"
+            hidden = "" if shown == path else " (its name is not shown: it may be the secret itself)"
+            return f"cannot read {shown}: no such file{hidden}"
+    return "no such file"
+
+
 def redact(text: object, secrets: Iterable[str] = ()) -> str:
-    """``text`` in one short line without ``secrets``, without passwords in addresses, and with addresses cut at the host."""
+    """``text`` in one short line without ``secrets``, however they are encoded, nor anything else that has the form of one,
+    and with addresses cut at the host."""
     from ftsupervise.alerts.wording import one_line
 
-    out = str(text)
-    for secret in sorted(secrets, key=len, reverse=True):
-        for part in _parts(secret):
-            out = out.replace(part, "<secret>")
+    out = secrecy.masked(str(text)[:_MOST], [part for secret in secrets for part in _parts(secret)])
     out = _URL.sub(r"\1/…", _CREDENTIALS.sub(r"\1", out))
     return one_line(out, 300)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.outbox import Message
+from ftsupervise.host import ownership
 from ftsupervise.model import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.units import show_duration
 
@@ -238,11 +239,11 @@ def render_strictly(template: str, seen: View, own: Path | None, kind: str, **mo
 def _environment(own: Path | None, kind: str) -> Environment:
     from importlib import resources
 
-    from jinja2 import ChoiceLoader, FileSystemLoader, FunctionLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, FunctionLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     built_in = resources.files("ftsupervise.templates")
-    loaders = [FileSystemLoader(own)] if own else []
+    loaders = [FunctionLoader(lambda name: _own_template(own, name))] if own else []
     return ImmutableSandboxedEnvironment(
         loader=ChoiceLoader([*loaders, FunctionLoader(lambda name: (built_in / name).read_text("utf-8"))]),
         undefined=StrictUndefined,
@@ -252,6 +253,20 @@ def _environment(own: Path | None, kind: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+def _own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
+    """The template ``name`` in ``folder`` and whether it is still the same; None if there is none. Raises NotTrusted when
+    somebody else may write it: it makes the words that go out in this account's name."""
+    path = folder / name
+    if ".." in path.parts or name.startswith("/"):
+        return None
+    try:
+        text = ownership.read_trusted(path, limit=1_000_000, follow=True).decode("utf-8")
+        stamp = path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+    return text, str(path), lambda: path.exists() and path.stat().st_mtime_ns == stamp
 
 
 def _slack(value: object) -> object:

@@ -52,8 +52,9 @@ class Plugin(click.Command):
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object with all findings (several runs: its list runs)."
 )
+@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
 @click.option("--nagios", is_flag=True, help="One line, as a Nagios plug-in.")
-def check(watchdog: str, runs: tuple[str, ...], as_json: bool, nagios: bool) -> None:
+def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagios: bool) -> None:
     """Run WATCHDOG (or "all") once for RUN. RUN is a directory, an ftsupervise.yaml, or a name; default:
     ./ftsupervise.yaml.
 
@@ -65,7 +66,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, nagios: bool) -> 
     ftsupervise check runs/my-training
     ftsupervise check disk runs/my-training --nagios
     """
-    from ftsupervise.config.load import load
+    from ftsupervise.cli.config import load_settings
     from ftsupervise.config.named import settings_of
     from ftsupervise.errors import UsageError
     from ftsupervise.watch.watchdogs import WATCHDOGS
@@ -75,7 +76,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, nagios: bool) -> 
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
     if watchdog != "all" and watchdog not in WATCHDOGS:
         raise UsageError(_unknown(watchdog, list(WATCHDOGS)), hint=f"there are: all, {', '.join(WATCHDOGS)}")
-    settings = [load(settings_of(run)) for run in runs or (None,)]
+    settings = [load_settings(settings_of(run), trust=trust) for run in runs or (None,)]
     if watchdog != "all":
         settings = [_switched_on(one, watchdog) for one in settings]
     looked = [(one, *_look(one, names)) for one in settings]

@@ -9,6 +9,8 @@ import click
 from ftsupervise.cli.saying import plain, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftsupervise.config.schema import Run
 
 
@@ -111,3 +113,13 @@ def schema() -> None:
     from ftsupervise.config.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), ensure_ascii=False, indent=2))
+
+
+def load_settings(path: Path, *, trust: bool = False) -> Run:
+    """The settings in ``path`` as far as they are believed; what somebody else's file would have us do is shown instead."""
+    from ftsupervise.config.believed import load_believed
+
+    found = load_believed(path, trust=trust)
+    for line in found.sentences(path):
+        say(line, err=True)
+    return found.run

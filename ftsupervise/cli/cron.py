@@ -254,11 +254,11 @@ def _place(directory: Path | None) -> CronDir:
 
 
 def _for_run(name: str) -> Finding | None:
-    from ftsupervise.config.load import load
+    from ftsupervise.cli.config import load_settings
     from ftsupervise.config.locate import find_run
     from ftsupervise.crontab.mutual import look_after_for
 
-    return look_after_for(load(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
+    return look_after_for(load_settings(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
 
 
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None) -> Plan:

@@ -27,9 +27,17 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to keep away from, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
+@click.option("--trust", is_flag=True, help="Launch settings that somebody else may write; it is remembered.")
 @click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")
 def launch(
-    run: str | None, dry_run: bool, after: str, jobs: int | None, exclude: str, again: bool, scheduler: str | None
+    run: str | None,
+    dry_run: bool,
+    after: str,
+    jobs: int | None,
+    exclude: str,
+    again: bool,
+    trust: bool,
+    scheduler: str | None,
 ) -> None:
     """Submit RUN as a chain of jobs. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
@@ -37,12 +45,11 @@ def launch(
     One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
     of sbatch finds the job that was accepted instead of making a second one.
     """
-    from ftsupervise.config.load import load
     from ftsupervise.config.named import launch_file
     from ftsupervise.scheduler import kind_of
 
     config = launch_file(run)
-    settings = load(config)
+    settings = _settings(config, dry_run=dry_run, trust=trust)
     if jobs is not None:
         settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
     if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
@@ -58,6 +65,24 @@ def launch(
         done = _carry_out(plan, settings, again)
         _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
         _tell_who_watches(plan, settings)
+
+
+def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
+    """Raises NotTrusted for settings that somebody else may write, unless they are only to be shown."""
+    from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.load import load
+    from ftsupervise.host.ownership import NotTrusted
+
+    found = load_believed(config, trust=trust)
+    if not found.why:
+        return found.run
+    if dry_run:
+        say(f"note: {found.why}: launch would want --trust", err=True)
+        return load(config)
+    raise NotTrusted(
+        f"{found.why}, and launch would run what stands in it as you",
+        hint=f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust",
+    )
 
 
 def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
@@ -94,11 +119,15 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 def _doubts(run: Run) -> tuple[str, ...]:
     """Settings that are well-formed and yet will not do what is wanted: told now, not at 3 a.m."""
     from ftsupervise.alerts.secrets import complaints as secrets
+    from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
     from ftsupervise.watch.watchdogs.preflight import complaints
 
+    _, out = without_secrets(os.environ, run)
+    left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
     with Probe() as probe:
-        return (*complaints(run, probe, datetime.now(timezone.utc)), *secrets(run.alerts))
+        found = complaints(run, probe, datetime.now(timezone.utc))
+    return (*found, *secrets(run.alerts), *((left,) if out else ()))
 
 
 def _show(plan: Plan, run: Run) -> None:

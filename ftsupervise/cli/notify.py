@@ -108,10 +108,10 @@ def preview(config: str | None, kind: str) -> None:
 
 
 def _run(argument: str | None) -> Run:
-    from ftsupervise.config.load import load
+    from ftsupervise.cli.config import load_settings
     from ftsupervise.config.named import settings_of
 
-    return load(settings_of(argument))
+    return load_settings(settings_of(argument))
 
 
 def _test_message(run: Run, receiver: str, now: datetime) -> Message:

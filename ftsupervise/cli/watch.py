@@ -40,9 +40,16 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
 @click.option("--every", callback=_duration, metavar="TIME", help="Go on, a tick each TIME (60s, 5m), until stopped.")
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
 @click.option("--no-send", is_flag=True, help="Write down what changed, but send nothing this time.")
+@click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
 def watch(
-    runs: tuple[str, ...], everything: bool, every: timedelta | None, only: tuple[str, ...], no_send: bool, quiet: bool
+    runs: tuple[str, ...],
+    everything: bool,
+    every: timedelta | None,
+    only: tuple[str, ...],
+    no_send: bool,
+    trust: bool,
+    quiet: bool,
 ) -> None:
     """Look at each RUN from outside its jobs. RUN is a directory, an ftsupervise.yaml, or a name; default:
     ./ftsupervise.yaml.
@@ -59,7 +66,7 @@ def watch(
             raise UsageError(f"--only: no watchdog is called {name!r}", hint=f"there are: {', '.join(WATCHDOGS)}")
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
-    roster = Roster(runs or (None,))
+    roster = Roster(runs or (None,), trust=trust)
     shown = Shown()
     stopping = _stop_on_signals() if every else None
     first = True
@@ -74,6 +81,7 @@ def watch(
             if not quiet:
                 shown.warn(roster.runs)
             _print(done, shown, quiet=quiet)
+            shown.not_used(roster)
             if every is None or stopping is None:
                 raise SystemExit(_exit_code(done))
         except (Error, OSError) as error:  # a full disk for an hour must not be the end of the watch
@@ -108,6 +116,12 @@ class Shown:
             for sentence in unheard(run):
                 if self.new(f"unheard {run.name} {run.run_dir}", sentence):
                     say(f"note: {sentence}", err=True)
+
+    def not_used(self, roster: Roster) -> None:
+        """Settings of others that are shown and not used, once each."""
+        for index, known in roster.known.items():
+            if known.said and self.new(f"not used {roster.label(index)}", known.said):
+                say("\n".join(known.said), err=True)
 
 
 def _refuse(done: Ticked) -> None:

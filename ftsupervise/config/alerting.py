@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ftsupervise.config.fields import Duration, Matching, Positive, Strict, wrong_at
+from ftsupervise.config.fields import Duration, Matching, Positive, SecretFile, SecretVariable, Strict, wrong_at
 
 Clock = Annotated[str, Matching(r"([01]\d|2[0-3]):[0-5]\d", "a time of day in quotes", "22:00")]
 Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", "me@example.org")]
@@ -46,8 +46,8 @@ class Email(Strict):
     ca_file: Path | None = None
     """Certificates to trust besides the system's own."""
     user: str | None = None
-    password_file: Path | None = None
-    password_env: str | None = None
+    password_file: SecretFile | None = None
+    password_env: SecretVariable | None = None
     html: bool = False
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
 
@@ -62,10 +62,10 @@ class Email(Strict):
 class Slack(Strict):
     """Slack, by an incoming webhook or, better, by a bot token (posts are edited and threads kept)."""
 
-    webhook_file: Path | None = None
-    webhook_env: str | None = None
-    token_file: Path | None = None
-    token_env: str | None = None
+    webhook_file: SecretFile | None = None
+    webhook_env: SecretVariable | None = None
+    token_file: SecretFile | None = None
+    token_env: SecretVariable | None = None
     channel: str | None = None
     """Needed with a token: the channel's id, such as "C0123456789", or its name."""
     api_url: Url = "https://slack.com/api/"
@@ -85,12 +85,12 @@ class Webhook(Strict):
     """An HTTP POST: our own JSON, PagerDuty Events v2, Alertmanager v2, or a template of yours."""
 
     url: Url | None = None
-    url_file: Path | None = None
-    url_env: str | None = None
+    url_file: SecretFile | None = None
+    url_env: SecretVariable | None = None
     shape: Literal["json", "pagerduty", "alertmanager"] = "json"
-    key_file: Path | None = None
+    key_file: SecretFile | None = None
     """PagerDuty's routing key, or for other shapes what goes into ``Authorization: Bearer``."""
-    key_env: str | None = None
+    key_env: SecretVariable | None = None
     plain_http: bool = False
     """Allow http:// to other machines, where the network is your own."""
     template: Path | None = None
@@ -107,8 +107,8 @@ class Webhook(Strict):
 class Apprise(Strict):
     """Everything else, through Apprise (``pip install 'ftsupervise[apprise]'``); one URL a line."""
 
-    urls_file: Path | None = None
-    urls_env: str | None = None
+    urls_file: SecretFile | None = None
+    urls_env: SecretVariable | None = None
     timeout: Annotated[Duration, Positive] = timedelta(seconds=20)
 
     @model_validator(mode="after")
@@ -199,8 +199,8 @@ class QuietHours(Strict):
 class DeadMan(Strict):
     """An outside service (healthchecks.io or your own) that calls when the pings stop."""
 
-    url_file: Path | None = None
-    url_env: str | None = None
+    url_file: SecretFile | None = None
+    url_env: SecretVariable | None = None
     timeout: Annotated[Duration, Positive] = timedelta(seconds=5)
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ftsupervise.config.fields import Duration, Matching, Positive, Size, Strict, wrong_at
 from ftsupervise.config.slurm_options import Memory, Name, Names, SbatchOption, VariableName
-from ftsupervise.config.strict_yaml import secret_at
+from ftsupervise.secrecy import by_name
 
 Times = Annotated[
     str,
@@ -79,6 +79,6 @@ class Cron(Strict):
             except (KeyError, ValueError, OSError):
                 raise wrong_at(("timezone",), f'unknown time zone {self.timezone!r}; such as "Europe/Berlin"') from None
         for index, name in enumerate(self.env):
-            if secret_at((name,)) and not name.upper().endswith(("_FILE", "_ENV")):
+            if by_name(name):
                 raise wrong_at(("env", index), "a secret would be written into the folder; name a file that holds it")
         return self

@@ -18,6 +18,7 @@ from ftsupervise.config.known import Known
 from ftsupervise.config.slurm_options import instead_of
 from ftsupervise.config.strict_yaml import Document, KeyPath, Problem, dotted, plain, secret_at
 from ftsupervise.errors import ConfigError
+from ftsupervise.secrecy import masked
 
 MOST = 20  # problems told at once
 _ADDRESS = re.compile(r"(https?://)(?:[^/\s'\"]*@)?([^/\s'\"]+)(?:/[^\s'\"]*)?", re.IGNORECASE)
@@ -65,9 +66,9 @@ class _Finding(NamedTuple):
 
 
 def refusal(problems: Iterable[Problem]) -> ConfigError:
-    """All problems as one error: a line each, in the order of the file, each of them once."""
+    """All problems as one error: a line each, in the order of the file, each of them once, with no secret in any."""
     seen = sorted(dict.fromkeys(problems), key=lambda problem: (problem.file, problem.line, problem.column))
-    lines = [str(problem) for problem in seen[:MOST]]
+    lines = [masked(str(problem)) for problem in seen[:MOST]]
     if len(seen) > MOST:
         lines.append(f"... and {len(seen) - MOST} more")
     return ConfigError("\n".join(lines))

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from ftsupervise import units
+from ftsupervise import secrecy, units
 from ftsupervise.config.strict_yaml import control_character
 
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}"
@@ -41,8 +41,8 @@ class JobFile:
 
 
 class Strict(BaseModel):
-    """Base of all settings: frozen, unknown keys are errors, no silent conversion between types, no control
-    characters in any text (nor line breaks and tabs, but for settings marked with ``Lines``).
+    """Base of all settings: frozen, unknown keys are errors, no silent conversion between types, no secret and no
+    control characters in any text (nor line breaks and tabs, but for settings marked with ``Lines``).
 
     The text under an attribute is its description in ``ftsupervise config schema``.
     """
@@ -61,6 +61,7 @@ class Strict(BaseModel):
     def _no_control_characters(cls, value: object, info: ValidationInfo) -> object:
         marks = cls.model_fields[info.field_name].metadata if info.field_name else []
         _refuse_control_characters(value, several_lines=any(isinstance(mark, Lines) for mark in marks))
+        _refuse_secrets(value)
         return value
 
 
@@ -83,6 +84,20 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
     elif isinstance(value, tuple):
         for item in value:
             _refuse_control_characters(item, several_lines=several_lines)
+
+
+def _refuse_secrets(value: object) -> None:
+    """Settings are read by everybody who may read the run, and stand in the job script."""
+    if isinstance(value, (str, Path)):
+        if found := secrecy.kind(str(value)):
+            raise ValueError(f"{found} stands here; no setting holds a secret, only the file or the variable that does")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _refuse_secrets(key)
+            _refuse_secrets(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            _refuse_secrets(item)
 
 
 def wrong_at(path: tuple[str | int, ...], sentence: str) -> PydanticCustomError:
@@ -152,6 +167,28 @@ def _text_schema(example: str, **more: object) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example], **more})
 
 
+def _secret_file(value: object) -> object:
+    if (
+        isinstance(value, str)
+        and not value.startswith(("/", "~", "./", "../", "${"))
+        and not secrecy.like_a_file(value)
+    ):
+        raise ValueError(
+            "expected the path of a file that holds the secret, which begins with '/', '~/' or './' "
+            "(what stands here is not shown: it may be the secret itself)"
+        )
+    return value
+
+
+def _secret_variable(value: object) -> object:
+    if isinstance(value, str) and not value.startswith("${") and not secrecy.like_a_variable(value):
+        raise ValueError(
+            "expected the name of an environment variable in capitals, such as SLACK_TOKEN "
+            "(what stands here is not shown: it may be the secret itself)"
+        )
+    return value
+
+
 def off_is_null(kind: object) -> BeforeValidator:
     """For a setting of ``kind`` that null switches off: false and "off" do so too."""
 
@@ -187,4 +224,6 @@ Share = Annotated[
     PlainSerializer(units.format_share, return_type=str),
     _text_schema("95%"),
 ]
+SecretFile = Annotated[Path, BeforeValidator(_secret_file)]
+SecretVariable = Annotated[str, BeforeValidator(_secret_variable)]
 Positive = AfterValidator(_positive)

@@ -25,6 +25,7 @@ from ftsupervise.config.strict_yaml import (
     secret_at,
 )
 from ftsupervise.errors import ConfigError, NotFound, from_os_error
+from ftsupervise.host import ownership
 
 ENV_SITE_CONFIG = "FTSUPERVISE_SITE_CONFIG"
 SITE_CONFIG = "/etc/ftsupervise/config.yaml"
@@ -51,19 +52,20 @@ SHELL: frozenset[KeyPath] = frozenset(
 _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word of the list is code
 
 
-def read(path: Path, environ: Mapping[str, str]) -> Document:
+def read(path: Path, environ: Mapping[str, str], text: bytes | None = None) -> Document:
     """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    Raises NotFound, NotPermitted or ConfigError where a file cannot be read at all.
+    ``text``: what the project file holds, when it was read already. Raises NotFound, NotPermitted or ConfigError where a
+    file cannot be read at all.
     """
-    merged = _sections(read_file(path))
+    merged = _sections(read_file(path) if text is None else checked(parse(text, str(path)), path))
     if merged.value is None:
         return merged
     problems = list(merged.problems)
     for beneath in () if path.name == LAUNCHED else outer_files(environ):
         if not os.path.lexists(beneath):
             continue
-        outer = _sections(read_file(beneath, may_be_empty=True))
+        outer = _sections(read_outer_file(beneath, environ))
         problems += outer.problems
         if outer.value is not None:
             merged = _over(merged, _shared_only(outer, problems))
@@ -77,7 +79,7 @@ def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
     for beneath in outer_files(environ):
         if not os.path.lexists(beneath):
             continue
-        outer = _sections(read_file(beneath, may_be_empty=True))
+        outer = _sections(read_outer_file(beneath, environ))
         problems += outer.problems
         if outer.value is not None:
             merged = _over(merged, _shared_only(outer, problems))
@@ -103,13 +105,33 @@ def outer_files(environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
     """One file, parsed; its value is a mapping or None. Never blocks on a FIFO, never reads more than the limit."""
+    return checked(parse(read_bytes(path)[0], str(path)), path, may_be_empty=may_be_empty)
+
+
+def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
+    """The person's own file or the site's. Raises NotTrusted when somebody else may have written it: receivers and commands of
+    all runs come from there."""
+    named = environ.get(ENV_SITE_CONFIG) == str(path)  # whoever has set this account's environment has chosen the file
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise from_os_error(error, f"read {path}") from None
+    ownership.require(found, path, accounts={found.st_uid} if named else (), group=found.st_gid if named else None)
+    return read_file(path, may_be_empty=True)
+
+
+def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
+    """The text of a settings file, not more than the limit and one byte, and what the file itself says of its owner and mode.
+
+    Never blocks on a FIFO. Raises NotFound, NotPermitted, ConfigError.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", closefd=True) as file:
-            mode = os.fstat(fd).st_mode
-            if not stat.S_ISREG(mode):
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"{path} is not a file that can be read", hint="give the path of a text file")
-            raw = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1), found
     except FileNotFoundError:
         raise NotFound(f"{path}: no such file", hint="give the path of an ftsupervise.yaml, or write one") from None
     except IsADirectoryError:
@@ -118,7 +140,6 @@ def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
         raise from_os_error(error, f"read {path}") from None
     except ValueError:  # a NUL in the name
         raise NotFound(f"cannot read {str(path)!r}: no file can have this name") from None
-    return checked(parse(raw, str(path)), path, may_be_empty=may_be_empty)
 
 
 def checked(document: Document, path: Path, *, may_be_empty: bool = False) -> Document:

@@ -37,14 +37,14 @@ def load(path: Path, *, environ: Mapping[str, str] | None = None) -> Run:
     ``run_dir`` and every other path in the result are absolute: relative ones start at the file they are written in.
     Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted.
     """
-    return _run(layers.read(path, os.environ if environ is None else environ), path)
+    return loaded(layers.read(path, os.environ if environ is None else environ), path)
 
 
 def loads(text: str | bytes, path: Path = Path("ftsupervise.yaml"), *, environ: Mapping[str, str] | None = None) -> Run:
     """The settings in ``text`` as if it stood in ``path``; no other file is looked at."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     document = layers.checked(parse(raw, str(path)), path)
-    return _run(layers.fill(document, os.environ if environ is None else environ), path)
+    return loaded(layers.fill(document, os.environ if environ is None else environ), path)
 
 
 class Account(Strict):
@@ -85,7 +85,7 @@ def values(run: Run) -> dict[str, Any]:
 def origins(path: Path, *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
     document = layers.read(path, os.environ if environ is None else environ)
-    return {dotted(key): _origin(document, key) for key in leaves(values(_run(document, path)))}
+    return {dotted(key): _origin(document, key) for key in leaves(values(loaded(document, path)))}
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
@@ -105,7 +105,8 @@ def _origin(document: Document, path: KeyPath) -> str:
     return f"${place.variable} ({where})" if place.variable else where
 
 
-def _run(document: Document, path: Path) -> Run:
+def loaded(document: Document, path: Path) -> Run:
+    """The settings in ``document``, which was read from ``path``. Raises ConfigError."""
     base = path.absolute().parent
     run = _anchored(validated(document, Run), (), document, base)
     return run if run.run_dir else run.model_copy(update={"run_dir": base / "runs" / run.name})

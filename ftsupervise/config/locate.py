@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftsupervise.errors import ConfigError, NotFound
+from ftsupervise.host import files
 from ftsupervise.rundir import ENV_RUN_DIR, ENV_STATE_DIR, RunDir
 
 CONFIG_NAME = "ftsupervise.yaml"
@@ -45,8 +46,7 @@ def _plain_run_dir(path: Path) -> RunDir | None:
     Half of what ``kill`` would cost is a YAML parser. Whatever is not quite plain is left to it.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(200_000).decode("utf-8")
+        text = files.read_bounded(path, 256 * 1024, follow=True).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return None
     names = _PLAIN_NAME.findall(text)

@@ -46,8 +46,8 @@ from ftsupervise.config.slurm_options import (
     VariableValue,
     option_name,
 )
-from ftsupervise.config.strict_yaml import secret_at
 from ftsupervise.config.watchdogs import Watch
+from ftsupervise.secrecy import assigned, by_name
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Command = str | tuple[str, ...]
@@ -171,6 +171,8 @@ class Launch(Strict):
     """What is put before the command to run it in a container."""
     env: dict[VariableName, VariableValue] = {}  # noqa: RUF012 - pydantic copies it
     """Environment variables of the command. Never a secret: they are written in the job script."""
+    take_along: tuple[VariableName, ...] = ()
+    """Variables of yours that hold a secret and that the jobs get all the same. Slurm keeps them on its own disks."""
     template: Path | None = None
     """A Jinja2 template of your own for the job script, instead of train.sbatch.j2."""
 
@@ -190,9 +192,13 @@ class Launch(Strict):
         for name in self.env:
             if name.startswith(("FTSUPERVISE_", "SLURM_", "SBATCH_")):
                 raise wrong_at(("env", name), "this name belongs to Slurm or ftsupervise; take another one")
-            if secret_at((name,)) and not name.upper().endswith(("_FILE", "_ENV")):
+            if by_name(name):
                 line = f'export {name}="$(cat ~/.{name.lower()})"'
                 raise wrong_at(("env", name), f"a secret would stand in the job script; write launch.setup: {line}")
+        for key, said in (("setup", self.setup), ("command", self.command)):
+            if isinstance(said, str) and (found := assigned(said)):
+                line = f'{found}="$(cat ~/.{found.lower()})"'
+                raise wrong_at((key,), f"a secret would stand in the job script; write {line}")
         return self
 
     def _slurms_own(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ftsupervise.secrecy import by_name, kind
+
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 30
 MAX_NODES = 20_000
@@ -32,11 +34,7 @@ _NUMBER_LIKE = re.compile(
     r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
 )
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,2}")
-_SECRET = re.compile(
-    r"(?:^|[_-])(?:password|passwd|passphrase|token|secret|webhook|credentials?|api_?key|access_?key|private_?key)"
-    r"(?:[_-](?:url|key))?$|[_-](?:file|env)$",
-    re.IGNORECASE,
-)
+_NAMES_ONE = re.compile(r"[_-](?:file|env)$", re.IGNORECASE)
 _TRUE = frozenset({"yes", "Yes", "YES", "on", "On", "ON", "True", "TRUE"})
 _FALSE = frozenset({"no", "No", "NO", "off", "Off", "OFF", "False", "FALSE"})
 _NULL = frozenset({"~", "Null", "NULL"})
@@ -92,7 +90,7 @@ def secret_at(path: KeyPath) -> bool:
     """Does the last key of ``path`` name a secret, so that its value is never repeated in an error? ``password_file``
     and ``key_env`` do, too: somebody may have put the secret itself there."""
     words = [step for step in path if isinstance(step, str)]
-    return bool(words) and _SECRET.search(words[-1]) is not None
+    return bool(words) and (by_name(words[-1]) or _NAMES_ONE.search(words[-1]) is not None)
 
 
 def control_character(text: str) -> str | None:
@@ -294,10 +292,11 @@ class _Conversion:
             return plain(text)
         except ValueError as trap:
             last = path[-1] if path else ""
-            shown = "..." if secret_at(path) else text[:60]
+            secret = secret_at(path) or kind(text) != ""
+            shown = "..." if secret else text[:60]
             quoted = f'{last}: "{shown}"' if isinstance(last, str) and last else f'"{shown}"'
-            known = str(trap) and not secret_at(path)
-            meant = f"{trap}" if known else "" if secret_at(path) else _written_out(text)
+            known = str(trap) and not secret
+            meant = f"{trap}" if known else "" if secret else _written_out(text)
             other = f"write {meant}, or, where text is meant, " if meant else ""
             why = "is read differently by every YAML" if known else "is a number to YAML, not text"
             self.problem(node, path, f"{shown} without quotes {why}; {other}type {quoted}")

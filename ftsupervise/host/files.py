@@ -13,15 +13,42 @@ import stat
 _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the most that a file system takes
 
 
-def create_temporary(folder: str | os.PathLike[str], name: str, mode: int = 0o644) -> tuple[int, str]:
+def create_temporary(
+    folder: str | os.PathLike[str], name: str, mode: int = 0o644, *, read: bool = False
+) -> tuple[int, str]:
     """A new empty file in ``folder`` to be renamed to ``name``: its descriptor, open for writing, and its path.
 
-    The name begins with ``.tmp-`` and ends in 64 random bits. ``mode`` is cut by the umask. Raises OSError.
+    The name begins with ``.tmp-`` and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading too.
+    Raises OSError.
     """
     short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     path = f"{os.fspath(folder)}/.tmp-{short}-{os.getpid()}-{os.urandom(8).hex()}"
     return os.open(path, flags, mode), path
+
+
+def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
+    """A descriptor to append to the regular file ``path``, made if it is not there. Never waits for a FIFO.
+
+    Raises OSError: ELOOP for a symbolic link, EINVAL for what is no regular file, EPERM for one that belongs to another account
+    or has a second name, which may be any file of ours.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path)) from None
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    if found.st_uid not in (os.geteuid(), 0) or found.st_nlink != 1:
+        os.close(fd)
+        raise OSError(errno.EPERM, "somebody else's file, or one with a second name", os.fspath(path))
+    os.set_blocking(fd, True)
+    return fd
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
 from ftsupervise import bounded, procfs
+from ftsupervise.host import interpreter
 from ftsupervise.job import processes
 from ftsupervise.job.allocation import AGENTS, Allocation
 from ftsupervise.job.ears import Ears
@@ -222,14 +222,14 @@ class Agents:
             return
         self._starts += 1
         self.pulses.restart(self.pulses.generation + 1)
-        words = [sys.executable, "-m", "ftsupervise.node", "--base", self.base]
+        words = interpreter.command("--base", self.base, module="ftsupervise.node")
         words += ["--to", ",".join(links.names()), "--port", str(self._sock.getsockname()[1])]
         words += ["--generation", str(self.pulses.generation), "--every", f"{self.pulses.every:g}"]
         words += ["--closer", f"{_closer(self.pulses.every, len(nodes)):g}"]
         words += ["--child", *self.child] if self.child else []
         options = (f"--job-name={AGENTS}", "--no-kill", "--wait=0")
         env = self.allocation.side_env()
-        env.update({wire.ENV_KEY: self._key.hex(), "PYTHONSAFEPATH": "1"})
+        env[wire.ENV_KEY] = self._key.hex()
         if self._complaint < 0:
             self._complaint = os.memfd_create("ftsupervise-agents", os.MFD_CLOEXEC)
         try:
@@ -297,9 +297,9 @@ class Agents:
             self._answered.notify_all()
 
     def _ask_here(self, question: str, timeout: float) -> str | None:
-        words = [sys.executable, "-m", "ftsupervise.node", "--answer", question]
+        words = interpreter.command("--answer", question, module="ftsupervise.node")
         try:
-            done = bounded.run(words, timeout=timeout, env={**os.environ, "PYTHONSAFEPATH": "1"})
+            done = bounded.run(words, timeout=timeout, env=os.environ)
         except OSError:
             return None
         return done.stdout if done.code == 0 or done.stdout else None

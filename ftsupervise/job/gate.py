@@ -9,6 +9,7 @@ from pathlib import Path
 from ftsupervise import blame
 from ftsupervise.brake import read_brake
 from ftsupervise.errors import from_os_error
+from ftsupervise.host import files
 from ftsupervise.reading import as_whole
 from ftsupervise.rundir import RunDir, for_the_group, read_json
 from ftsupervise.sharing import FOLDER, make_folder, make_root
@@ -51,8 +52,7 @@ def _close_output(rundir: RunDir) -> None:
 
 
 def _probe(folder: Path) -> None:
-    path = folder / f".tmp-room-{os.uname().nodename}-{os.getpid()}"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd, path = files.create_temporary(folder, "room", 0o600)
     try:
         os.write(fd, bytes(_ROOM))
         os.fsync(fd)  # quotas of network file systems speak up only now

@@ -7,10 +7,10 @@ itself loads no settings, asks no scheduler and sends no mail. It ends with the 
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ftsupervise.host import interpreter
 from ftsupervise.job.processes import become_subreaper, end_session
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
@@ -32,7 +32,7 @@ class Keeper:
         if not env.get("SLURM_JOB_ID"):
             return
         every = env.get(ENV_EVERY, "")
-        words = command or (sys.executable, "-m", "ftsupervise", "cron", "ensure", "--run", str(run_dir))
+        words = command or interpreter.command("cron", "ensure", "--run", str(run_dir))
         try:
             shell = subprocess.Popen(
                 ["sh", "-c", _LOOP, "ftsupervise-keeper", every if every.isdigit() else str(_EVERY), *words],

@@ -87,7 +87,10 @@ def write_start(
     in_place: int = 0,
     nodes: Sequence[str] = (),
 ) -> None:
-    """The first page. Raises CannotWrite, NotPermitted."""
+    """The first page. Others may read it: what has the form of a secret in the command is left out. Raises CannotWrite,
+    NotPermitted."""
+    from ftsupervise.secrecy import masked
+
     record: dict[str, object] = {
         "attempt": mine.number,
         "job_id": job_id(env),
@@ -96,7 +99,7 @@ def write_start(
         "nodes": compress_hostlist(tuple(nodes)) or env.get("SLURM_JOB_NODELIST", ""),
         "in_place": in_place,
         "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
-        "command": list(command),
+        "command": [masked(word) for word in command],
         "pid": os.getpid(),
         "pid_start": procfs.identity(os.getpid()),
         "boot_id": procfs.boot_id(),

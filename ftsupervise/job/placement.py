@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftsupervise.host import files
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.rundir import ENV_NODES
 
@@ -55,8 +56,8 @@ def text_of(command: Sequence[str]) -> str:
     for word in () if is_srun(command) else command[:3]:
         path = Path(word)
         try:
-            if "\n" not in word and path.is_file() and path.stat().st_size <= _MOST:
-                found.append(path.read_text(encoding="utf-8", errors="replace"))
+            if "\n" not in word and path.is_file():
+                found.append(files.read_bounded(path, _MOST, follow=True).decode("utf-8", "replace"))
         except (OSError, ValueError):
             continue
     return "\n".join(found)

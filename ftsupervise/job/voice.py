@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -22,7 +23,7 @@ def tell(log: Path | None, text: str) -> None:
     if log is None:
         return
     try:
-        with open(log, "a", encoding="utf-8", opener=as_page) as file:
+        with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
             file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
     except OSError:
         return

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.blame import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.errors import ConfigError
+from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.units import format_slurm_time
 
@@ -205,7 +206,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
 
 def _supervisor(run: Run, python: str) -> list[str]:
     guard, restart = run.guard, run.launch.restart
-    words = [python, "-m", "ftsupervise", "run", "--run-dir", str(run.run_dir)]
+    words = interpreter.command("run", "--run-dir", str(run.run_dir), python=python)
     words += ["--in-place", f"{restart.in_place}", "--same-failure", f"{restart.same_failure}"]
     words += ["--back-off", f"{restart.back_off.total_seconds():g}"]
     words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]

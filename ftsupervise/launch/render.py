@@ -10,8 +10,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import __version__
+from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
+from ftsupervise.host import ownership
 from ftsupervise.scheduler.parse import quote as sbatch_quote
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
         raise ConfigError(f"the job script cannot be rendered: {error}") from None
     if not script.startswith("#!"):
         raise ConfigError(f"{name}: a job script starts with #!", hint='begin the template with "#!/bin/bash"')
+    if found := secrecy.kind(script) or secrecy.assigned(script):
+        raise ConfigError(
+            f"{name}: the job script would hold {found}, and Slurm shows it to others",
+            hint='read the secret where the job runs: export NAME="$(cat ~/.name)"',
+        )
     return script
 
 
@@ -58,7 +64,7 @@ def _template(own: Path | None) -> tuple[str, str]:
 
         return (resources.files("ftsupervise.templates") / "train.sbatch.j2").read_text("utf-8"), "train.sbatch.j2"
     try:
-        return own.read_text("utf-8"), str(own)
+        return ownership.read_trusted(own, follow=True).decode("utf-8"), str(own)
     except OSError as error:
         raise from_os_error(error, f"read the template {own}") from None
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import blame
+from ftsupervise import blame, secrecy
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import CannotWrite, Error, NotFound, NotPermitted, Refused, SchedulerUnavailable, from_os_error
 from ftsupervise.host.ownership import user_name
@@ -80,7 +80,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
         make_folders(run_dir, share)
         if not os.path.lexists(run_dir.root / "README"):
             write_whole(run_dir.root / "README", README.format(name=name))
-        write_whole(run_dir.config, config_text)
+        write_whole(run_dir.config, config_text, mode=0o644)
     except OSError as error:
         raise _not_mine(run_dir, from_os_error(error, f"write the run directory {run_dir.root}")) from None
 
@@ -199,16 +199,17 @@ def launch_run(
         for options in (plan.link(index) for index in range(plan.submissions)):
             render(plan, run.launch, options)  # a template that does not render must not leave half a chain behind
         prepare(run_dir, plan.name, dump(run), run.share)
-        given = without_secrets(env, run.alerts.model_dump())
+        given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     register(run_dir, plan.name)
     return done
 
 
-def without_secrets(env: Mapping[str, str], settings: object) -> dict[str, str]:
-    """``env`` without the variables that a ``*_env`` of the alerts' ``settings`` names.
+def without_secrets(env: Mapping[str, str], run: Run) -> tuple[dict[str, str], tuple[str, ...]]:
+    """``env`` without its secrets, and the names of those that the command might have wanted.
 
-    Whoever sends a message reads them; sbatch would write them to Slurm's spool and give them to every process of the job.
+    sbatch would write them to Slurm's spool and give them to every process of the job. Left out are the variables that a
+    ``*_env`` of the alerts names, and all that is a secret by its name or its value, but for ``launch.take_along``.
     """
 
     def named(value: object) -> Iterator[str]:
@@ -222,8 +223,9 @@ def without_secrets(env: Mapping[str, str], settings: object) -> dict[str, str]:
             for inner in value:
                 yield from named(inner)
 
-    secret = frozenset(named(settings))
-    return {key: value for key, value in env.items() if key not in secret}
+    alerting = frozenset(named(run.alerts.model_dump()))
+    left, out = secrecy.without(env, named=alerting, kept=run.launch.take_along)
+    return left, tuple(name for name in out if name not in alerting)
 
 
 def submit(
@@ -257,9 +259,9 @@ def submit(
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
-            write_whole(path, render(plan, launch, options), mode=SCRIPT)
+            script = render(plan, launch, options)
+            write_whole(path, script, mode=SCRIPT)
             write_json(folder / "launch.json", record)
-            script = path.read_text("utf-8")
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
             ids.append(answer.job_id)
             _remember_ours(run_dir, answer.job_id, plan.avoided)

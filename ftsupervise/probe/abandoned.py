@@ -10,13 +10,14 @@ host or after a reboot, and a home directory may be the very thing that hangs. O
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from ftsupervise.rundir import read_json, write_json
 
 _MOMENT = 1.0  # seconds
 
@@ -109,12 +110,10 @@ class Notes:
         if abandoned:
             self._mine.append(note)
         if self.directory is not None:
-            temp = self.directory / f".tmp-{pid}-{os.getpid()}"
             try:
-                temp.write_text(json.dumps(asdict(note)), "utf-8")
-                os.replace(temp, self.directory / f"{pid}.json")
+                write_json(self.directory / f"{pid}.json", asdict(note), mode=0o600, sync=False)
             except OSError:  # a full /tmp: the tick goes on, and this process still remembers
-                temp.unlink(missing_ok=True)
+                pass
         return note
 
     def forget(self, pid: int) -> None:
@@ -153,7 +152,7 @@ class Notes:
         notes = {note.pid: note for note in self._mine}
         for path in sorted(self.directory.glob("[0-9]*.json")) if self.directory is not None else ():
             try:
-                note = Note(**json.loads(path.read_text("utf-8")))
+                note = Note(**(read_json(path, limit=64_000) or {}))  # type: ignore[arg-type]
             except (OSError, ValueError, TypeError):  # gone meanwhile, or not ours to understand
                 continue
             notes.setdefault(note.pid, note)

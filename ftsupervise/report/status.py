@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.beats import read_beats
 from ftsupervise.brake import read_brake, still_held
 from ftsupervise.errors import Error, from_os_error
+from ftsupervise.host import files
 from ftsupervise.ledger import ledger, lives_here
 from ftsupervise.records import launches, people
 from ftsupervise.rundir import RunDir
@@ -120,11 +121,10 @@ def _logs(rundir: RunDir, name: str) -> str:
 def run_name(rundir: RunDir) -> str:
     """The name the run was launched under: the first line of run.yaml that says so, else the directory's name."""
     try:
-        with rundir.config.open(encoding="utf-8") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key == "name":
-                    return value.strip().strip("'\"")
+        for line in files.read_bounded(rundir.config, 4_000_000).decode("utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key == "name":
+                return value.strip().strip("'\"")
     except (OSError, UnicodeDecodeError):
         pass
     return rundir.root.name

@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
@@ -20,6 +19,7 @@ from typing import cast
 
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
+from ftsupervise.host import interpreter
 from ftsupervise.jobs import Job, JobState, Submitted
 from ftsupervise.procfs import identity
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json, write_whole
@@ -183,7 +183,7 @@ class Local:
         """Start the chain in a session of its own; it outlives this process and this terminal."""
         with (folder / "chain.log").open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "ftsupervise.scheduler.localchain", str(folder)],
+                interpreter.command(str(folder), module="ftsupervise.scheduler.localchain"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -168,7 +168,9 @@ class Chain:
                 index += 1
         path = Path(str(self.job["workdir"])) / name
         make_folder(path.parent, parents=True)
-        return as_page(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+        if str(path) == os.devnull:
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        return as_page(path)
 
 
 def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:

@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ftsupervise.host import ownership
 from ftsupervise.hostmemory import HostMemory
 from ftsupervise.warm.judge import Judge
 from ftsupervise.warm.serve import Serving
@@ -38,7 +39,7 @@ def stand_by(orders: str) -> None:
     coming = told.pop("coming", None)
     if coming is not None:
         os.set_inheritable(coming, False)  # beginning anew gives the lock up: who waits has waited long enough
-    learned = json.loads(Path(told["imports"]).read_text("utf-8")) if told.get("imports") else {}
+    learned = json.loads(ownership.read_trusted(told["imports"])) if told.get("imports") else {}
     here = Standby(told, learned)
     if here.tight():
         here.tell({"no": "there is too little free memory on this node"})
@@ -140,7 +141,7 @@ class Standby:
         os.environb.update(self.env)
         hook = str(Path(__file__).parent)
         path = self.told.get("pythonpath")
-        os.environ["PYTHONPATH"] = hook if path is None else f"{hook}{os.pathsep}{path}"
+        os.environ["PYTHONPATH"] = f"{hook}{os.pathsep}{path}" if path else hook
         os.environ[ENV] = json.dumps(self.told)
         words = sys.orig_argv
         os.execvp(words[0], words)

@@ -23,7 +23,8 @@ def main() -> None:
     orders["coming"] = announce(orders["place"], node)
     before = os.environ.get("PYTHONPATH")
     orders["pythonpath"] = before
-    os.environ["PYTHONPATH"] = _HOOK if before is None else f"{_HOOK}{os.pathsep}{before}"
+    # an empty one says nothing to Python; with something before it, it would be the current directory
+    os.environ["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{before}" if before else _HOOK
     os.environ["FTSUPERVISE_STANDBY"] = "probe"
     asked = [*command[: 1 + flags], "-c", "raise SystemExit(3)"]
     pid = os.fork()
@@ -50,9 +51,10 @@ def announce(place: str, node: str) -> int | None:
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o022:
             return None
         hold(place)
-        fd = os.open(f"{place}/.{node}.coming", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        mine = f"{place}/.{node}.{os.urandom(8).hex()}.coming"
+        fd = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        os.rename(f"{place}/.{node}.coming", f"{place}/{node}.coming")  # it is never seen without its lock
+        os.rename(mine, f"{place}/{node}.coming")  # it is never seen without its lock
         os.set_inheritable(fd, True)
     except OSError:
         return None

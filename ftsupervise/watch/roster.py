@@ -32,6 +32,7 @@ class Known:
     path: Path
     stamp: object  # None: the settings were given, not read
     run: Run
+    said: tuple[str, ...] = ()  # what in them is shown and not used, because somebody else may have written it
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Roster:
 
     names: tuple[str | None, ...]
     known: dict[int, Known] = field(default_factory=dict)
+    trust: bool = False  # use the settings of others too, commands included
     away: str = ""  # why the state directory must not be touched in the next tick
     slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
 
@@ -95,29 +97,26 @@ def target(name: str | None) -> str | None:
         return None
 
 
-def read(name: str | None, known: Known | None) -> Known:
+def read(name: str | None, known: Known | None, *, trust: bool = False) -> Known:
     """The settings of a run, ``known`` itself where its file has not changed. Raises Error. May hang."""
     if known is not None and known.stamp is None:
         return known
     try:
+        from ftsupervise.config.believed import load_believed
+
         path = known.path if known is not None else settings_of(name)
         stamp = _stamp(path)
         if known is not None and known.stamp == stamp:
             return known
-        return Known(path, stamp, load_settings(path))
+        found = load_believed(path, trust=trust)
+        return Known(path, stamp, found.run, found.sentences(path))
     except OSError as error:
         raise from_os_error(error, f"read the settings of {name or 'this directory'}") from None
 
 
 def _stamp(path: Path) -> object:
     found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def load_settings(path: Path) -> Run:
-    from ftsupervise.config.load import load
-
-    return load(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_uid, found.st_gid, found.st_mode
 
 
 def listed() -> tuple[str, ...]:

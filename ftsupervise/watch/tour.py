@@ -100,7 +100,7 @@ class Tour:
                 self.tell(Found(index, directory))
         self.say.at(index, READS, BOUND)
         try:
-            now = rosters.read(self.account.found.get(index, name), known)
+            now = rosters.read(self.account.found.get(index, name), known, trust=self.account.roster.trust)
         except Error as error:
             self.tell(Settled(index, None, error))
         else:

@@ -142,6 +142,7 @@ def other_way(path: str) -> bool:
 
 @pytest.mark.parametrize("block", marked("template"), ids=ids(marked("template")))
 def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> None:
+    from ftsupervise.host.interpreter import START
     from ftsupervise.launch.plan import plan
     from ftsupervise.launch.render import render
 
@@ -150,7 +151,7 @@ def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> Non
     planned = plan(run, kind="slurm", token="t", workdir=tmp_path, python="python")
     script = render(planned, run.launch, planned.link(0))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
-    assert "#SBATCH --job-name=first\n" in script and "\nexec python -m ftsupervise run " in script
+    assert "#SBATCH --job-name=first\n" in script and f"\nexec python -I {START} run " in script
 
 
 # ---------------------------------------------------------------------------------------------------------- tables

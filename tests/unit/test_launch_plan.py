@@ -11,6 +11,7 @@ import pytest
 from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
+from ftsupervise.host.interpreter import START
 from ftsupervise.launch.plan import plan, train_command, warning_lead
 from ftsupervise.launch.render import render
 
@@ -188,7 +189,7 @@ def test_an_own_template_is_used(tmp_path: Path) -> None:
         "#!/bin/sh\n{% for o in options %}#SBATCH {{ o | sbatch }}\n{% endfor %}exec {{ command | map('quote') | join(' ') }}\n"
     )
     script = render(planned({}), make({"template": own}).launch, ("--job-name=x",))
-    assert script.startswith("#!/bin/sh\n#SBATCH --job-name=x\nexec /venv/bin/python -m ftsupervise run")
+    assert script.startswith(f"#!/bin/sh\n#SBATCH --job-name=x\nexec /venv/bin/python -I {START} run")
 
 
 @pytest.mark.parametrize("off", [None, False, "off"])

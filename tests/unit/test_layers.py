@@ -46,6 +46,7 @@ WANTED = {
     ("warm", "node"): "a standby holds its place in shared memory as the agents do theirs",
     ("__main__", "cli"): "python -m ftsupervise",
     ("start", "__main__"): "the same, with a safe module path",
+    ("__main__", "start"): "what is imported from here on is not the current directory's",
     ("watch", "alerts"): "the tick tells what it found",
     ("watch", "probe"): "watchdogs look through the bounded eyes",
     ("report", "watch"): "status asks which jobs are the run's",

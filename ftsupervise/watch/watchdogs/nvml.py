@@ -8,7 +8,6 @@ Needs nvidia-ml-py (``pip install 'ftsupervise[gpu]'``) and NVIDIA's driver; say
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,9 +39,10 @@ class GpuState:
 
 def ask(probe: Probe, *, bound: float = 20.0) -> tuple[GpuState, ...] | str:
     """The GPUs of this node; a sentence if they cannot be asked. Bounded."""
+    from ftsupervise.host import interpreter
     from ftsupervise.probe import Ran
 
-    ran = probe.run([sys.executable, "-m", __name__], bound=bound, most=1_000_000)
+    ran = probe.run(interpreter.command(module=__name__), bound=bound, most=1_000_000)
     if not isinstance(ran, Ran) or ran.late:
         return "NVML does not answer: the driver hangs" if isinstance(ran, Ran) else "NVML cannot be asked here"
     try:

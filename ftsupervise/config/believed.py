@@ -1,0 +1,127 @@
+"""Settings of somebody else: what in them is believed, and what is only shown.
+
+A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
+what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
+no receiver (which may name this account's secrets and any address), no template, no cron. For messages the account's own
+receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.config import layers
+from ftsupervise.config.alerting import Alerts
+from ftsupervise.config.load import load_account, loaded
+from ftsupervise.config.locate import state_dir
+from ftsupervise.config.schema import Run
+from ftsupervise.errors import from_os_error
+from ftsupervise.host import files, ownership
+from ftsupervise.printable import printable
+
+
+class Believed(NamedTuple):
+    """The settings as they may be used. ``why`` they are not all believed, "" if they are; ``held``: what is not done for them,
+    each with its key."""
+
+    run: Run
+    why: str = ""
+    held: tuple[str, ...] = ()
+
+    def sentences(self, path: Path) -> tuple[str, ...]:
+        """What a person is told: whose the settings are, what is not done because of that, and what to type to have it done."""
+        if not self.held:
+            return ()
+        head = f"{printable(self.why)}, so these settings of it are shown and not used:"
+        tail = f"to use them as they are now: --trust (it is remembered for this text of {printable(str(path))})"
+        return (head, *(f"  {line}" for line in self.held), tail)
+
+
+def load_believed(path: Path, *, trust: bool = False, environ: Mapping[str, str] | None = None) -> Believed:
+    """The settings in ``path``, without what somebody else must not make this account do.
+
+    ``trust``: believe the file as it is now, and remember that. Raises as ``load`` does, and CannotWrite with ``trust``.
+    """
+    given = os.environ if environ is None else environ
+    text, found = layers.read_bytes(path)
+    run = loaded(layers.read(path, given, text), path)
+    why = ownership.distrust(found, path)
+    if not why:
+        return Believed(run)
+    mark = _mark(path, found, text, given)
+    if trust:
+        _remember(mark)
+    if trust or _is_ours(mark):
+        return Believed(run)
+    held = tuple(_held(run))
+    return Believed(_harmless(run, given), why, held)
+
+
+def _harmless(run: Run, environ: Mapping[str, str]) -> Run:
+    """``run`` with nothing in it that acts: the account's own receivers and cron stand in."""
+    own = load_account(environ=environ)
+    disks = tuple(one.model_copy(update={"quota": None}) for one in run.watch.disk or ())
+    watch = run.watch.model_copy(update={"exec": None, **({"disk": disks} if run.watch.disk else {})})
+    nodes = run.nodes.model_copy(update={"health": None})
+    launch = run.launch.model_copy(update={"template": None})
+    return run.model_copy(
+        update={"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
+    )
+
+
+def _held(run: Run) -> Iterator[str]:
+    for index, one in enumerate(run.watch.exec or ()):
+        yield f"watch.exec[{index}].command: {_shown(one.command)}"
+    for index, disk in enumerate(run.watch.disk or ()):
+        if disk.quota is not None:
+            yield f"watch.disk[{index}].quota.command: {_shown(disk.quota.command)}"
+    if run.nodes.health is not None:
+        yield f"nodes.health.command: {printable(run.nodes.health.command, 300)}"
+    for name, receiver in run.alerts.named.items():
+        argv = getattr(receiver.settings, "argv", None)
+        about = f": {_shown(argv)}" if argv else f" ({receiver.kind})"
+        yield f"alerts.receivers {name}{about}"
+    rest = run.alerts.model_copy(update={"receivers": ()})
+    if rest != Alerts():
+        changed = [key for key in Alerts.model_fields if getattr(rest, key) != getattr(Alerts(), key)]
+        yield f"alerts: {', '.join(changed)}"
+    if run.launch.template is not None:
+        yield f"launch.template: {printable(str(run.launch.template), 300)}"
+
+
+def _shown(argv: tuple[str, ...]) -> str:
+    return printable(shlex.join(argv), 300)
+
+
+# ------------------------------------------------------------------------------------------------------------ --trust
+
+
+def _mark(path: Path, found: os.stat_result, text: bytes, environ: Mapping[str, str]) -> Path:
+    """Stands in this account's state when the file, of this owner and with this text, was believed by ``--trust``."""
+    what = f"{path.absolute()}\0{found.st_uid}\0".encode("utf-8", "surrogateescape") + text
+    return state_dir(environ) / "trusted" / hashlib.sha256(what).hexdigest()
+
+
+def _is_ours(mark: Path) -> bool:
+    try:
+        for place in (mark.parent, mark):
+            if ownership.distrust(place.lstat(), place):
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _remember(mark: Path) -> None:
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd, temporary = files.create_temporary(mark.parent, mark.name, 0o600)
+        os.close(fd)
+        Path(temporary).replace(mark)
+    except OSError as error:
+        raise from_os_error(error, f"write {mark.parent}") from None

@@ -1,0 +1,203 @@
+"""Another account lays Python modules into the folder where somebody works. None of them runs as that person."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.scheduler.local import Local
+
+ROOT = Path(__file__).parents[2]
+TYPED = str(Path(sys.executable).with_name("ftsupervise"))  # the console script, as people type it
+STRANGER = 65534
+MODULES = (
+    "click",
+    "signal",
+    "yaml",
+    "json",
+    "sitecustomize",
+    "usercustomize",
+    "ftsupervise",
+    "runpy",
+    "pkgutil",
+    "gc",
+    "re",
+)
+TRAP = """import os
+os.close(os.open({mark!r} + "-" + __name__, os.O_CREAT | os.O_WRONLY, 0o666))
+"""
+
+
+class Trap:
+    """A folder that everybody may write, with a stranger's modules in it, and the marks of those that ran."""
+
+    def __init__(self, top: Path) -> None:
+        self.folder, self._marks = top / "shared", top / "marks"
+        for folder in (self.folder, self._marks):
+            folder.mkdir()
+            folder.chmod(0o1777)
+        script = TRAP.format(mark=str(self._marks / "ran"))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setgroups([])
+                os.setgid(STRANGER)
+                os.setuid(STRANGER)
+                for name in MODULES:
+                    (self.folder / f"{name}.py").write_text(script)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert (self.folder / "click.py").stat().st_uid == STRANGER
+
+    def sprung(self) -> list[str]:
+        return sorted(path.name for path in self._marks.iterdir())
+
+
+@pytest.fixture
+def trap() -> Iterator[Trap]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another account")
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    yield Trap(top)
+    shutil.rmtree(top)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
+
+
+def wait_for_the_end(until: Callable[..., Any]) -> None:
+    until(lambda: not Local().queue(), "the end of the chain")
+
+
+@pytest.mark.root
+def test_the_trap_is_a_real_one(trap: Trap) -> None:
+    subprocess.run([sys.executable, "-m", "click"], cwd=trap.folder, env=environment(), check=False, timeout=60)
+    assert "ran-__main__" in trap.sprung() or "ran-click" in trap.sprung()
+
+
+@pytest.mark.root
+def test_a_job_on_this_machine_runs_no_code_of_the_folder_it_was_launched_from(
+    trap: Trap, until: Callable[..., Any]
+) -> None:
+    (trap.folder / "ftsupervise.yaml").write_text(
+        "name: mine\nscheduler: local\nlaunch: {command: [sh, -c, 'touch trained'], jobs: 1, time: 1m}\n"
+        "nodes: {directory: nodes}\n"
+    )
+    (trap.folder / "nodes").mkdir()
+    subprocess.run([TYPED, "launch"], cwd=trap.folder, env=environment(), check=True, capture_output=True, timeout=60)
+    until((trap.folder / "trained").exists, "the training")
+    wait_for_the_end(until)
+    for words in (["status", "mine"], ["watch", "--no-send", "mine"], ["nodes", "mine"], ["check", "mine"]):
+        subprocess.run(
+            [TYPED, *words], cwd=trap.folder, env=environment(), check=False, capture_output=True, timeout=60
+        )
+    assert trap.sprung() == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("path", [":/nowhere", "/nowhere:", ".", ""])
+def test_an_entry_of_pythonpath_that_means_the_current_directory_brings_nothing_into_the_job(
+    trap: Trap, until: Callable[..., Any], path: str
+) -> None:
+    (trap.folder / "ftsupervise.yaml").write_text(
+        "name: mine\nscheduler: local\n"
+        "launch: {command: [sh, -c, 'echo \"$PYTHONPATH\" > it; mv it seen'], jobs: 1, time: 1m}\n"
+    )
+    argv = [
+        TYPED,
+        "launch",
+        str(trap.folder / "ftsupervise.yaml"),
+    ]  # typed elsewhere: what Python loads there is theirs
+    subprocess.run(argv, cwd="/", env=environment(PYTHONPATH=path), check=True, capture_output=True, timeout=60)
+    until((trap.folder / "seen").exists, "the training")
+    wait_for_the_end(until)
+    assert (trap.folder / "seen").read_text().strip() == path, "the command keeps its own"
+    assert trap.sprung() == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("path", ["", None])
+def test_a_standby_imports_nothing_from_the_current_directory(trap: Trap, path: str | None) -> None:
+    place = trap.folder.parent / "place"
+    orders = json.dumps({"place": str(place), "imports": None, "modules": ["no_such_module_anywhere"]})
+    (trap.folder.parent / "train.py").write_text("raise SystemExit(7)\n")
+    start = str(ROOT / "ftsupervise" / "warm" / "start.py")
+    argv = [sys.executable, "-IS", start, orders, "0", "--", sys.executable, str(trap.folder.parent / "train.py")]
+    env = environment(**({} if path is None else {"PYTHONPATH": path}))
+    child = subprocess.Popen(
+        argv, cwd=trap.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert child.stdout is not None
+        said = child.stdout.readline()
+        assert json.loads(said)["node"], said
+        assert trap.sprung() == []
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "mine.train"]])
+def test_the_command_finds_its_own_modules_as_without_us(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    told = (
+        "import json, os, sys\nimport beside\n"
+        "json.dump([sys.path[0], sys.flags.safe_path if hasattr(sys.flags, 'safe_path') else False, sys.flags.isolated,"
+        " os.environ.get('PYTHONSAFEPATH')], open('told', 'w'))\n"
+    )
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "train.py").write_text(told)
+    (tmp_path / "mine" / "train.py").write_text(told)
+    argv = [TYPED, "run", "--run-dir", str(tmp_path / "run"), "--warm", "off", "--", sys.executable, *words]
+    subprocess.run(argv, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "told").read_text()) == [str(tmp_path), False, 0, None]
+
+
+# ------------------------------------------------------------------------------------------------- it cannot be forgotten
+
+
+def starts_of_interpreters(path: Path) -> Iterator[str]:
+    """Lists and tuples that begin with a Python and do not leave the current directory out."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(node.ctx, ast.Load) and len(node.elts) > 1:
+            words = [ast.unparse(word) for word in node.elts]
+            if re.search(r"\bsys\.executable\b|\bpython\b", words[0]) and not words[1].startswith("'-I"):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_every_interpreter_of_ours_is_started_by_the_one_function() -> None:
+    allowed = {
+        "sys.executable, 'train.py'": "examples/demo: the training itself",
+    }
+    files = [*(ROOT / "ftsupervise").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    found = [line for path in files if path.name != "interpreter.py" for line in starts_of_interpreters(path)]
+    assert [line for line in found if not any(word in line for word in allowed)] == []
+
+
+def test_no_template_and_no_script_of_ours_starts_a_module_by_its_name() -> None:
+    files = [
+        path for folder in ("templates", "cron", "examples") for path in (ROOT / folder).rglob("*") if path.is_file()
+    ]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in files
+        if path.suffix not in (".pyc", ".png")
+        for line in path.read_text("utf-8", "replace").splitlines()
+        if re.search(r"python[\d.]*\s+(?:-\w+\s+)*-[mc]\s+ftsupervise|-m ftsupervise", line)
+    ]
+    assert wrong == []

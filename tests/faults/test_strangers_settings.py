@@ -1,0 +1,166 @@
+"""Settings that another account wrote, or may write: they are looked at, shown, and nothing in them is done."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
+
+TYPED = str(Path(sys.executable).with_name("ftsupervise"))
+STRANGER, GROUP = 65534, 100  # nobody; users
+SETTINGS = """\
+name: shared
+scheduler: local
+launch: {{command: "touch {marks}/command"}}
+nodes: {{health: {{command: "touch {marks}/health"}}}}
+watch:
+  exec: [{{name: evil, command: [touch, {marks}/exec]}}]
+  disk: [{{quota: {{command: [touch, {marks}/quota], format: nagios}}}}]
+alerts:
+  receivers:
+    - command: {{argv: [touch, {marks}/receiver]}}
+    - file: {{path: {marks}/file}}
+"""
+
+
+class Scene:
+    def __init__(self, top: Path) -> None:
+        self.top, self.marks, self.run = top, top / "marks", top / "runs" / "shared"
+        self.marks.mkdir()
+        self.home = top / "home"
+        self.home.mkdir(mode=0o700)
+        for folder in ("switches", "watch/journal", "watch/watchers", "attempts", "launches", "marks", "beats", "logs"):
+            (self.run / folder).mkdir(parents=True)
+        self.file = self.run / "run.yaml"
+        self.file.write_text(SETTINGS.format(marks=self.marks) + f"run_dir: {self.run}\n")
+
+    def type(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(self.home), "FTSUPERVISE_STATE_DIR": str(self.home / "state"), **more}
+        return subprocess.run([TYPED, *words], env=env, cwd=self.home, capture_output=True, text=True, timeout=120)
+
+    def done(self) -> list[str]:
+        return sorted(path.name for path in self.marks.iterdir())
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    yield Scene(top)
+    shutil.rmtree(top)
+
+
+def test_ones_own_settings_are_used_whole(scene: Scene) -> None:
+    scene.type("watch", str(scene.run))
+    assert {"exec", "quota", "receiver", "file"} <= set(scene.done())
+
+
+@pytest.mark.parametrize("words", [["--no-send"], []])
+def test_watching_somebody_elses_run_runs_none_of_their_commands(scene: Scene, words: list[str]) -> None:
+    os.chown(scene.file, STRANGER, STRANGER)
+    seen = scene.type("watch", str(scene.run), *words)
+    assert scene.done() == []
+    assert f"{scene.file} belongs to nobody" in seen.stderr
+    assert f"watch.exec[0].command: touch {scene.marks}/exec" in seen.stderr, "it is shown"
+    assert "--trust" in seen.stderr
+    assert "shared" in seen.stdout, "and the run is watched all the same"
+
+
+def test_settings_that_a_group_member_replaced_run_nothing_as_the_watcher(scene: Scene) -> None:
+    """The run directory is the group's, so a member can put another file in the place of ours."""
+    os.chown(scene.run, 0, GROUP)
+    scene.run.chmod(0o2775)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([GROUP])
+            os.setgid(GROUP)
+            os.setuid(STRANGER)
+            text = scene.file.read_text()
+            scene.file.unlink()
+            scene.file.write_text(text)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert scene.file.stat().st_uid == STRANGER
+    scene.type("watch", str(scene.run))
+    assert scene.done() == []
+
+
+@pytest.mark.parametrize(("mode", "who"), [(0o666, "everybody"), (0o664, "the group users")])
+def test_settings_that_others_may_write_run_nothing_either(scene: Scene, mode: int, who: str) -> None:
+    os.chown(scene.file, 0, GROUP)
+    scene.file.chmod(mode)
+    for words in (["watch"], ["check", "all"], ["notify", "test"]):
+        seen = scene.type(*words, str(scene.run))
+        assert scene.done() == []
+        assert f"{who} may write {scene.file}" in seen.stderr, words
+
+
+def test_trust_is_said_once_and_holds_for_what_the_file_says_now(scene: Scene) -> None:
+    os.chown(scene.file, STRANGER, STRANGER)
+    scene.type("watch", "--trust", str(scene.run))
+    assert "exec" in scene.done()
+    (scene.marks / "exec").unlink()
+    scene.type("watch", str(scene.run))
+    assert "exec" in scene.done(), "it is remembered"
+    (scene.marks / "exec").unlink()
+    scene.file.write_text(scene.file.read_text().replace("marks/exec", "marks/another"))
+    scene.type("watch", str(scene.run))
+    assert not {"exec", "another"} & set(scene.done()), "another text is another thing"
+
+
+def test_a_mark_of_trust_that_somebody_else_laid_counts_for_nothing(scene: Scene) -> None:
+    os.chown(scene.file, STRANGER, STRANGER)
+    scene.type("watch", "--trust", str(scene.run))
+    (scene.marks / "exec").unlink()
+    for mark in (scene.home / "state" / "trusted").iterdir():
+        os.chown(mark, STRANGER, -1)
+    scene.type("watch", str(scene.run))
+    assert "exec" not in scene.done()
+
+
+def test_messages_of_somebody_elses_run_go_to_ones_own_receivers(scene: Scene) -> None:
+    os.chown(scene.file, STRANGER, STRANGER)
+    (scene.home / ".config/ftsupervise").mkdir(parents=True)
+    (scene.home / ".config/ftsupervise/config.yaml").write_text(
+        f"alerts: {{receivers: [file: {{path: {scene.home}/told}}]}}\n"
+    )
+    scene.type("watch", str(scene.run))
+    assert "shared" in (scene.home / "told").read_text()
+    assert scene.done() == []
+
+
+def test_launching_what_somebody_else_may_write_is_refused_and_can_be_shown(scene: Scene) -> None:
+    mine = scene.top / "ftsupervise.yaml"
+    mine.write_text(SETTINGS.format(marks=scene.marks))
+    os.chown(mine, STRANGER, STRANGER)
+    refused = scene.type("launch", str(mine))
+    assert refused.returncode == 77, refused.stderr
+    assert "belongs to nobody" in refused.stderr and "--trust" in refused.stderr
+    shown = scene.type("launch", "--dry-run", str(mine))
+    assert shown.returncode == 0 and f"touch {scene.marks}/command" in shown.stdout
+    assert scene.done() == []
+
+
+def test_the_accounts_own_settings_that_others_may_write_are_refused(scene: Scene) -> None:
+    own = scene.home / ".config/ftsupervise/config.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"alerts: {{receivers: [command: {{argv: [touch, {scene.marks}/own]}}]}}\n")
+    own.chmod(0o666)
+    seen = scene.type("notify", "test", str(scene.run / "run.yaml"))
+    assert "own" not in scene.done() or "everybody may write" in seen.stderr
+    scene.file.rename(
+        scene.top / "ftsupervise.yaml"
+    )  # a file that is not as launched: the account's own lies beneath it
+    seen = scene.type("watch", str(scene.top / "ftsupervise.yaml"))
+    assert f"everybody may write {own}" in seen.stderr and f"chmod go-w {own}" in seen.stderr
+    assert "own" not in scene.done()

@@ -1,0 +1,149 @@
+"""Secrets of the account that types: in no job script, no job environment, no settings as launched, and in no sentence."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from ftsupervise.alerts import secrets
+from ftsupervise.alerts.receivers import Broken
+from ftsupervise.config.alerting import Slack
+from ftsupervise.config.load import loads
+from ftsupervise.errors import ConfigError
+from ftsupervise.scheduler.local import Local
+
+CANARY = "cAnary7x"
+FOUR = {
+    "SLACK_HOOK": f"https://hooks.slack.com/services/T0/B0/{CANARY}",
+    "SMTP_PASS": CANARY,
+    "APPRISE_URLS": f"mailto://ada:{CANARY}@example.org",
+    "PAGERDUTY_KEY": f"{CANARY}0000000000000000",
+    "https_proxy": f"http://ada:{CANARY}@proxy:3128",
+    "INNOCENT": f"xoxb-{CANARY}",
+}
+MAIL = "alerts: {receivers: [email: {host: m, from: a@b.c, to: [d@e.f], user: u, %s}]}"
+
+
+def typed(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ftsupervise", *words]
+    env = {**os.environ, **more}
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_no_secret_of_the_account_reaches_the_job_but_what_is_to_be_taken_along(
+    tmp_path: Path, own_home: Path, until: Callable[..., Any]
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: quiet\nscheduler: local\n"
+        "launch: {command: 'env > it; mv it seen', jobs: 1, time: 1m, take_along: [HF_TOKEN]}\n"
+    )
+    done = typed(
+        tmp_path, "launch", **FOUR, HF_TOKEN="for-the-training", GOOGLE_APPLICATION_CREDENTIALS="/home/ada/x.json"
+    )
+    assert done.returncode == 0, done.stderr
+    until((tmp_path / "seen").exists, "the job")
+    until(lambda: not Local().queue(), "the end of the chain, which writes its pages")
+    seen = (tmp_path / "seen").read_text()
+    assert "HF_TOKEN=for-the-training" in seen
+    assert "GOOGLE_APPLICATION_CREDENTIALS=/home/ada/x.json" in seen, "a path is no secret"
+    for path in (tmp_path / "seen", *own_home.rglob("*"), *(tmp_path / "runs").rglob("*")):
+        assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
+    assert CANARY not in done.stdout + done.stderr
+    for name in FOUR:
+        assert name in done.stderr, "it is said what the jobs do not get"
+    assert "launch.take_along" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(f"launch: {{command: 'true', env: {{{name}: '{value}'}}}}" for name, value in FOUR.items()),
+        f"launch: {{command: 'python train.py --token xoxb-{CANARY}'}}",
+        f"launch: {{command: [python, train.py, 'https://ada:{CANARY}@example.org/x']}}",
+        f"launch: {{command: 'SMTP_PASS={CANARY} python train.py'}}",
+        f"launch: {{command: 'true', setup: 'export PAGERDUTY_KEY={CANARY}'}}",
+        f"launch: {{command: 'true', sbatch: ['--comment=xoxb-{CANARY}']}}",
+        "launch: {command: 'true', template: mine.j2}",
+        f"launch: {{command: 'true'}}\nwatch: {{exec: [{{name: x, command: [curl, '{FOUR['SLACK_HOOK']}']}}]}}",
+        f"launch: {{command: 'true'}}\nalerts: {{receivers: [command: {{argv: [curl, '{FOUR['SLACK_HOOK']}']}}]}}",
+    ],
+)
+def test_a_secret_in_the_settings_is_refused_and_not_printed(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "mine.j2").write_text(f"#!/bin/sh\nexport SMTP_PASS='{CANARY}'\ntrue\n")
+    (tmp_path / "ftsupervise.yaml").write_text(f"name: quiet\nscheduler: local\n{settings}\n")
+    for words in (["launch", "--dry-run"], ["launch"]):
+        done = typed(tmp_path, *words)
+        assert done.returncode == 78, done.stdout + done.stderr
+        assert CANARY not in done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"password_env: {CANARY}",
+        f"password_env: {CANARY}…",
+        "password_env: hunter2…",
+        f"password_env: '{FOUR['SLACK_HOOK']}'",
+        "password_env: AKIAIOSFODNN7EXAMPLE",
+        "password_env: R0123456789ABCDEF0123456789ABCDE",
+        f"password_file: xoxb-{CANARY}",
+        f"password_file: {CANARY}",
+        f"password_file: T0000/B0000/{CANARY}",
+        f"password_file: '{FOUR['SLACK_HOOK']}'",
+        f"password_file: '{FOUR['https_proxy']}'",
+        f"password_file: 'correct {CANARY} battery'",
+    ],
+)
+def test_a_secret_typed_where_a_file_or_a_variable_is_named_is_refused_without_being_printed(wrong: str) -> None:
+    value = wrong.partition(": ")[2].strip("'")
+    with pytest.raises(ConfigError) as refused:
+        loads(f"name: x\nlaunch: {{command: 'true'}}\n{MAIL % wrong}\n")
+    assert value not in str(refused.value) and CANARY not in str(refused.value)
+    assert "password_" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "right",
+    ["password_file: ~/.mail", "password_file: ./m7", "password_file: mail-password", "password_file: k/m7.txt",
+     "password_file: /run/secrets/7f3a", "password_env: SMTP_PASSWORD", "password_env: P"],
+)  # fmt: skip
+def test_the_names_of_files_and_variables_are_taken(right: str) -> None:
+    loads(f"name: x\nlaunch: {{command: 'true'}}\n{MAIL % right}\n")
+
+
+def test_a_file_that_is_not_there_is_named_only_where_that_cannot_be_the_secret(tmp_path: Path) -> None:
+    with pytest.raises(Broken) as unseen:
+        secrets.read(Slack(token_file=tmp_path / CANARY, channel="C"), "token")
+    assert CANARY not in str(unseen.value) and str(tmp_path) in str(unseen.value)
+    with pytest.raises(Broken, match="slack-token: no such file"):
+        secrets.read(Slack(token_file=tmp_path / "slack-token", channel="C"), "token")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"535 authentication failed for {base64.b64encode(b'ada:' + CANARY.encode()).decode()}",
+        "535 " + base64.b64encode(b"\0ada\0" + CANARY.encode()).decode() + " refused",
+        "bad request: /login?password=" + quote(CANARY + "+/", safe=""),
+        "bad request: " + "".join(f"%{byte:02X}" for byte in CANARY.encode()),
+    ],
+)  # fmt: skip
+def test_an_errors_text_has_no_secret_in_any_encoding(said: str) -> None:
+    told = secrets.redact(said, [CANARY])
+    assert "<secret>" in told
+    assert CANARY not in told
+    for piece in (told, told + "="):
+        for word in piece.split():
+            try:
+                assert CANARY.encode() not in base64.b64decode(word + "=" * (-len(word) % 4))
+            except ValueError:
+                continue
