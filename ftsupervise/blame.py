@@ -52,8 +52,7 @@ _FADED = 20  # half-lives after which a trouble is nothing any more
 _FAINT = 0.1  # a score below this is none
 _MOST = 400  # troubles one writer keeps
 _FILES = 10_000  # of one folder that are read
-_PAGE = 4_000_000  # bytes of one page
-_BYTES = 64_000_000  # of all troubles of a place
+_PAGE, _BYTES = 4_000_000, 64_000_000  # bytes of one page, and of all troubles of a place
 _NODES = 100_000  # excluded for one job
 
 
@@ -362,12 +361,10 @@ def applied(place: Path, job: str) -> frozenset[str]:
     """The nodes that waiting job ``job`` is kept away from because of us; all others on its list are somebody's own."""
     try:
         whose = (place / APPLIED).stat()
-        raw = (read_json(place / APPLIED / job, limit=_PAGE, distrust=lambda found: stranger(whose, found)) or {}).get(
-            "nodes"
-        )
+        page = read_json(place / APPLIED / job, limit=_PAGE, distrust=lambda found: stranger(whose, found)) or {}
     except (OSError, ValueError):
         return frozenset()
-    return frozenset(node for node in as_texts(raw, _NODES) if is_name(node))
+    return frozenset(filter(is_name, as_texts(page.get("nodes"), _NODES)))
 
 
 def any_applied(place: Path) -> bool:
@@ -380,8 +377,8 @@ def any_applied(place: Path) -> bool:
 
 def write_applied(place: Path, job: str, nodes: Iterable[str]) -> None:
     """None at all: its file goes. Raises OSError."""
-    path = folder(place, APPLIED) / job
-    if ours := sorted(nodes):
+    path, ours = folder(place, APPLIED) / job, sorted(nodes)
+    if ours:
         write_json(path, {"nodes": ours})
     else:
         path.unlink(missing_ok=True)

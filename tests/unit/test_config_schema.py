@@ -63,6 +63,7 @@ launch:
     source .venv/bin/activate
     ulimit -c 0
   container: apptainer exec --nv image.sif
+  take_along: [WANDB_API_KEY]
   env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: INFO}
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
