@@ -56,6 +56,8 @@ def lines(seen: Status) -> Iterator[str]:
         from ftsupervise.crontab.chain import drained_words
 
         yield f"  nodes     {drained_words(seen.drained)} (sinfo -R)"
+    for words in seen.warnings:
+        yield f"  note      each command of Slurm warns: {words}"
     for entry in seen.entries:
         yield from _entry_lines(entry, seen)
     for passed in seen.passed:

@@ -42,6 +42,8 @@ _MARGIN = timedelta(minutes=2)  # between the bound of the entries and the end o
 class Queue(Protocol):
     """What the chain needs of Slurm."""
 
+    warnings: set[str]  # what its commands complained of beside their answers
+
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]: ...
 
     def submit(
@@ -253,12 +255,13 @@ def _judge(done: Extended, installed: Installed, age: timedelta) -> State:
 def _kept_elsewhere(
     cron: CronDir, installed: Installed, newest: claims.Slot | None, now: datetime, *, thorough: bool
 ) -> State:
-    """How a cron is that a table or a loop keeps. ``thorough``: its lines are put back where they were disabled."""
+    """How a cron is that a table or a loop keeps. Lines that were disabled are put back; ``thorough`` looks for them even
+    while slots come."""
     bound = max(3 * installed.period, timedelta(minutes=3))
     if newest is not None and now - newest.at < bound and not thorough:
         words = f"its last slot was {_ago(now - newest.at)} ago"
         return State(Health.OK, f"cron is alive (kept by {installed.backend}): {words}")
-    if restored := _restore(cron, installed) if thorough else "":
+    if restored := _restore(cron, installed):
         return State(Health.OK, restored, revived=True)
     if newest is not None and now - newest.at < bound:
         words = f"its last slot was {_ago(now - newest.at)} ago"

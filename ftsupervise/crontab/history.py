@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ftsupervise.crontab.place import CronDir, read_stamp, stamp
 from ftsupervise.host.files import read_bounded
+from ftsupervise.printable import printable_lines
 from ftsupervise.rundir import read_json, write_json, write_whole
 from ftsupervise.sharing import make_folder
 
@@ -155,7 +156,7 @@ def prune(cron: CronDir, key: str, keep: int) -> None:
 
 
 def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
-    """The end of an output file; "" if it cannot be read."""
+    """The end of an output file, harmless to print; "" if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -164,7 +165,7 @@ def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
             text = file.read(most).decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(printable_lines(text).splitlines()[-lines:])
 
 
 def lost(ran: Ran, now: datetime, limit: timedelta, ticks: frozenset[str] | None, asked: datetime) -> bool:

@@ -55,8 +55,8 @@ The cron of {owner}, kept by ftsupervise. It needs no crontab: {why}.
 
 A slot comes every {period}; times are in {timezone}. An entry that runs longer than {limit} is ended, and so is what it
 leaves running: longer work belongs in a job script. An entry never runs beside itself. What falls into the hour that
-summer time skips runs right after it; what falls into the hour that comes twice runs once. Whoever may write these
-folders runs programs as {owner}.
+summer time skips runs right after it; what falls into the hour that comes twice runs once. What lies in these
+folders runs as {owner}, so files that anybody else could have written are passed over.
 """
 
 CRONTAB = """\

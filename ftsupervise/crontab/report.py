@@ -14,6 +14,7 @@ from ftsupervise.crontab.history import Ran
 from ftsupervise.crontab.place import CronDir, Installed, user_name
 from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.errors import Error
+from ftsupervise.printable import printable
 
 _MOST = 100_000  # slots that are looked for
 
@@ -83,6 +84,7 @@ class Status:
     passed: tuple[Passed, ...]
     next_slot: datetime | None
     newest: Slot | None = None  # the last that this back end has ticked at
+    warnings: tuple[str, ...] = ()  # what Slurm's commands complained of beside their answers
     drained: tuple[str, ...] = ()  # nodes that Slurm has drained by itself
     lost_lines: str = ""  # what has become of our lines in the person's table, if they are not as they should be
 
@@ -146,6 +148,7 @@ def gather(cron: CronDir, installed: Installed, scheduler: Queue | None, now: da
         slots=slots_until(claims.slots(cron, now), installed, now),
         newest=claims.newest(cron, installed, now),
         drained=(chain.drained(scheduler) or ()) if scheduler is not None and jobs is not None else (),
+        warnings=tuple(sorted(map(printable, scheduler.warnings))) if scheduler is not None else (),
         lost_lines=lost,
         entries=tuple(entries),
         passed=found.passed,

@@ -34,6 +34,7 @@ class FakeQueue:
     asked: int = 0
     cancelled: list[str] = field(default_factory=list)
     drained_nodes: tuple[str, ...] = ()
+    warnings: set[str] = field(default_factory=set)
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         from ftsupervise.errors import SchedulerUnavailable

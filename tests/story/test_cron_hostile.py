@@ -19,6 +19,7 @@ from ftsupervise.crontab.report import gather
 from ftsupervise.crontab.tick import tick
 from ftsupervise.model import Submitted
 from tests.story.cron_folder import NINE, FakeQueue, Folder, make
+from tests.story.test_cron_tick import alerts_to
 
 P5 = timedelta(minutes=5)
 PROXY = "http://ada:hunter2@proxy.example:3128"
@@ -148,6 +149,15 @@ def test_odd_files_in_the_folders_hold_nobody_and_are_printed_harmlessly(folder:
     assert told.isprintable()
 
 
+def test_escape_sequences_in_the_output_of_an_entry_do_not_reach_those_who_are_told(tmp_path: Path) -> None:
+    folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
+    folder.drop("minutely", "check", r"printf '\033]0;owned\007 the disk \342\200\256 is full\n'; exit 1")
+    folder.tick(NINE)
+    heard = (tmp_path / "heard").read_text()
+    assert "the disk" in heard
+    assert all(char == "\n" or char.isprintable() for char in heard)
+
+
 def test_a_huge_table_and_a_crowded_folder_are_bounded_and_said(folder: Folder) -> None:
     folder.cron.crontab.write_bytes(b"@tick true\n" * 200_000)
     for n in range(1200):
@@ -175,7 +185,7 @@ def test_records_of_nonsense_stop_no_entry(folder: Folder, start: str) -> None:
     ran = folder.cron.runs / "minutely.good" / "20261121T085500Z"
     ran.mkdir(parents=True)
     (ran / "start.json").write_text(start)
-    (ran / "end.json").write_text('{"outcome": "ok", "code": 1e400, "seconds": NaN}')
+    (ran / "end.json").write_text('{"outcome": "ok", "code": 1e300, "seconds": "x"}')
     (ran.parent / "since").write_text("2026-11-21T09:00:00")
     slot = folder.cron.slots / "20261121T085500Z"
     slot.mkdir(parents=True)
@@ -185,6 +195,15 @@ def test_records_of_nonsense_stop_no_entry(folder: Folder, start: str) -> None:
     assert done.worked.ran == ("minutely/good",)
     assert not done.trouble
     gather(folder.cron, folder.installed, None, NINE + P5)
+
+
+def test_a_run_whose_end_is_nonsense_holds_its_entry_no_longer_than_its_bound(folder: Folder) -> None:
+    folder.drop("minutely", "good", "echo x")
+    ran = folder.cron.runs / "minutely.good" / "20261121T085500Z"
+    ran.mkdir(parents=True)
+    (ran / "end.json").write_text('{"outcome": "ok", "seconds": NaN}')
+    assert folder.tick(NINE).worked.skipped == ("minutely/good",)
+    assert folder.tick(NINE + P5 * 2).worked.ran == ("minutely/good",)
 
 
 def test_slots_of_another_century_are_not_the_newest_and_cost_no_time(folder: Folder) -> None:
