@@ -15,6 +15,7 @@ from ftsupervise.cli import cron_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ftsupervise.crontab.entries import Entry, Found
     from ftsupervise.crontab.install import Plan
     from ftsupervise.crontab.place import CronDir, Installed
     from ftsupervise.model import Finding
@@ -28,9 +29,9 @@ def cron() -> None:
     """A crontab for clusters without one: drop a file into a folder, and it runs at the next slot.
 
     \b
-    ftsupervise cron install                      once; by default in ~/.config/ftsupervise/cron
+    ftsupervise cron install    once; by default in ~/.config/ftsupervise/cron
     cp my-check ~/.config/ftsupervise/cron/cron.hourly/
-    ftsupervise cron status                       what ran, how late, where its output is
+    ftsupervise cron status     what ran, how late, where its output is
     """
 
 
@@ -86,7 +87,8 @@ def install(
 
 @cron.command("list", short_help="What runs when, and what is passed over.")
 @DIR
-def list_entries(directory: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def list_entries(directory: Path | None, as_json: bool) -> None:
     """What runs when, and which files and lines are passed over, and why."""
     from ftsupervise.crontab.entries import find
     from ftsupervise.crontab.place import need_installed
@@ -96,6 +98,9 @@ def list_entries(directory: Path | None) -> None:
     installed = need_installed(place)
     found = find(place, installed)
     now = cron_run.now()
+    if as_json:
+        click.echo(_listed(found, installed, now))
+        return
     for entry in found.entries:
         due = entry.schedule.next_after(now, installed.period)
         when = _local(ceiling(due, installed.period), installed) if due else "never"
@@ -105,6 +110,28 @@ def list_entries(directory: Path | None) -> None:
         click.echo(f"{passed.name:32}  passed over: {passed.why}")
     if not found.entries and not found.passed:
         click.echo(f"nothing yet: drop an executable into {place.folder('hourly')}")
+
+
+def _listed(found: Found, installed: Installed, now: datetime) -> str:
+    import json
+
+    from ftsupervise.crontab.schedule import ceiling
+
+    def due(entry: Entry) -> str | None:
+        at = entry.schedule.next_after(now, installed.period)
+        return ceiling(at, installed.period).isoformat() if at else None
+
+    entries = [
+        {
+            "name": entry.name,
+            "schedule": entry.schedule.text,
+            "next": due(entry),
+            "runs": str(entry.path) if entry.path else entry.argv[-1],
+        }
+        for entry in found.entries
+    ]
+    passed = [{"name": one.name, "why": one.why} for one in found.passed]
+    return json.dumps({"schema_version": 1, "entries": entries, "passed_over": passed}, indent=1, ensure_ascii=False)
 
 
 @cron.command(short_help="Put a ready-made script into its folder.")

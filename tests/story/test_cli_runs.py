@@ -171,8 +171,6 @@ def test_json_has_one_spelling_for_one_word(launched: tuple[Path, dict[str, str]
 
 def test_help_fits_a_terminal_of_80_columns() -> None:
     for words, command in commands(ftsupervise):
-        if words[0] == "cron":
-            continue
         ctx = click.Context(command, info_name=" ".join(("ftsupervise", *words)), terminal_width=78)
         long = [line for line in command.get_help(ctx).splitlines() if len(line) > 80]
         assert not long, words

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,14 @@ def test_without_slurm_a_dropped_job_script_runs_on_this_machine(desk: Desk, unt
         return entry["last"]["output"] if entry["state"] == "ok" else ""
 
     assert Path(until(over, "the end of the local job")).read_text() == "made a report\n"
+
+
+def test_what_runs_when_is_listed_for_programs_too(desk: Desk) -> None:
+    desk.type("cron", "install", "--backend", "loop")
+    desk.drop("hourly", "check", "exit 0")
+    desk.drop("hourly", "notes.txt", "").chmod(0o644)
+    listed = json.loads(desk.type("cron", "list", "--json"))
+    (entry,) = listed["entries"]
+    assert (entry["name"], entry["runs"]) == ("hourly/check", str(desk.cron / "cron.hourly" / "check"))
+    assert datetime.fromisoformat(entry["next"]).minute == 0
+    assert [one["name"] for one in listed["passed_over"]] == ["hourly/notes.txt"]
