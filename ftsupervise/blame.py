@@ -119,12 +119,6 @@ def margin(nodes: int, spares: int) -> int:
     return max(spares, ceil(SHARE * nodes), 1)
 
 
-def reserve(needed: int) -> int:
-    """How many nodes more than a job needs are to be up before others are excluded for their past: those that may go while no
-    one of us runs, above all the batch host of the job that runs, with its supervisor."""
-    return margin(needed, 0)
-
-
 def is_name(text: str) -> bool:
     """Can it be the name of a node (and of a file)?"""
     return _NAME.fullmatch(text) is not None

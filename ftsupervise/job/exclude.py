@@ -3,7 +3,7 @@
 What the person put there with ``--exclude`` stays. What we put there is taken back when the node's past has faded.
 
 Slurm knows no exclusion that ends by itself, and a member that waits for a node that never comes back waits for ever. So a node
-is excluded for its past only while enough others are up, and a reserve besides (``blame.reserve``) for those that go while
+is excluded for its past only while enough others are up, and a reserve besides (``reserve``) for those that go while
 nobody looks: a batch host dies with the supervisor that could give a node back. Only a supervisor that leaves uses the reserve
 up, for the member that is to start in its place; that one gives back what is too much as soon as it runs.
 """
@@ -19,6 +19,7 @@ from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.records import job_ids, launches, people
 from ftsupervise.rundir import RunDir
 from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
+from ftsupervise.scheduler.exclusions import reserve as reserve_of
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
 
@@ -74,7 +75,7 @@ def apply(
         for job in waiting:
             try:
                 at_once = leaving and asked and not slurm.requeued(job.base_id)
-                reserve = 0 if at_once else blame.reserve(job.nodes)
+                reserve = 0 if at_once else reserve_of(job.nodes)
                 wanted = _wanted(job, nodes, room, left, ours.of(job), whole, reserve)
                 told = _tell(slurm, ours, job, wanted)
             except SchedulerUnavailable:

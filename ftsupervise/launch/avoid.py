@@ -11,7 +11,7 @@ from ftsupervise import blame, shared
 from ftsupervise.errors import Error
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.rundir import RunDir
-from ftsupervise.scheduler.exclusions import Exclusions, fitting
+from ftsupervise.scheduler.exclusions import Exclusions, fitting, reserve
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -56,7 +56,7 @@ def that_fit(
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
     needed = launch.nodes + launch.spare_nodes
-    needed += blame.reserve(needed)
+    needed += reserve(needed)
     fit = fitting(bad, [*theirs, *by_hand], needed, partitions, room, launch.constraint or "")
     chosen = {*by_hand, *fit}
     left = [node for node in nodes if node.name not in chosen]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ftsupervise import blame
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
@@ -119,6 +120,12 @@ def _waiting(
         comment="" if comment == "(null)" else comment,
         held=is_held(reason),
     )
+
+
+def reserve(needed: int) -> int:
+    """How many nodes more than a job needs are to be up before others are excluded for their past: those that may go while no
+    one of us runs, above all the batch host of the job that runs, with its supervisor."""
+    return blame.margin(needed, 0)
 
 
 def fitting(

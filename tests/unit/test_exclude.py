@@ -153,8 +153,8 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
-    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(shared.interpreter, "command", lambda **_: hangs)
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("ftsupervise.host.interpreter.command", lambda **_: sleeps)
     monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 0.5)
     one.notes("n1", "warning")
     one.nodes._owed = True
