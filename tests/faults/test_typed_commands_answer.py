@@ -140,7 +140,8 @@ def test_a_person_who_is_asked_may_take_longer_than_any_bound(tmp_path: Path) ->
 def test_ctrl_c_ends_the_command_and_its_child(tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "r")
     place.program("squeue", "echo $PPID > $0.parent; sleep 300")
-    process = subprocess.Popen([*FT, "status", str(place.root)], env=place.env, start_new_session=True)
+    heard = ["env", "--default-signal=INT"]  # in the background of a shell, tests begin with SIGINT ignored
+    process = subprocess.Popen([*heard, *FT, "status", str(place.root)], env=place.env, start_new_session=True)
     asked = place.folder / "bin" / "squeue.parent"
     until = time.monotonic() + 20
     while not (asked.exists() and asked.read_text().strip()):
