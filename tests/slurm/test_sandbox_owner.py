@@ -92,6 +92,35 @@ def test_it_ends_when_its_terminal_is_closed(
     until(lambda: not running(place) and not place.exists(), "the end of all of it")
 
 
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from ftsupervise.sandbox import temporary
+with temporary(sys.argv[1], nodes=1):
+    child = os.fork()
+    if child == 0:
+        time.sleep(300)
+        os._exit(0)
+    Path(sys.argv[2]).write_text(str(child))
+    time.sleep(300)
+"""
+
+
+def test_a_child_that_the_owner_forked_does_not_keep_it_up(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until, tmp_path: Path
+) -> None:
+    """It has all that the owner had open, the keeper's pipe too."""
+    place, note = short_tmp / "forked", tmp_path / "child"
+    owner = begun("-c", FORKED, str(place), str(note))
+    child = int(until(lambda: note.exists() and note.read_text(), "the child"))
+    try:
+        owner.kill()
+        owner.wait(30)
+        until(lambda: not running(place) and not place.exists(), "the end of the cluster")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(
     begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until
 ) -> None:
