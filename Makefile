@@ -63,4 +63,4 @@ $(TORCH)/.test: pyproject.toml $(LOCKS) .ci/make-torch
 	@sh .ci/make-torch "$(PYTHON)"
 
 clean:
-	rm -rf .venv $(TORCH) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lock $(TORCH) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

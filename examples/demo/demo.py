@@ -112,8 +112,8 @@ launch:
   tasks_per_node: 1
   gpus_per_node: 8
   jobs: 5
-  time: "1m"          # a queue with a short time limit ...
-  warn: 10s           # ... and a warning before it, so that the run saves and leaves by itself
+  time: "2m"          # a queue with a short time limit ...
+  warn: 70s           # ... and a warning before it, so that the run saves and leaves by itself
   restart:
     in_place: 3         # a failure costs seconds: the command starts again in the same job, on the nodes it holds
 guard:
@@ -180,7 +180,9 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
         say("FAULT", f"rank {ranks - 1} dies: kill -9 {pid}", "31;1")
         shown.until(lambda: resumed(run), "the restart in place")
         took = time.monotonic() - began
-        say("RESTART", f"in place: {took:.1f} s later it trains again, in the same job and on the same nodes", "32;1")
+        jobs = [json.loads(path.read_text())["job_id"] for path in sorted(run.glob("attempts/*/start.json"))[:2]]
+        where = f"in place, in the same job {jobs[0]}" if jobs[0] == jobs[1] else f"in the next job, {jobs[1]}"
+        say("RESTART", f"{took:.1f} s later it trains again, {where}", "32;1")
         shown.until(lambda: re.search(r"^step 1[6-9]\d|^step [2-9]\d\d", resumed(run), re.M), "step 160")
         typed(folder, env, "status")
         typed(folder, env, "save", "--why", "that loss looks interesting")

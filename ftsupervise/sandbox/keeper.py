@@ -5,13 +5,14 @@ owner says that it has cleared up, the keeper leaves; when the pipe closes witho
 the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and then the
 sandbox, if it is still the one that this owner made.
 
-    python -m ftsupervise.sandbox.keeper MARK [FOLDER]     the pipe is standard input
+    python -m ftsupervise.sandbox.keeper MARK OWNER [FOLDER]     OWNER is the pid; the pipe is standard input
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from ftsupervise.sandbox import processes
 from ftsupervise.sandbox.processes import MARK_OWNER
 
 _CLEARED = b"cleared"
+_GLANCE = 1.0  # seconds between looks at the owner itself
 _GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 _PATIENCE = 60.0  # seconds in which the dead owner's work must have ended
 
@@ -46,7 +48,7 @@ class Keeper:
     def start(self, sandbox: Path | None = None) -> Keeper:
         """Keep all that carries the mark, and the ``sandbox`` in that directory whose record names it. Raises OSError."""
         theirs, self._pipe = os.pipe()  # our end is not inherited: no command of ours holds it open
-        words = [self.mark, *([str(sandbox)] if sandbox is not None else [])]
+        words = [self.mark, str(os.getpid()), *([str(sandbox)] if sandbox is not None else [])]
         try:
             self._process = subprocess.Popen(
                 interpreter.command(*words, module=__name__),
@@ -85,11 +87,15 @@ class Keeper:
             self._process = None
 
 
-def owner_died() -> bool:
-    """Wait for the owner: has it died, or said that all is cleared up?"""
+def owner_died(owner: int) -> bool:
+    """Wait for the owner, our parent: has it died, or said that all is cleared up?"""
     said = b""
-    while part := os.read(0, 64):
-        said += part
+    while os.getppid() == owner:  # a child that it forked, and that ran no other program, holds the pipe open too
+        if select.select([0], [], [], _GLANCE)[0]:
+            part = os.read(0, 64)
+            if not part:
+                break
+            said += part
     return said != _CLEARED
 
 
@@ -145,10 +151,10 @@ def clear_up(mark: str, root: Path | None) -> None:
 
 
 def main() -> None:
-    mark, *rest = sys.argv[1:]
+    mark, owner, *rest = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever ends the owner's group or session does not mean its keeper
-    if owner_died():
+    if owner_died(int(owner)):
         clear_up(mark, Path(rest[0]) if rest else None)
 
 

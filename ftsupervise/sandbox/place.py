@@ -84,7 +84,7 @@ def believed(root: Path, record: str, *more: str) -> bytes:
     except (NotADirectoryError, FileNotFoundError):
         raise FileNotFoundError(root / record) from None
     except ownership.NotTrusted as error:
-        raise _not_ours(error.message.removesuffix(", so nothing in it is believed")) from None
+        raise _not_ours(error.message.removesuffix(", so nothing in it is believed"), error.hint) from None
     except OSError as error:  # a link or a FIFO in the record's place, a directory that may not be entered
         raise _not_ours(f"{root / record} cannot be believed: {error.strerror}") from None
 
@@ -92,11 +92,11 @@ def believed(root: Path, record: str, *more: str) -> bytes:
 def _believe(found: os.stat_result, path: Path) -> None:
     reason = ownership.distrust(found, path)
     if reason:
-        raise _not_ours(reason)
+        raise _not_ours(reason, ownership.remedy(found, path) if found.st_uid == os.geteuid() else "")
 
 
-def _not_ours(reason: str) -> NotPermitted:
-    return NotPermitted(f"this sandbox is not used: {reason}", hint="use a directory of your own: --dir DIR")
+def _not_ours(reason: str, hint: str = "") -> NotPermitted:
+    return NotPermitted(f"this sandbox is not used: {reason}", hint=hint or "use a directory of your own: --dir DIR")
 
 
 @contextmanager

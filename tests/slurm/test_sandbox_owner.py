@@ -69,7 +69,8 @@ def test_a_sandbox_for_one_command_ends_with_its_owner(
     words = ("-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "2", "--", "sh", "-c", COMMAND, "sh")
     owner = begun(*words, str(tmp_path / "at-work"))
     until(lambda: (tmp_path / "at-work").exists(), "a job at work")
-    assert len(running(place)) > 9  # four daemons, a job on two nodes, the command and what it left in the background
+    # five daemons, a job on two nodes, the command and what it left in the background
+    until(lambda: len(running(place)) > 9, "all of them")
     owner.send_signal(number)
     owner.wait(60)
     until(lambda: not running(place), "the end of all of it")
@@ -90,6 +91,35 @@ def test_it_ends_when_its_terminal_is_closed(
     os.close(ours)
     owner.wait(60)
     until(lambda: not running(place) and not place.exists(), "the end of all of it")
+
+
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from ftsupervise.sandbox import temporary
+with temporary(sys.argv[1], nodes=1):
+    child = os.fork()
+    if child == 0:
+        time.sleep(300)
+        os._exit(0)
+    Path(sys.argv[2]).write_text(str(child))
+    time.sleep(300)
+"""
+
+
+def test_a_child_that_the_owner_forked_does_not_keep_it_up(
+    begun: Callable[..., subprocess.Popen[str]], short_tmp: Path, until: Until, tmp_path: Path
+) -> None:
+    """It has all that the owner had open, the keeper's pipe too."""
+    place, note = short_tmp / "forked", tmp_path / "child"
+    owner = begun("-c", FORKED, str(place), str(note))
+    child = int(until(lambda: note.exists() and note.read_text(), "the child"))
+    try:
+        owner.kill()
+        owner.wait(30)
+        until(lambda: not running(place) and not place.exists(), "the end of the cluster")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_one_that_is_killed_while_it_brings_its_sandbox_up_leaves_nothing(

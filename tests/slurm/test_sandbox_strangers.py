@@ -82,8 +82,9 @@ def test_ones_own_that_everybody_may_write_is_refused(place: Path, loose: str) -
     lay(place, 0)
     for name in (".", "sandbox.json", "slurm.conf"):
         (place / name).chmod(0o777 if name == loose else 0o755)
-    with pytest.raises(NotPermitted, match=r"everybody may write .* \(mode 0777\)"):
+    with pytest.raises(NotPermitted, match=r"everybody may write .* \(mode 0777\)") as refused:
         Sandbox.at(place)
+    assert refused.value.hint == f"chmod go-w {place / loose}"
     (place / loose).chmod(0o755)
     assert Sandbox.at(place).port == 12345
 
