@@ -64,6 +64,7 @@ launch:
     ulimit -c 0
   container: apptainer exec --nv image.sif
   env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: INFO}
+  take_along: [HF_TOKEN]
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}

@@ -152,7 +152,9 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
-    monkeypatch.setattr(shared, "_CHILD", "import time; time.sleep(60)")
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(shared, "_CHILD", "sleeper")
     monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 0.5)
     one.notes("n1", "warning")
     one.nodes._owed = True
