@@ -116,8 +116,9 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         folder.mkdir(parents=True)
     (run.nodes / "troubles").chmod(0o1777)
     go, begun = top / "go", top / "begun"
-    argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off", "--"]
-    command = f"touch {begun}; until [ -e {go} ]; do sleep 0.1; done; kill -9 $$"
+    argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off"]
+    argv += ["--health", "exit 2", "--health-when", "failure", "--"]  # a trouble of this node, to be written down
+    command = f"touch {begun}; until [ -e {go} ]; do sleep 0.1; done; exit 3"
     child = subprocess.Popen([*argv, "sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(begun.exists, "the command")
@@ -125,7 +126,7 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         name = f"{run.root.name}.none.{host}.{pid}.{procfs.identity(pid)}.json"
         lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()
-        assert child.wait(90) == 137
+        assert child.wait(90) == 3
         assert (run.nodes / "troubles" / name).is_file(), "the name was the right one"
     finally:
         child.send_signal(signal.SIGKILL)
