@@ -58,9 +58,7 @@ def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[
     """
     given = base64.b64encode(pickle.dumps((book, place))).decode()
     try:
-        done = bounded.run(
-            interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given
-        )
+        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0 or _MARK not in done.stdout:
