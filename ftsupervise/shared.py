@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ftsupervise import blame, bounded
 from ftsupervise.host import interpreter
 
+_CHILD = "ftsupervise.shared"
 _MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
 PATIENCE = 5.0  # seconds for a directory that is shared with others
 
@@ -57,9 +58,7 @@ def visit(place: Path, book: blame.Book | None, patience: float) -> tuple[tuple[
     """
     given = base64.b64encode(pickle.dumps((book, place))).decode()
     try:
-        done = bounded.run(
-            interpreter.command(module="ftsupervise.shared"), timeout=patience, env=os.environ, stdin=given
-        )
+        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0 or _MARK not in done.stdout:

@@ -176,7 +176,8 @@ def starts_of_interpreters(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.List, ast.Tuple)) and isinstance(node.ctx, ast.Load) and len(node.elts) > 1:
             words = [ast.unparse(word) for word in node.elts]
-            if re.search(r"\bsys\.executable\b|\bpython\b", words[0]) and not words[1].startswith("'-I"):
+            spread = isinstance(node.elts[0], ast.Starred)
+            if not spread and re.search(r"\bsys\.executable\b|\bpython\b", words[0]) and words[1][:3] != "'-I":
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import beats, watchers
+from ftsupervise import beats, procfs, watchers
 from ftsupervise.config.locate import run_dir_of_config
 from ftsupervise.errors import Error
 from ftsupervise.host import files
@@ -107,20 +107,27 @@ def test_fifos_laid_for_the_temporary_files_of_a_watch_do_not_hold_it(top: Path)
     assert (run.watch / "watchers" / watchers.own_name()).is_file(), done.stderr
 
 
-def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(top: Path) -> None:
+def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
+    top: Path, until: Callable[..., Any]
+) -> None:
+    """The name of a run's page, and of its temporary file, is made of what everybody sees in /proc."""
     run = RunDir(top / "run")
     for folder in (run.switches, run.nodes / "troubles"):
         folder.mkdir(parents=True)
     (run.nodes / "troubles").chmod(0o1777)
-    host = os.uname().nodename
-    pids = coming_pids()
-    lay_fifos(
-        [path for name in (host, host.split(".")[0]) for path in old_names(run.nodes / "troubles", name, pids)][:800]
-    )
-    argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off", "--"]
-    child = subprocess.Popen([*argv, "sh", "-c", "exit 3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    go, begun = top / "go", top / "begun"
+    argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off"]
+    argv += ["--health", "exit 2", "--health-when", "failure", "--"]  # a trouble of this node, to be written down
+    command = f"touch {begun}; until [ -e {go} ]; do sleep 0.1; done; exit 3"
+    child = subprocess.Popen([*argv, "sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        until(begun.exists, "the command")
+        host, pid = os.uname().nodename, child.pid
+        name = f"{run.root.name}.none.{host}.{pid}.{procfs.identity(pid)}.json"
+        lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
+        go.touch()
         assert child.wait(90) == 3
+        assert (run.nodes / "troubles" / name).is_file(), "the name was the right one"
     finally:
         child.send_signal(signal.SIGKILL)
 

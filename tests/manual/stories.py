@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ftsupervise.host.interpreter import START
 from tests.manual.blocks import ROOT, Block, marked
 
 BIN = str(Path(sys.executable).parent)
@@ -105,6 +106,7 @@ class Story:
     def masked(self, text: str) -> str:
         for real in {str(self.place.resolve()), str(self.place)}:
             text = text.replace(real, f"/home/ada/{self.place.name}")
+        text = text.replace(str(Path(START).parent), "/home/ada/venv/lib/python3.12/site-packages/ftsupervise")
         return text.replace(BIN, "/home/ada/venv/bin")
 
     def trains(self) -> bool:

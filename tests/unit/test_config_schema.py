@@ -65,6 +65,7 @@ launch:
   container: apptainer exec --nv image.sif
   take_along: [WANDB_API_KEY]
   env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: INFO}
+  take_along: [HF_TOKEN]
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}
