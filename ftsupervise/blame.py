@@ -306,9 +306,6 @@ def _mark(path: Path, whose: os.stat_result, word: str, place: Path, problems: l
     return Mark(path.name, word, as_time(raw.get("at")) or at, who, why, end, f"{place}")
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
 class Book:
     """What one process has seen of its nodes. ``writer`` names it alone in the world."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from ftsupervise.crontab.place import CronDir, Installed, read_stamp, stamp
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.rundir import read_json, write_json
-from ftsupervise.sharing import claim_folder, make_folder
+from ftsupervise.sharing import PAGE, claim_folder, make_folder
 
 KEEP = 600  # slots whose records are kept
 _AHEAD = timedelta(hours=1)
@@ -68,7 +68,7 @@ def claim(cron: CronDir, slot: datetime, now: datetime, job_id: str, backend: st
 def mark_ensured(cron: CronDir, slot: datetime) -> None:
     """Say to the other jobs of this slot that its successors are in the queue."""
     try:
-        (cron.slots / stamp(slot) / ENSURED).touch()
+        (cron.slots / stamp(slot) / ENSURED).touch(mode=PAGE)
     except OSError:
         return
 

@@ -35,7 +35,7 @@ from ftsupervise.crontab.successors import slot_of
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.rundir import write_whole
-from ftsupervise.sharing import make_folder
+from ftsupervise.sharing import FOLDER, make_folder
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def install(plan: Plan, now: datetime, scheduler: chain.Queue | None) -> Done:
 def _check_place(cron: CronDir, wanted: Installed) -> None:
     """Make the folder. Raises NotTrusted where somebody else could put a file into it, or another folder in its place."""
     try:
-        cron.root.mkdir(parents=True, exist_ok=True)
+        make_folder(cron.root, FOLDER, parents=True)
         reason = trust.distrust_folder(cron.root, wanted)
     except OSError as error:
         raise from_os_error(error, f"make {cron.root}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftsupervise.printable import printable
 from ftsupervise.rundir import WARNING, write_whole
-from ftsupervise.sharing import as_page
+from ftsupervise.sharing import PAGE, as_page
 
 
 def tell(log: Path | None, text: str) -> None:
@@ -36,7 +36,7 @@ def warn(folder: Path, words: str, say: Callable[[str], None]) -> None:
         write_whole(path, words + "\n")
     except OSError as error:
         try:
-            path.touch()
+            path.touch(mode=PAGE)
         except OSError:
             say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
 

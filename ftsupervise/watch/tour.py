@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ftsupervise.errors import Error
 from ftsupervise.ledger import ledger
 from ftsupervise.model import Finding, Health
 from ftsupervise.probe import Probe
+from ftsupervise.reading import as_time, time_of
 from ftsupervise.records import people
 from ftsupervise.rundir import RunDir, read_json
 from ftsupervise.watch import roster as rosters
@@ -254,11 +255,7 @@ def _events(seen: Seen) -> tuple[Event, ...]:
 
 
 def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
-    try:
-        at = datetime.fromisoformat(str(mark.get("at")))
-        return at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    except ValueError:
-        return datetime.fromtimestamp(rundir.finished.stat().st_mtime, timezone.utc)
+    return as_time(mark.get("at")) or time_of(rundir.finished.stat())
 
 
 def _remember(seen: Seen, now: datetime, every: timedelta | None) -> list[str]:

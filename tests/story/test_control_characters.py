@@ -16,7 +16,6 @@ import pytest
 from ftsupervise import switches
 from ftsupervise.launch.submit import prepare
 from ftsupervise.rundir import RunDir
-from ftsupervise.scheduler.parse import FIELD, RECORD, parse_queue
 
 NOW = datetime.now(timezone.utc)
 TITLE, CLEAR, BELL, C1, BIDI = "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\r\x07", "\x9b2J\x85", "\u202egnp.exe\u2066"
@@ -134,25 +133,3 @@ def test_a_switch_with_an_absurd_time_is_up_and_does_not_stop_the_reader(run: Ru
             continue
         assert switches.read_switch(run, switches.KILL).up
         assert "kill switch" in typed(run, "status", "runs/r", terminal=False)
-
-
-def test_slurms_own_words_are_cleaned_where_they_enter() -> None:
-    fields = [
-        "7",
-        "7",
-        "7",
-        "RUNNING",
-        "ada",
-        "0",
-        "0",
-        "0",
-        "1:00",
-        HOSTILE.replace("\ud800", ""),
-        "",
-        "n1",
-        "x",
-        HOSTILE,
-    ]
-    one = parse_queue(RECORD + FIELD.join(fields))[0]
-    assert harmless(one.name) and harmless(one.reason)
-    assert "hidden" in one.name
