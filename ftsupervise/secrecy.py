@@ -80,6 +80,7 @@ def _last_word(name: str) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- by value
 
+WITH_PASSWORD = "an address with a password in it"
 _SCHEME = r"\b[A-Za-z][A-Za-z0-9+.-]{1,30}://"
 _FORMS = (
     ("a private key", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"),
@@ -103,7 +104,7 @@ _FORMS = (
     ("a Google key", r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}"),
     ("a signed token", r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
     ("an Authorization header", r"(?i:\bauthorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?\w{1,20}\s{1,9})(?!\$)[^\s\"']{8,}"),
-    ("an address with a password in it", rf"{_SCHEME}[^\s/:@\"']{{0,200}}:(?!\$)[^\s/@\"']{{1,300}}@"),
+    (WITH_PASSWORD, rf"{_SCHEME}[^\s/:@\"']{{0,200}}:(?!\$)[^\s/@\"']{{1,300}}@"),
     ("an address with a token in it", rf"{_SCHEME}(?!\$)[A-Za-z0-9_-]{{20,300}}@"),
     (
         "an address with a key in it",

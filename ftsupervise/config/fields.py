@@ -87,9 +87,10 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
 
 
 def _refuse_secrets(value: object) -> None:
-    """Settings are read by everybody who may read the run, and stand in the job script."""
+    """Settings are read by everybody who may read the run, and stand in the job script. An address with a password can still
+    be shown (without it) and mended; ``launch`` refuses it."""
     if isinstance(value, (str, Path)):
-        if found := secrecy.kind(str(value)):
+        if (found := secrecy.kind(str(value))) and found != secrecy.WITH_PASSWORD:
             raise ValueError(f"{found} stands here; no setting holds a secret, only the file or the variable that does")
     elif isinstance(value, dict):
         for key, item in value.items():

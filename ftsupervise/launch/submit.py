@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from ftsupervise import blame, secrecy
 from ftsupervise.config.locate import state_dir
-from ftsupervise.errors import CannotWrite, Error, NotFound, NotPermitted, Refused, SchedulerUnavailable, from_os_error
+from ftsupervise.errors import (
+    CannotWrite,
+    ConfigError,
+    Error,
+    NotFound,
+    NotPermitted,
+    Refused,
+    SchedulerUnavailable,
+    from_os_error,
+)
 from ftsupervise.host.ownership import user_name
 from ftsupervise.launch.folders import make_folders
 from ftsupervise.launch.plan import COMMENT, Plan, comment
@@ -198,7 +207,13 @@ def launch_run(
         check_queue(plan, scheduler, again=again)
         for options in (plan.link(index) for index in range(plan.submissions)):
             render(plan, run.launch, options)  # a template that does not render must not leave half a chain behind
-        prepare(run_dir, plan.name, dump(run), run.share)
+        settings = dump(run)
+        if found := secrecy.kind(settings):
+            raise ConfigError(
+                f"{run_dir.config} would hold {found}, and others may read it",
+                hint="take it out of the settings: ftsupervise config show",
+            )
+        prepare(run_dir, plan.name, settings, run.share)
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     register(run_dir, plan.name)
