@@ -63,7 +63,6 @@ launch:
     source .venv/bin/activate
     ulimit -c 0
   container: apptainer exec --nv image.sif
-  take_along: [WANDB_API_KEY]
   env: {OMP_NUM_THREADS: 8, NCCL_DEBUG: INFO}
   take_along: [HF_TOKEN]
   template: my.sbatch.j2
