@@ -42,7 +42,7 @@ def reached(rundir: RunDir, number: int) -> Reached:
     except OSError:
         return Reached()
     lasts = [beat.step for beat in mine if beat.step is not None]
-    times = [when for beat in mine if (when := _seconds(beat.facts.get("first_at"))) is not None]
+    times = [when for beat in mine if (when := _moment(beat.facts.get("first_at"))) is not None]
     return Reached(
         first=min(_facts(mine, "first"), default=None),
         last=max(lasts, default=None),
@@ -120,7 +120,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             kind=as_text(end.get("kind"), _LONGEST),
             failure=as_text(end.get("failure"), _LONGEST),
             saved=_step(end.get("saved")),
-            ready=_seconds(end.get("ready")),
+            ready=as_number(end.get("ready")),
             then=as_text(end.get("then"), _LONGEST),
             detail=as_text(end.get("detail"), _LONGEST),
         )
@@ -198,5 +198,9 @@ def _step(value: object) -> int | None:
     return as_whole(value)
 
 
-def _seconds(value: object) -> float | None:
-    return as_number(value)
+def _moment(fact: str | None) -> float | None:
+    """A number in a beat's facts, which are all text; None for what is none, or has no end."""
+    try:
+        return as_number(float(fact)) if fact is not None else None
+    except ValueError:
+        return None

@@ -87,23 +87,25 @@ class Night:
 
     def crash(self) -> None:
         node = self.node()
+        number = self.here.attempts()[-1].number  # before: the next one may begin while it dies
         self.here.sandbox.node(node, "crash")
-        self.mend(node)
+        self.mend(node, number)
 
     def slurmd_killed(self) -> None:
         node = self.node()
+        number = self.here.attempts()[-1].number
         self.here.sandbox.node(node, "kill")
-        self.mend(node)
+        self.mend(node, number)
 
     def batch_host_dies(self) -> None:
         """With it the supervisor is gone, and no watch runs: nobody could give back a node that is excluded."""
         node = self.batch_host()
+        number = self.here.attempts()[-1].number  # before: the next one may begin while it dies
         self.here.sandbox.node(node, "crash")
-        self.mend(node)
+        self.mend(node, number)
 
-    def mend(self, node: str) -> None:
-        """The node is back once somebody else trains."""
-        number = self.here.attempts()[-1].number
+    def mend(self, node: str, number: int) -> None:
+        """The node is back once somebody else than attempt ``number`` trains."""
         self.until(lambda: self.here.attempts()[-1].number > number, f"a successor of attempt {number}", 240)
         self.here.sandbox.node(node, "start")
 
