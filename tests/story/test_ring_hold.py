@@ -121,5 +121,5 @@ def test_a_chain_of_which_no_job_got_as_far_as_an_attempt_is_gone_and_not_new(
     assert typed("launch").returncode == 0
     until(lambda: not Local().queue(), "the end of the chain")
     seen = typed("status").stdout
-    assert "GONE" in seen and "read what they wrote to its logs" in seen, seen
+    assert "GONE" in seen and f"read what they wrote: tail {tmp_path}/runs/burnt/logs/" in seen, seen
     assert not ledger(RunDir(tmp_path / "runs" / "burnt"))
