@@ -164,3 +164,29 @@ def test_the_accounts_own_settings_that_others_may_write_are_refused(scene: Scen
     seen = scene.type("watch", str(scene.top / "ftsupervise.yaml"))
     assert f"everybody may write {own}" in seen.stderr and f"chmod go-w {own}" in seen.stderr
     assert "own" not in scene.done()
+
+
+@pytest.mark.parametrize("owner", [STRANGER, 0])
+def test_cron_install_takes_no_receiver_from_settings_that_others_may_write(scene: Scene, owner: int) -> None:
+    """It reads the ftsupervise.yaml of the current directory without being told to, and a tick runs its receivers."""
+    shared = scene.top / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    file = shared / "ftsupervise.yaml"
+    file.write_text(SETTINGS.format(marks=scene.marks) + "cron: {trusted: [nobody], trusted_group: users}\n")
+    os.chown(file, owner, GROUP)
+    file.chmod(0o644 if owner else 0o664)
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(scene.home), "FTSUPERVISE_STATE_DIR": str(scene.home / "state")}
+        argv = [TYPED, "cron", "install", "--backend", "loop", *words]
+        return subprocess.run(argv, env=env, cwd=shared, capture_output=True, text=True, timeout=120)
+
+    for words in ([], [str(file)]):
+        seen = typed(*words)
+        assert seen.returncode == 77, seen.stdout
+        assert "nobody" in seen.stderr or "the group users may write" in seen.stderr
+        assert not (scene.home / ".config").exists()
+    assert "cron install would refuse it" in typed("--dry-run").stderr
+    file.unlink()
+    assert typed().returncode == 0, "with none there one's own settings count"
