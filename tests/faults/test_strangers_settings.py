@@ -190,3 +190,24 @@ def test_cron_install_takes_no_receiver_from_settings_that_others_may_write(scen
     assert "cron install would refuse it" in typed("--dry-run").stderr
     file.unlink()
     assert typed().returncode == 0, "with none there one's own settings count"
+
+
+@pytest.mark.parametrize("watchdog", ["loss", "hang"])
+def test_somebody_elses_settings_name_no_file_of_ours_to_read_and_no_expression_to_search_by(
+    scene: Scene, watchdog: str
+) -> None:
+    """What a watchdog finds stands in the journal of the run, which its owner reads; and an expression may take for ever."""
+    private = scene.home / "private"
+    private.write_text("PIN=48151623\n")
+    private.chmod(0o600)
+    (scene.run / "logs" / "shared-1.out").write_text("a" * 200 + "\n")
+    head = f"name: shared\nscheduler: local\nrun_dir: {scene.run}\nlaunch: {{command: 'true'}}\n"
+    for section in (f'{{log: {private}, pattern: "PIN=(\\\\d+)"}}', '{pattern: "(?:a|aa)+(\\\\d)"}'):
+        scene.file.write_text(f"{head}watch: {{{watchdog}: {section}}}\n")
+        os.chown(scene.file, STRANGER, STRANGER)
+        seen = scene.type("watch", str(scene.run))
+        assert f"watch.{watchdog}.pattern: " in seen.stderr
+        assert "shared" in seen.stdout, "and the run is watched all the same"
+    written = b"".join(path.read_bytes() for path in (scene.run / "watch").rglob("*.json"))
+    assert written, "there is a journal"
+    assert b"48151623" not in written
