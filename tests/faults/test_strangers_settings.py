@@ -211,3 +211,32 @@ def test_somebody_elses_settings_name_no_file_of_ours_to_read_and_no_expression_
     written = b"".join(path.read_bytes() for path in (scene.run / "watch").rglob("*.json"))
     assert written, "there is a journal"
     assert b"48151623" not in written
+
+
+@pytest.mark.parametrize("laid", ["FIFO", "file"])
+def test_no_message_is_taken_for_delivered_into_what_somebody_else_laid_in_the_file_s_place(
+    scene: Scene, laid: str
+) -> None:
+    shared = scene.top / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    place = shared / "messages.txt"
+    head = f"name: shared\nscheduler: local\nrun_dir: {scene.run}\nlaunch: {{command: 'true'}}\n"
+    scene.file.write_text(f"{head}alerts: {{receivers: [{{file: {{path: {place}}}}}]}}\n")
+    if laid == "FIFO":
+        os.mkfifo(place)
+    else:
+        place.touch()
+    place.chmod(0o666)
+    os.chown(place, STRANGER, STRANGER)
+    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        seen = scene.type("notify", "test", str(scene.run))
+        assert seen.returncode != 0, seen.stdout
+        assert str(place) in seen.stdout + seen.stderr
+        assert os.read(reader, 1000) == b""
+    finally:
+        os.close(reader)
+    place.unlink()
+    assert scene.type("notify", "test", str(scene.run)).returncode == 0
+    assert place.read_text().startswith("==== ")
