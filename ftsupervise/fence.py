@@ -26,6 +26,9 @@ source, wherever it was stopped:
 What does not hold: files opened before the seal and written through the handle (they lie in what is swept away), whatever
 code writes past the desk, and two file systems that do not show each other the same directory.
 
+Whoever may rename the run directory can lay a link in the place of the desks, and what is sealed is deleted in the end. So
+desks are opened by their own names, links not followed, and all is done below the open folder.
+
 Standard library only: the guard imports this inside the training loop.
 """
 
@@ -33,8 +36,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ftsupervise.rundir import RunDir
@@ -87,11 +92,12 @@ def open_desk(desks: Path, number: int) -> Path | None:
     """The desk of attempt ``number``; None when a newer attempt has sealed it. Raises OSError."""
     desk = desks / f"{number:04d}"
     make_folder(desks, parents=True)
-    try:
-        claim_folder(desk)
-    except FileExistsError:
-        if is_sealed(desk):
-            return None
+    with _opened(desks):
+        try:
+            claim_folder(desk)
+        except FileExistsError:
+            if is_sealed(desk):
+                return None
     return desk
 
 
@@ -137,69 +143,85 @@ def seal(desks: Path, before: int, numbers: Iterable[int]) -> list[Path]:
     desks, also those an earlier attempt did not get to delete. Raises OSError when one could not be sealed.
     """
     make_folder(desks, parents=True)
-    fd = os.open(desks, _DIRECTORY)
-    try:
-        with os.scandir(fd) as found:
-            there = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
-    finally:
-        os.close(fd)
+    with _opened(desks) as fd:
+        return _seal(desks, fd, before, numbers)
+
+
+def _seal(desks: Path, fd: int, before: int, numbers: Iterable[int]) -> list[Path]:
+    with os.scandir(fd) as found:
+        there = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
     old = {number for number in numbers if number < before}
     old |= {int(name) for name in there if name.isascii() and name.isdigit() and int(name) < before}
     full: OSError | None = None
     for number in sorted(old):
         name = f"{number:04d}"
         if there.get(name, True):
-            full = _shut(desks, name, before) or full
-    for name in os.listdir(desks):
+            full = _shut(desks, fd, name, before) or full
+    for name in os.listdir(fd):
         if name.startswith(_SEALED):
-            _empty(desks / name, desks / f"{_SWEPT}{name.removeprefix(_SEALED)}")
+            _empty(desks, fd, name, f"{_SWEPT}{name.removeprefix(_SEALED)}")
     if full is not None:
         raise full
-    return [desks / name for name in sorted(os.listdir(desks)) if name.startswith(_SWEPT)]
+    return [desks / name for name in sorted(os.listdir(fd)) if name.startswith(_SWEPT)]
 
 
-def _shut(desks: Path, name: str, by: int) -> OSError | None:
+def _shut(desks: Path, fd: int, name: str, by: int) -> OSError | None:
     """Rename the desk away and put a plain file in its place; the error when only the latter could not be done."""
-    place = desks / name
     for turn in range(100):  # again when the old attempt made it anew in between
         try:
             # the slash: only if it is a directory, not the plain file that another sealer has just put there
-            os.rename(f"{place}/", desks / f"{_SEALED}{name}-by-{by}-{os.getpid()}-{turn}")
+            aside = f"{_SEALED}{name}-by-{by}-{os.getpid()}-{turn}"
+            os.rename(f"{name}/", aside, src_dir_fd=fd, dst_dir_fd=fd)
         except FileNotFoundError:
             pass
         except NotADirectoryError:
             return None
         try:
-            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
             return None
         except FileExistsError:
-            if is_sealed(place):  # somebody newer was faster
+            if is_sealed(desks / name):  # somebody newer was faster
                 return None
         except OSError as error:
             return error
-    return OSError(errno.EBUSY, "is made anew as fast as it is sealed", str(place))
+    return OSError(errno.EBUSY, "is made anew as fast as it is sealed", str(desks / name))
 
 
-def _empty(sealed: Path, swept: Path) -> None:
-    """Move out what lies in ``sealed`` and remove it: from then on its handle is dead too."""
+def _empty(desks: Path, at: int, sealed: str, swept: str) -> None:
+    """Move out what lies in ``sealed`` and remove it: from then on its handle is dead too. ``at``: ``desks``, open.
+
+    A link is left alone: none of ours is one, and what it leads to was never on a desk.
+    """
     until = time.monotonic() + _PATIENCE
     count = 0
     while True:
         try:
-            for name in os.listdir(sealed):
-                make_folder(swept)
-                count += 1
-                os.rename(sealed / name, swept / f"{name}.{os.getpid()}.{count}")
+            with _opened(sealed, at) as fd:
+                for name in os.listdir(fd):
+                    make_folder(desks / swept)
+                    count += 1
+                    os.rename(name, f"{swept}/{name}.{os.getpid()}.{count}", src_dir_fd=fd, dst_dir_fd=at)
         except FileNotFoundError:  # another one seals too
             pass
-        except NotADirectoryError:  # a plain file that a file system did not tell from a desk
-            sealed.unlink(missing_ok=True)
+        except NotADirectoryError:
+            if stat.S_ISREG(os.lstat(desks / sealed).st_mode):  # a plain file that a file system did not tell from a desk
+                os.unlink(sealed, dir_fd=at)
             return
         try:
-            sealed.rmdir()
+            os.rmdir(sealed, dir_fd=at)
             return
         except FileNotFoundError:
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or time.monotonic() > until:
                 raise
+
+
+@contextmanager
+def _opened(folder: str | os.PathLike[str], at: int | None = None) -> Iterator[int]:
+    """A folder by its own name. Raises OSError: ENOTDIR where a link stands in its place."""
+    fd = os.open(folder, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

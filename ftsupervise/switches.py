@@ -62,7 +62,7 @@ def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | No
     owner = user_name(found.st_uid)
     said = _read_switch_text(directory, name)
     who = said.get("who") or owner
-    if said.get("who") and owner not in who:
+    if who != owner:
         who = f"{who} (the file is {owner}'s)"
     if said.get("host"):
         who = f"{who} on {said['host']}"

@@ -15,6 +15,7 @@ from ftsupervise.cli import cron_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ftsupervise.config.schema import Run
     from ftsupervise.crontab.entries import Entry, Found
     from ftsupervise.crontab.install import Plan
     from ftsupervise.crontab.place import CronDir, Installed
@@ -61,7 +62,7 @@ def install(
     from ftsupervise.crontab.place import dir_option
 
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
-    plan = _plan(config, given, period)
+    plan = _plan(config, given, period, dry_run=dry_run)
     if dry_run:
         _show(plan)
         return
@@ -288,10 +289,10 @@ def _for_run(name: str) -> Finding | None:
     return look_after_for(load_settings(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
 
 
-def _plan(config: Path | None, given: Mapping[str, object], period: str | None) -> Plan:
-    """The settings of the file that counts, with the options over them."""
+def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> Plan:
+    """The settings of the file that counts, with the options over them. Raises NotTrusted for one that others may write."""
     from ftsupervise.config.layers import outer_files
-    from ftsupervise.config.load import load, load_account
+    from ftsupervise.config.load import load_account
     from ftsupervise.config.locate import CONFIG_NAME
     from ftsupervise.crontab.install import decide
     from ftsupervise.errors import UsageError
@@ -299,7 +300,7 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None) 
 
     path = config if config is not None else Path(CONFIG_NAME)
     if config is not None or path.is_file():
-        loaded = load(path)
+        loaded = _believed(path, dry_run=dry_run)
         settings, alerts, origin = loaded.cron, loaded.alerts, str(path.absolute())
     else:
         account = load_account()
@@ -323,6 +324,24 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None) 
         now=cron_run.now(),
         env=os.environ,
         python=sys.executable,
+    )
+
+
+def _believed(path: Path, *, dry_run: bool) -> Run:
+    """The settings in ``path``: their receivers, and whom they trust, would act as this account at every slot."""
+    from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.load import load
+    from ftsupervise.host.ownership import NotTrusted
+
+    found = load_believed(path)
+    if not found.why:
+        return found.run
+    if dry_run:
+        click.echo(f"note: {found.why}: cron install would refuse it", err=True)
+        return load(path)
+    raise NotTrusted(
+        f"{found.why}, and cron would run what stands in it as you",
+        hint=f"if it is yours: chmod go-w {path}; in another folder your own config.yaml counts: cd && ftsupervise cron install",
     )
 
 

@@ -2,7 +2,8 @@
 
 A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
 what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
-no receiver (which may name this account's secrets and any address), no template, no cron. For messages the account's own
+no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own
+and no regular expression: what is found in a file goes into a journal that others read. For messages the account's own
 receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
 """
 
@@ -23,6 +24,9 @@ from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
 from ftsupervise.printable import printable
+
+
+_READERS = ("hang", "loss")  # watchdogs that read a log: any file of this account, by an expression that may take for ever
 
 
 class Believed(NamedTuple):
@@ -66,7 +70,11 @@ def _harmless(run: Run, environ: Mapping[str, str]) -> Run:
     """``run`` with nothing in it that acts: the account's own receivers and cron stand in."""
     own = load_account(environ=environ)
     disks = tuple(one.model_copy(update={"quota": None}) for one in run.watch.disk or ())
-    watch = run.watch.model_copy(update={"exec": None, **({"disk": disks} if run.watch.disk else {})})
+    changed: dict[str, object] = {"exec": None, **({"disk": disks} if run.watch.disk else {})}
+    for name in _READERS:
+        section = getattr(run.watch, name)
+        changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
+    watch = run.watch.model_copy(update=changed)
     nodes = run.nodes.model_copy(update={"health": None})
     launch = run.launch.model_copy(update={"template": None})
     return run.model_copy(
@@ -80,6 +88,11 @@ def _held(run: Run) -> Iterator[str]:
     for index, disk in enumerate(run.watch.disk or ()):
         if disk.quota is not None:
             yield f"watch.disk[{index}].quota.command: {_shown(disk.quota.command)}"
+    for name in _READERS:
+        section = getattr(run.watch, name)
+        for key in ("log", "pattern") if section else ():
+            if getattr(section, key) is not None:
+                yield f"watch.{name}.{key}: {printable(str(getattr(section, key)), 300)}"
     if run.nodes.health is not None:
         yield f"nodes.health.command: {printable(run.nodes.health.command, 300)}"
     for name, receiver in run.alerts.named.items():

@@ -226,12 +226,12 @@ def clock(path: str) -> tuple[float, float]:
 
     ``utime`` without times lets the server fill in its own clock, where a create alone may carry the client's.
     """
-    name = f"{path}/{TEMPORARY}{os.uname().nodename}-{os.getpid()}"
+    name = f"{path}/{TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"  # others write there too: none of them can take it first
     before = time.time()
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, b"\n")
-        os.utime(name)
+        os.utime(fd)
     finally:
         os.close(fd)
         told = os.stat(name).st_mtime

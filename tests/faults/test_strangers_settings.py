@@ -164,3 +164,79 @@ def test_the_accounts_own_settings_that_others_may_write_are_refused(scene: Scen
     seen = scene.type("watch", str(scene.top / "ftsupervise.yaml"))
     assert f"everybody may write {own}" in seen.stderr and f"chmod go-w {own}" in seen.stderr
     assert "own" not in scene.done()
+
+
+@pytest.mark.parametrize("owner", [STRANGER, 0])
+def test_cron_install_takes_no_receiver_from_settings_that_others_may_write(scene: Scene, owner: int) -> None:
+    """It reads the ftsupervise.yaml of the current directory without being told to, and a tick runs its receivers."""
+    shared = scene.top / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    file = shared / "ftsupervise.yaml"
+    file.write_text(SETTINGS.format(marks=scene.marks) + "cron: {trusted: [nobody], trusted_group: users}\n")
+    os.chown(file, owner, GROUP)
+    file.chmod(0o644 if owner else 0o664)
+
+    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HOME": str(scene.home), "FTSUPERVISE_STATE_DIR": str(scene.home / "state")}
+        argv = [TYPED, "cron", "install", "--backend", "loop", *words]
+        return subprocess.run(argv, env=env, cwd=shared, capture_output=True, text=True, timeout=120)
+
+    for words in ([], [str(file)]):
+        seen = typed(*words)
+        assert seen.returncode == 77, seen.stdout
+        assert "nobody" in seen.stderr or "the group users may write" in seen.stderr
+        assert not (scene.home / ".config").exists()
+    assert "cron install would refuse it" in typed("--dry-run").stderr
+    file.unlink()
+    assert typed().returncode == 0, "with none there one's own settings count"
+
+
+@pytest.mark.parametrize("watchdog", ["loss", "hang"])
+def test_somebody_elses_settings_name_no_file_of_ours_to_read_and_no_expression_to_search_by(
+    scene: Scene, watchdog: str
+) -> None:
+    """What a watchdog finds stands in the journal of the run, which its owner reads; and an expression may take for ever."""
+    private = scene.home / "private"
+    private.write_text("PIN=48151623\n")
+    private.chmod(0o600)
+    (scene.run / "logs" / "shared-1.out").write_text("a" * 200 + "\n")
+    head = f"name: shared\nscheduler: local\nrun_dir: {scene.run}\nlaunch: {{command: 'true'}}\n"
+    for section in (f'{{log: {private}, pattern: "PIN=(\\\\d+)"}}', '{pattern: "(?:a|aa)+(\\\\d)"}'):
+        scene.file.write_text(f"{head}watch: {{{watchdog}: {section}}}\n")
+        os.chown(scene.file, STRANGER, STRANGER)
+        seen = scene.type("watch", str(scene.run))
+        assert f"watch.{watchdog}.pattern: " in seen.stderr
+        assert "shared" in seen.stdout, "and the run is watched all the same"
+    written = b"".join(path.read_bytes() for path in (scene.run / "watch").rglob("*.json"))
+    assert written, "there is a journal"
+    assert b"48151623" not in written
+
+
+@pytest.mark.parametrize("laid", ["FIFO", "file"])
+def test_no_message_is_taken_for_delivered_into_what_somebody_else_laid_in_the_file_s_place(
+    scene: Scene, laid: str
+) -> None:
+    shared = scene.top / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    place = shared / "messages.txt"
+    head = f"name: shared\nscheduler: local\nrun_dir: {scene.run}\nlaunch: {{command: 'true'}}\n"
+    scene.file.write_text(f"{head}alerts: {{receivers: [{{file: {{path: {place}}}}}]}}\n")
+    if laid == "FIFO":
+        os.mkfifo(place)
+    else:
+        place.touch()
+    place.chmod(0o666)
+    os.chown(place, STRANGER, STRANGER)
+    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        seen = scene.type("notify", "test", str(scene.run))
+        assert seen.returncode != 0, seen.stdout
+        assert str(place) in seen.stdout + seen.stderr
+        assert os.read(reader, 1000) == b""
+    finally:
+        os.close(reader)
+    place.unlink()
+    assert scene.type("notify", "test", str(scene.run)).returncode == 0
+    assert place.read_text().startswith("==== ")

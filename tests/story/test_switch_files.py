@@ -56,6 +56,14 @@ def test_a_name_in_the_file_does_not_hide_its_owner(rundir: RunDir) -> None:
     assert pwd.getpwuid(os.getuid()).pw_name in read_switch(rundir, KILL).who
 
 
+def test_a_name_that_holds_the_owners_name_does_not_hide_its_owner_either(rundir: RunDir) -> None:
+    import pwd
+
+    owner = pwd.getpwuid(os.getuid()).pw_name
+    raise_switch(rundir, KILL, who=f"somebody-else (not {owner})", host="", why="", now=NOON)
+    assert read_switch(rundir, KILL).who == f"somebody-else (not {owner}) (the file is {owner}'s)"
+
+
 @pytest.mark.parametrize("text", ["\x1b[31mred\x07", "[" * 50_000, '{"why": {"a": 1}}', "\x00\xff", '{"who": 5}'])
 def test_no_content_breaks_reading_or_the_terminal(rundir: RunDir, text: str) -> None:
     (rundir.switches / KILL).write_bytes(text.encode("latin-1"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.receivers import Parcel, TryLater
 from ftsupervise.alerts.wording import render, stamp, view
+from ftsupervise.host import files
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import File
@@ -17,8 +18,7 @@ def send(parcel: Parcel, settings: File) -> dict[str, str]:
     text = render("alert.text.j2", seen, own=parcel.templates)
     head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
     try:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(settings.path, flags, 0o644)
+        fd = files.open_append(settings.path)  # never a FIFO or a file of somebody else: what goes there is told to nobody
         try:
             data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")
             if os.write(fd, data) != len(data):

@@ -1,0 +1,92 @@
+"""Somebody who may rename the run directory lays links where old attempts are sealed and swept. Nothing they lead to is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ftsupervise import fence
+from ftsupervise.job import fencing
+from ftsupervise.rundir import RunDir
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
+
+STRANGER = 65534
+
+
+@pytest.fixture
+def top() -> Iterator[Path]:
+    """A folder of the group in which two people work, and what one of them keeps elsewhere."""
+    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    place.chmod(0o777)
+    (place / "mine" / "0001").mkdir(parents=True)
+    (place / "mine" / "0001" / "thesis").write_text("three years")
+    (place / "mine").chmod(0o700)
+    yield place
+    shutil.rmtree(place)
+
+
+def as_stranger(do: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            do()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def a_run_of_the_strangers(top: Path, *links: tuple[str, str]) -> RunDir:
+    """The run directory that now stands under the name of ours. ``links``: name below it, target below ``top``."""
+    run = RunDir(top / "run")
+
+    def make() -> None:
+        os.umask(0)
+        for folder in (run.attempts, run.checkpoints, run.switches):
+            folder.mkdir(parents=True)
+        for name, target in links:
+            (run.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (run.root / name).symlink_to(top / target)
+
+    as_stranger(make)
+    return run
+
+
+def begin(run: RunDir) -> tuple[fencing.Hold, list[str]]:
+    said: list[str] = []
+    found: list[Path] = []
+    hold = fencing.begin(run, 3, {}, said.append)
+    for desks in (run.desks, run.checkpoints / fence.STAGING):
+        try:
+            found += fence.seal(desks, 3, (1, 2))
+        except OSError:
+            continue
+    fencing._sweep(found)
+    return hold, said
+
+
+@pytest.mark.parametrize("name", ["desks", "checkpoints/.staging"])
+def test_a_link_in_the_place_of_the_desks_is_not_swept(top: Path, name: str) -> None:
+    run = a_run_of_the_strangers(top, (name, "mine"))
+    hold, said = begin(run)
+    assert os.listdir(top / "mine") == ["0001"]
+    assert (top / "mine" / "0001" / "thesis").read_text() == "three years"
+    assert None in (hold.desk, hold.staging)
+    assert any("cannot be sealed" in words and "Not a directory" in words for words in said)
+
+
+@pytest.mark.parametrize("name", ["desks/0001", "desks/.sealed-0001-by-2-7-0", "desks/.swept-0001-by-2-7-0"])
+def test_a_link_in_the_place_of_an_old_desk_is_not_swept(top: Path, name: str) -> None:
+    run = a_run_of_the_strangers(top, (name, "mine/0001"))
+    hold, _ = begin(run)
+    assert (top / "mine" / "0001" / "thesis").read_text() == "three years"
+    assert hold.desk is not None, "and the attempt has its own"
