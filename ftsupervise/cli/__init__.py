@@ -71,9 +71,9 @@ def ftsupervise() -> None:
     """Keep a long training run on a Slurm cluster alive.
 
     \b
-    ftsupervise launch                  submit the run described in ./ftsupervise.yaml
-    ftsupervise status                  how is it doing?
-    ftsupervise watch --every 60s       tell people when something is wrong, and when it is over
+    ftsupervise launch             submit the run of ./ftsupervise.yaml
+    ftsupervise status             how is it doing?
+    ftsupervise watch --every 60s  tell people when something is wrong
 
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
     74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,

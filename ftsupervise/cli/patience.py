@@ -38,6 +38,8 @@ def applies(args: Sequence[str]) -> bool:
     words = [word for word in args if not word.startswith("-")]
     if not words or "--help" in args or "-h" in args:
         return False
+    if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"]):
+        return True
     return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
 
 

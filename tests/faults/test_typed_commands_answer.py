@@ -76,6 +76,9 @@ COMMANDS = [
     ("nodes list", 74),
     ("cron status --dir", 74),
     ("config check", 74),
+    ("launch --dry-run", 74),
+    ("notify preview", 74),
+    ("sandbox env --dir", 74),
 ]
 
 

@@ -47,6 +47,15 @@ def test_a_failure_with_nobody_to_take_over_is_told(rundir: RunDir) -> None:
     assert look(rundir)[0] is Health.BAD
 
 
+def test_where_to_read_follows_the_output_that_the_settings_name(rundir: RunDir, tmp_path: Path) -> None:
+    attempt(rundir, 1, 5, "exit 1", first=1)
+    launch = Launch(command="true", output=f"{tmp_path}/out/%x-%A_%a.txt", error=f"{tmp_path}/out/%x-%A_%a.err")
+    run = Run(name="r", run_dir=rundir.root, launch=launch, scheduler="slurm")
+    (finding,) = Recovery().check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
+    assert f"{tmp_path}/out/r-*_*.txt {tmp_path}/out/r-*_*.err" in finding.do
+    assert "/logs" not in finding.do
+
+
 def test_an_attempt_that_starts_is_given_time_and_not_for_ever(rundir: RunDir) -> None:
     attempt(rundir, 1, 30, "exit 1", first=1)
     attempt(rundir, 2, 3)  # of another host: no end on record says nothing

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from ftsupervise.launch.plan import outputs
 from ftsupervise.ledger import UNKNOWN, ledger
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.records import launches
@@ -67,6 +68,6 @@ def _finding(look: Look, health: Health, summary: str, *, value: str = "", since
         value=value,
         meaning="The run stands still until the next member of the chain has started and resumed.",
         look=f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
-        do=f"read {look.rundir.logs} if the next attempt fails too",
+        do=f"read {' '.join(outputs(look.run, look.run.scheduler))} if the next attempt fails too",
         since=since,
     )
