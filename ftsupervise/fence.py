@@ -204,7 +204,9 @@ def _empty(desks: Path, at: int, sealed: str, swept: str) -> None:
         except FileNotFoundError:  # another one seals too
             pass
         except NotADirectoryError:
-            if stat.S_ISREG(os.lstat(desks / sealed).st_mode):  # a plain file that a file system did not tell from a desk
+            if stat.S_ISREG(
+                os.lstat(desks / sealed).st_mode
+            ):  # a plain file that a file system did not tell from a desk
                 os.unlink(sealed, dir_fd=at)
             return
         try:

@@ -341,7 +341,7 @@ def _believed(path: Path, *, dry_run: bool) -> Run:
         return load(path)
     raise NotTrusted(
         f"{found.why}, and cron would run what stands in it as you",
-        hint=f"if it is yours: chmod go-w {path}; in another folder your own config.yaml counts: cd && ftsupervise cron install",
+        hint=f"if it is yours: chmod go-w {path}; elsewhere your config.yaml counts: cd && ftsupervise cron install",
     )
 
 

@@ -25,8 +25,10 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
 from ftsupervise.printable import printable
 
-
-_READERS = ("hang", "loss")  # watchdogs that read a log: any file of this account, by an expression that may take for ever
+_READERS = (
+    "hang",
+    "loss",
+)  # watchdogs that read a log: any file of this account, by an expression that may take for ever
 
 
 class Believed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Somebody who may rename the run directory lays links where old attempts are sealed and swept. Nothing they lead to is touched."""
+"""Somebody who may rename the run directory lays links where old attempts are swept. Nothing they lead to is touched."""
 
 from __future__ import annotations
 

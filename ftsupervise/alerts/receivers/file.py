@@ -18,7 +18,9 @@ def send(parcel: Parcel, settings: File) -> dict[str, str]:
     text = render("alert.text.j2", seen, own=parcel.templates)
     head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
     try:
-        fd = files.open_append(settings.path)  # never a FIFO or a file of somebody else: what goes there is told to nobody
+        fd = files.open_append(
+            settings.path
+        )  # never a FIFO or a file of somebody else: what goes there is told to nobody
         try:
             data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")
             if os.write(fd, data) != len(data):
