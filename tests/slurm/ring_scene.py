@@ -103,7 +103,7 @@ class Scene:
 
     def processes(self) -> list[int]:
         """Living processes of this run's training, on all nodes."""
-        needle = f"FTSUPERVISE_RUN={self.name}".encode()
+        needle = f"FTSUPERVISE_RUN_DIR={self.rundir.root}".encode()  # by its directory: another test may use the name
         found = []
         for entry in Path("/proc").iterdir():
             try:
