@@ -89,6 +89,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     colours = look_at_terminals() and may_colour()
     if argv is None and patience.applies(sys.argv[1:]):
         patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
+    elif argv is None and patience.acts(sys.argv[1:]):
+        argv = patience.ahead(sys.argv[1:])  # returns in a child too, which makes a dry run
     with rim(colours=colours):
         _main(argv, {"color": colours})
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ftsupervise.launch.plan import Plan
     from ftsupervise.launch.submit import Launched
 
+_ASKING = 10.0  # seconds for all that Slurm is asked before something is submitted
+
 
 @click.command()
 @click.argument("run", metavar="[RUN]", required=False)
@@ -45,26 +47,34 @@ def launch(
     One member runs, the others wait in the queue to take over. Typing the same command again after an unclear answer
     of sbatch finds the job that was accepted instead of making a second one.
     """
+    import time
+
+    from ftsupervise import haste
     from ftsupervise.config.named import launch_file
     from ftsupervise.scheduler import kind_of
 
-    config = launch_file(run)
-    settings = _settings(config, dry_run=dry_run, trust=trust)
-    if jobs is not None:
-        settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
-    if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
-        settings = settings.model_copy(update={"scheduler": scheduler})
-    plan = _plan(settings, config, kind_of(settings.scheduler), after.strip(), exclude)
-    for sentence in _doubts(settings):
-        say(f"note: {sentence}", err=True)
-    if dry_run:
-        _show(plan, settings)
-    else:
-        from ftsupervise.launch.folders import handed_over
-
+    before = haste.until
+    haste.until = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
+    try:
+        config = launch_file(run)
+        settings = _settings(config, dry_run=dry_run, trust=trust)
+        if jobs is not None:
+            settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
+        if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
+            settings = settings.model_copy(update={"scheduler": scheduler})
+        plan = _plan(settings, config, kind_of(settings.scheduler), after.strip(), exclude)
+        for sentence in _doubts(settings):
+            say(f"note: {sentence}", err=True)
+        if dry_run:
+            _show(plan, settings)
+            return
         done = _carry_out(plan, settings, again)
-        _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
-        _tell_who_watches(plan, settings)
+    finally:
+        haste.until = before
+    from ftsupervise.launch.folders import handed_over
+
+    _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
+    _tell_who_watches(plan, settings)
 
 
 def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:

@@ -4,6 +4,9 @@ A process that looks at a dead mount cannot be woken, and does not even die. So 
 and the process that was typed only passes on what that one says; when it says nothing for too long, it is left behind.
 Slurm's commands are given up earlier (``haste.py``), so that what is known without them is still told.
 
+A command that acts (``launch``, ``notify test``, ``cron install`` …) is not left behind in the middle. It is tried first, as a
+dry run, by a child whose words nobody reads: what hangs there would hang the command, so it is not begun.
+
 Standard library only, and little of it: ``kill`` is typed in a hurry.
 """
 
@@ -16,6 +19,7 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from ftsupervise import haste
@@ -28,6 +32,7 @@ _UNSEEN = 3  # Nagios: could not see
 
 _QUICK = frozenset({"status", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
 _QUICK_CRON = frozenset({"status", "list", "add"})
+_ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
 
 _board: mmap.mmap | None = None
@@ -41,6 +46,47 @@ def applies(args: Sequence[str]) -> bool:
     if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"]):
         return True
     return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
+
+
+def acts(args: Sequence[str]) -> bool:
+    """Is it a command that sends or submits something, or runs it?"""
+    words = [word for word in args if not word.startswith("-")]
+    if {"--help", "-h", "--dry-run", "-n"} & set(args):
+        return False
+    if words[:1] == ["launch"] or words[:2] == ["notify", "test"]:
+        return True
+    return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
+
+
+def ahead(args: Sequence[str]) -> list[str] | None:
+    """Try a command that acts as a dry run, in a child. Returns in both: the words of the dry run in the child, None in this
+    process when the child has come back. When that hangs, this process ends, with nothing begun."""
+    pid = os.fork()
+    if not pid:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        haste.until = time.monotonic() + _SLURM
+        return _dry(args)
+    until = time.monotonic() + ANSWER
+    try:
+        while _ended(pid) is None:
+            if time.monotonic() > until:
+                left = _leave(pid, args)
+                _end(args, f"no answer within {ANSWER:.0f} s{left}", begun=False)
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        _leave(pid, args)
+        os._exit(130)
+    return None
+
+
+def _dry(args: Sequence[str]) -> list[str]:
+    """A command that reads what ``args`` would read and does nothing."""
+    if args[0] != "notify":
+        return [*args, "--dry-run"]
+    runs = [word for before, word in pairwise(args[1:]) if before != "--receiver"]
+    return ["alerts", "list", *(word for word in runs if not word.startswith("-"))]
 
 
 def split(args: Sequence[str]) -> None:
@@ -185,12 +231,13 @@ def _stuck(args: Sequence[str]) -> str:
     return "" if note is None else f"process {note.pid} has been hanging on it for {note.seconds:.0f} s"
 
 
-def _end(args: Sequence[str], why: str) -> NoReturn:
+def _end(args: Sequence[str], why: str, *, begun: bool = True) -> NoReturn:
     words = [word for word in args if not word.startswith("-")]
     name = " ".join(words[: 2 if words[0] == "cron" else 1])
+    state = "what was begun may be done when it answers again" if begun else "nothing was begun"
     text = (
         f"ftsupervise: {name}: {why}: a file system, or Slurm, does not answer\n"
-        "  what was begun may be done when it answers again; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"
+        f"  {state}; sinfo shows whether Slurm does, and ls of a dead mount hangs\n"
     )
     os.write(2, text.encode())
     os._exit(_UNSEEN if words[0] == "check" else NoAnswer.exit_code)

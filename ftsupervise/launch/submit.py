@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import blame, secrecy
+from ftsupervise import blame, haste, secrecy
 from ftsupervise.config.locate import state_dir
 from ftsupervise.errors import (
     CannotWrite,
@@ -270,6 +270,7 @@ def submit(
     }
     ids: list[str] = []
     found_again = False
+    haste.until = None  # all has been asked that a person waits for: an sbatch that is cut off may have been accepted
     try:
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")

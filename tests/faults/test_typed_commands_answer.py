@@ -79,6 +79,11 @@ COMMANDS = [
     ("launch --dry-run", 74),
     ("notify preview", 74),
     ("sandbox env --dir", 74),
+    ("launch", 74),
+    ("notify test", 74),
+    ("cron run hourly/x --dir", 74),
+    ("cron ensure --dir", 74),
+    ("cron remove --dir", 74),
 ]
 
 
@@ -114,6 +119,18 @@ def test_a_squeue_that_sleeps_leaves_status_with_what_it_knows_otherwise(tmp_pat
     assert ended == 0, said
     assert "UNKNOWN" in said and "squeue" in said, said
     assert "kill-switch is up" in said, said
+
+
+def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitted(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    (tmp_path / "ftsupervise.yaml").write_text("name: r\nscheduler: slurm\nlaunch:\n  command: sleep 1\n")
+    place.program("squeue", "sleep 300")
+    place.program("scontrol", "sleep 300")
+    place.program("sbatch", f"touch {tmp_path}/submitted; exit 1")
+    ended, said, seconds = place.type("launch", str(tmp_path / "ftsupervise.yaml"))
+    assert (ended, seconds < BOUND) == (69, True), said
+    assert "squeue" in said, said
+    assert not (tmp_path / "submitted").exists()
 
 
 def test_what_a_command_says_and_how_it_ends_is_passed_on(tmp_path: Path) -> None:
