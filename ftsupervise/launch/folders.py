@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ftsupervise import blame
 from ftsupervise.errors import Refused
 from ftsupervise.fence import STAGING
-from ftsupervise.host.ownership import group_name
+from ftsupervise.host.ownership import distrust, group_name
 from ftsupervise.rundir import RunDir
 from ftsupervise.sharing import FOLDER, SHARED, make_folder, make_root, set_mode
 
@@ -122,4 +122,20 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
     if root.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not share.launch:
         whoever = "everybody" if root.st_mode & stat.S_IWOTH else f"the group {group_name(root.st_gid)}"
         told.append(f"{whoever} may write {run_dir.root} itself, and so exchange all in it: chmod go-w {run_dir.root}")
+    if not share.launch and (open_above := _open_above(run_dir.root)):
+        told.append(
+            f"{open_above}, and so put another run in the place of this one: a folder that only you may write is safer"
+        )
     return tuple(told)
+
+
+def _open_above(root: Path) -> str:
+    """Which folder above ``root`` lets others than its owner rename what is in it, as a clause; "" if none does."""
+    for folder in root.resolve().parents:
+        try:
+            found = folder.stat()
+        except OSError:
+            continue
+        if not found.st_mode & stat.S_ISVTX and (why := distrust(found, folder, accounts=(found.st_uid,))):
+            return why
+    return ""
