@@ -333,7 +333,7 @@ def _believed(path: Path, *, dry_run: bool) -> Run:
     from ftsupervise.config.load import load
     from ftsupervise.host.ownership import NotTrusted
 
-    found = load_believed(path)
+    found = load_believed(path, watched=False)
     if not found.why:
         return found.run
     if dry_run:

@@ -83,7 +83,7 @@ def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
     from ftsupervise.config.load import load
     from ftsupervise.host.ownership import NotTrusted
 
-    found = load_believed(config, trust=trust)
+    found = load_believed(config, trust=trust, watched=False)
     if not found.why:
         return found.run
     if dry_run:

@@ -46,10 +46,13 @@ class Believed(NamedTuple):
         return (head, *(f"  {line}" for line in self.held), tail)
 
 
-def load_believed(path: Path, *, trust: bool = False, environ: Mapping[str, str] | None = None) -> Believed:
+def load_believed(
+    path: Path, *, trust: bool = False, watched: bool = True, environ: Mapping[str, str] | None = None
+) -> Believed:
     """The settings in ``path``, without what somebody else must not make this account do.
 
-    ``trust``: believe the file as it is now, and remember that. Raises as ``load`` does, and CannotWrite with ``trust``.
+    ``trust``: believe the file as it is now, and remember that. Raises as ``load`` does, CannotWrite with ``trust``, and
+    NotTrusted for a file of somebody else by whose limits a run of this account would be ``watched``.
     """
     given = os.environ if environ is None else environ
     text, found = layers.read_bytes(path)
@@ -62,6 +65,11 @@ def load_believed(path: Path, *, trust: bool = False, environ: Mapping[str, str]
         _remember(mark)
     if trust or _is_ours(mark):
         return Believed(run)
+    if watched and found.st_uid != os.geteuid() and _is_another_of_ours(run.run_dir, path):
+        raise ownership.NotTrusted(
+            f"{why}, and the run directory it names is yours",
+            hint=f"to look at that run by its own settings: ftsupervise watch {shlex.quote(str(run.run_dir))}",
+        )
     held = tuple(_held(run))
     return Believed(_harmless(run, given), why, held)
 
@@ -80,6 +88,15 @@ def _harmless(run: Run, environ: Mapping[str, str]) -> Run:
     return run.model_copy(
         update={"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
     )
+
+
+def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
+    """Would a run of this account be watched, and its alerts resolved, by limits that somebody else has set?"""
+    try:
+        ours = run_dir is not None and run_dir.stat().st_uid == os.geteuid()
+        return ours and run_dir is not None and run_dir.resolve() != path.resolve().parent
+    except OSError:
+        return False
 
 
 def _held(run: Run) -> Iterator[str]:

@@ -240,3 +240,21 @@ def test_no_message_is_taken_for_delivered_into_what_somebody_else_laid_in_the_f
     place.unlink()
     assert scene.type("notify", "test", str(scene.run)).returncode == 0
     assert place.read_text().startswith("==== ")
+
+
+def test_somebody_elses_settings_do_not_stand_for_a_run_of_ours(scene: Scene) -> None:
+    """Their limits would resolve its alerts, in its own journal."""
+    theirs = scene.top / "theirs"
+    for folder in ("switches", "watch/journal"):
+        (theirs / folder).mkdir(parents=True)
+    (theirs / "run.yaml").write_text(scene.file.read_text())
+    os.chown(theirs, STRANGER, STRANGER)
+    os.chown(theirs / "run.yaml", STRANGER, STRANGER)
+    seen = scene.type("watch", str(theirs))
+    assert "the run directory it names is yours" in seen.stdout + seen.stderr
+    assert list((scene.run / "watch" / "journal").iterdir()) == []
+    assert scene.done() == []
+    os.chown(
+        scene.file, STRANGER, STRANGER
+    )  # but a run of ours that they have launched, because we share it, is watched
+    assert "is yours" not in scene.type("watch", str(scene.run)).stderr
