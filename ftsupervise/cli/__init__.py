@@ -91,8 +91,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
         patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and patience.acts(sys.argv[1:]):
         argv = patience.ahead(sys.argv[1:])  # returns in a child too, which makes a dry run
-    with rim(colours=colours):
-        _main(argv, {"color": colours})
+    try:
+        with rim(colours=colours):
+            _main(argv, {"color": colours})
+    except SystemExit as ended:
+        patience.leave(ended)  # a child does not clear up: its parent is waited for
+        raise
 
 
 def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:

@@ -24,13 +24,12 @@ _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
 def status(runs: tuple[str, ...], as_json: bool) -> None:
     """How is RUN doing? RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
-    from ftsupervise.alerts.standing import telling
     from ftsupervise.config.locate import find_run
     from ftsupervise.report.status import gather
 
     found = [find_run(run) for run in runs or (None,)]
     seen = [gather(rundir, datetime.now(timezone.utc), os.environ) for rundir in found]
-    seen = [one._replace(telling=telling(one.rundir.watch / "journal", one.at)) for one in seen]
+    seen = [_with_receivers(one) for one in seen]
     if as_json:
         click.echo(_json(seen))
         return
@@ -39,6 +38,19 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
             say()
         for line in _lines(one):
             say(line)
+
+
+def _with_receivers(seen: Status) -> Status:
+    """How its receivers stand. What reads a journal is imported where there is one: half of a start."""
+    journal = seen.rundir.watch / "journal"
+    try:
+        if not os.listdir(journal):
+            return seen
+    except OSError:
+        return seen
+    from ftsupervise.alerts.standing import telling
+
+    return seen._replace(telling=telling(journal, seen.at))
 
 
 def _lines(seen: Status) -> list[str]:
