@@ -32,6 +32,7 @@ from ftsupervise.launch.folders import make_folders
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
+from ftsupervise.reading import as_count
 from ftsupervise.records import LaunchRecord, launches, people
 from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
 from ftsupervise.sharing import SCRIPT, claim_folder, make_folder
@@ -322,7 +323,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
     """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
 
     def taken() -> list[int]:
-        return [int(p.name) for p in run_dir.launches.iterdir() if p.name.isdigit()]
+        return [number for p in run_dir.launches.iterdir() if (number := as_count(p.name)) is not None]
 
     try:
         number = 1 + max(taken(), default=0)
