@@ -81,6 +81,11 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
     In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
     """
     try:
+        if run_dir.config.is_dir() and not run_dir.config.is_symlink():  # all else in its place is replaced
+            raise CannotWrite(
+                f"{run_dir.config} is a folder, and launch writes the settings there; nothing was submitted",
+                hint=f"look at it: ls -la {_quoted(run_dir.config)}; move it away, then launch again",
+            )
         # in this order: another launch, at this moment, makes the folder before it writes the file
         if os.path.lexists(run_dir.config) and not run_dir.launches.is_dir():
             raise Refused(
