@@ -58,7 +58,9 @@ def steps(rundir: RunDir, number: int) -> tuple[int | None, int | None]:
 
 
 def _facts(found: list[Beat], name: str) -> list[int]:
-    return [int(beat.facts[name]) for beat in found if beat.facts.get(name, "").lstrip("-").isdigit()]
+    words = (beat.facts.get(name, "") for beat in found)
+    sizes = ((word, as_count(word.removeprefix("-"))) for word in words)
+    return [-size if word.startswith("-") else size for word, size in sizes if size is not None]
 
 
 def ledger(rundir: RunDir) -> tuple[Attempt, ...]:

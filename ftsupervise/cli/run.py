@@ -56,14 +56,16 @@ def _seconds_or_off(_ctx: click.Context, _param: click.Parameter, value: str | N
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
     from ftsupervise.job.cause import Kind
+    from ftsupervise.reading import as_count
 
     kinds = [kind.value for kind in Kind]
     found = {}
     for text in value:
         kind, _, number = text.partition("=")
-        if kind not in kinds or not number.isdigit() or number == "0":
+        count = as_count(number)
+        if kind not in kinds or not count:
             raise click.BadParameter(f'"{text}" is not KIND=N with N from 1 and KIND one of {", ".join(kinds)}')
-        found[kind] = int(number)
+        found[kind] = count
     return found
 
 

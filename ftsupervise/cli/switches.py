@@ -85,13 +85,21 @@ def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
 
 
 def _take_down(rundir: RunDir, name: str, switch: str) -> None:
-    from ftsupervise.errors import from_os_error
+    import shlex
+
+    from ftsupervise.errors import CannotWrite, from_os_error
     from ftsupervise.switches import clear_switch
 
     for word in ("kill", "save") if switch == "both" else (switch,):
         path = rundir.switches / f"{word}-switch"
         try:
             removed = clear_switch(rundir, path.name)
+        except IsADirectoryError:
+            where = shlex.quote(str(path))
+            raise CannotWrite(
+                f"cannot remove {path}: it is a folder, which no run obeys as a switch",
+                hint=f"look at it: ls -la {where}; then rmdir {where}, and type this again",
+            ) from None
         except OSError as error:
             raise from_os_error(error, f"remove {path}") from None
         say(f"The {word} switch of {name} {'is down' if removed else 'was not up'}.")

@@ -172,6 +172,9 @@ def _problem(finding: _Finding, document: Document, known: Known) -> Problem:
     return Problem(place.file, line, column, path, text)
 
 
+_A_KEY = re.compile(r"(?<=did you mean ')|(?=sbatch: \[)")  # where the words for a key of launch name one
+
+
 def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str:
     key = str(path[-1])
     here = known.keys(path[:-1], document.value)
@@ -193,7 +196,7 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
     if elsewhere:
         return f"{text}; it is known as " + " and ".join(dotted(home) for home in elsewhere[:3])
     if len(path) == 1 and (slurms := instead_of(key, given)):
-        return f"{text}; {slurms.replace('sbatch: [', 'launch.sbatch: [')}"
+        return f"{text}; {_A_KEY.sub('launch.', slurms)}"
     return f"{text}; {_list(here)}" if here else text
 
 

@@ -5,10 +5,12 @@ name it was launched under; ``locate.find_run`` has the directory they mean, thi
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from ftsupervise.config.locate import CONFIG_NAME, find_run
-from ftsupervise.errors import NotFound
+from ftsupervise.errors import ConfigError, NotFound
+from ftsupervise.host import files
 from ftsupervise.rundir import ENV_RUN_DIR, RunDir
 
 
@@ -24,11 +26,16 @@ def settings_of(name: str | None) -> Path:
     if name is not None and (path / CONFIG_NAME).is_file():
         return path / CONFIG_NAME
     rundir = find_run(name)
-    if not rundir.config.is_file():
-        raise NotFound(
-            f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
+    if rundir.config.is_file():
+        return rundir.config
+    if kind := files.odd_kind(rundir.config):
+        raise ConfigError(
+            f"{rundir.config} is {kind}, not a regular file",
+            hint=f"look whose it is: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
         )
-    return rundir.config
+    raise NotFound(
+        f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
+    )
 
 
 def launch_file(name: str | None) -> Path:

@@ -127,6 +127,16 @@ _OURS = {
     "wait": "ftsupervise watch",
     "wrap": "launch.command",
 }
+# Words that other programs have for a key of ``launch``: PBS, LSF and SGE, Slurm's own listings, submitit.
+_OTHERS_WORDS = {
+    "duration": "time",
+    "max-time": "time",
+    "queue": "partition",
+    "time-limit": "time",
+    "timelimit": "time",
+    "wall-time": "time",
+    "walltime": "time",
+}
 # Those that sbatch has besides, and that launch.sbatch takes; the ones with a key of their own are named there too.
 _FURTHER_WORDS = """
     acctg-freq batch bb bbf begin cluster-constraint clusters container container-id contiguous core-spec
@@ -161,7 +171,8 @@ def option_name(text: str) -> str:
 
 
 def instead_of(key: str, value: object) -> str:
-    """What to write for an option of sbatch that somebody wrote as the key ``key``; "" where sbatch has none of that name."""
+    """What to write for an option of sbatch that somebody wrote as the key ``key``; "" where neither it nor
+    another scheduler has one of that name."""
     name = key.replace("_", "-")
     if name in ("mail-type", "mail-user"):
         return (
@@ -169,6 +180,10 @@ def instead_of(key: str, value: object) -> str:
             "- email: {host: ..., from: ..., to: [...]}; Slurm's own mail for each job of the chain comes with "
             'sbatch: ["--mail-type=END"]'
         )
+    if name == "open-mode":
+        return "ftsupervise always appends: leave it out"
+    if name in _OTHERS_WORDS:
+        return f"did you mean {_OTHERS_WORDS[name]!r}?"
     if name in _OURS:
         return f"for sbatch's --{name} {_instead(name)}"
     if name not in _FURTHER:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 from ftsupervise.crontab.schedule import EPOCH, floor, slots_after
 from ftsupervise.model import Job, JobState
+from ftsupervise.reading import as_count
 from ftsupervise.scheduler.parse import is_held
 
 MARK = "ftsupervise-cron"
@@ -33,9 +34,8 @@ def epoch(slot: datetime) -> int:
 def slot_of(comment: str, chain: str) -> datetime | None:
     """The slot a job of ``chain`` is for; None if it is none of its ticks."""
     text = comment.removeprefix(f"{MARK}:{chain}:slot:")
-    if text == comment or not text.isdigit() or len(text) > 12:
-        return None
-    return datetime.fromtimestamp(int(text), timezone.utc)
+    seconds = as_count(text) if text != comment and len(text) <= 11 else None
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def chain(jobs: Iterable[Job], name: str, now: datetime, period: timedelta, spar
             running += job.state in (JobState.RUNNING, JobState.CONFIGURING)
         elif job.state is not JobState.PENDING or is_held(job.reason):
             held.append(job.base_id)
-        elif job.base_id.isdigit():
-            pending.setdefault(slot, []).append(int(job.base_id))
+        elif (number := as_count(job.base_id)) is not None:
+            pending.setdefault(slot, []).append(number)
     cancel: list[int] = []
     ahead: list[datetime] = []
     for slot, ids in sorted(pending.items()):

@@ -25,6 +25,7 @@ from ftsupervise.crontab.successors import epoch, slot_of
 from ftsupervise.crontab.work import Slot, Worked, work
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
+from ftsupervise.reading import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.model import Finding
@@ -156,12 +157,13 @@ def _first_in_queue(
     installed: Installed, at: datetime, slot: datetime | None, job_id: str, queue: tuple[Job, ...] | None
 ) -> bool:
     """On a disk that takes no claim the queue decides: the job made for this very slot, and of several the lowest."""
-    if queue is None or slot != at or not job_id.isdigit():
+    if queue is None or slot != at or as_count(job_id) is None:
         return False
     rivals = [
-        int(job.base_id)
+        number
         for job in queue
-        if job.state is JobState.RUNNING and job.base_id.isdigit() and slot_of(job.comment, installed.id) == at
+        if job.state is JobState.RUNNING and slot_of(job.comment, installed.id) == at
+        if (number := as_count(job.base_id)) is not None
     ]
     return min(rivals, default=-1) == int(job_id)
 

@@ -51,6 +51,26 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
     return fd
 
 
+def odd_kind(path: str | os.PathLike[str]) -> str:
+    """What lies at ``path`` where a regular file should, "a FIFO" or "a folder"; "" for a regular file, a link to one, nothing.
+
+    Raises OSError where that cannot be seen.
+    """
+    link = False
+    try:
+        link = stat.S_ISLNK(os.lstat(path).st_mode)
+        mode = os.stat(path).st_mode  # noqa: PTH116
+    except FileNotFoundError:
+        return "a link to nothing" if link else ""
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a link to itself"
+        raise
+    kinds = ((stat.S_ISREG, ""), (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISSOCK, "socket"))
+    kind = next((word for is_kind, word in kinds if is_kind(mode)), "device")
+    return f"a {'link to a ' if link else ''}{kind}" if kind else ""
+
+
 def open_regular(path: str | os.PathLike[str], *, follow: bool = False, dir_fd: int | None = None) -> int:
     """A descriptor to read the regular file ``path``. Never waits for a FIFO.
 

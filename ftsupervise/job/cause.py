@@ -100,7 +100,10 @@ def cause(
     """
     if ended:
         return ended
-    how = f"{death} (exit {code if code > 0 else 128 - code})" if death and code else _how(code)
+    how = _how(code)
+    if death and code:
+        left = f"exit {code if code > 0 else 128 - code}"
+        how = death if death.endswith(f" {left}") else f"{death} ({left})"
     if finished:
         return "finished" if code == 0 else f"finished, then {how}"
     if not told and code == 0 and stopped == _TERM:  # Slurm tells the ranks first: with a GraceTime, long before us

@@ -9,6 +9,7 @@ from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.job import ledger
 from ftsupervise.job.placement import Placement, calls_srun
 from ftsupervise.pages import ENV_PAGES
+from ftsupervise.reading import as_count
 from ftsupervise.rundir import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
@@ -74,4 +75,4 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: ledger
     if ENV_ERROR_FILE not in outer:
         given[ENV_ERROR_FILE] = str(mine.folder / ERROR_FILE)
     job = outer.get("SLURM_JOB_ID", "")
-    given[ENV_PORT] = str(_PORTS[0] + (int(job if job.isdigit() else 0) * 97 + mine.number) % _PORTS[1])
+    given[ENV_PORT] = str(_PORTS[0] + ((as_count(job) or 0) * 97 + mine.number) % _PORTS[1])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise import bounded
 from ftsupervise.printable import printable
+from ftsupervise.reading import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.job.allocation import Allocation
@@ -75,8 +76,9 @@ def parse(output: str) -> dict[str, Answer]:
             continue
         task, text = match.groups()
         words = text.split(" ")
-        if words[0] == _MARK and len(words) == 3 and words[1].isdigit():
-            found[words[2]] = answer(int(words[1]), first.get(task, ""))
+        code = as_count(words[1]) if words[0] == _MARK and len(words) == 3 else None
+        if code is not None:
+            found[words[2]] = answer(code, first.get(task, ""))
         else:
             first.setdefault(task, text)
     return found

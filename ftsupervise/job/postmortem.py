@@ -16,6 +16,7 @@ from pathlib import Path
 from ftsupervise.job.cause import NO_STEP, signal_name
 from ftsupervise.job.pulse import Death
 from ftsupervise.printable import printable, printable_lines
+from ftsupervise.reading import as_count
 from ftsupervise.rundir import read_json
 
 _TASK = re.compile(
@@ -121,7 +122,7 @@ def _left_first(output: str, failed: Collection[int]) -> str:
 
 def _one_of(match: re.Match[str], ranks: Collection[int]) -> bool:
     tasks = match["tasks"].strip("[]")
-    return tasks.isdigit() and int(tasks) in ranks
+    return as_count(tasks) in ranks
 
 
 def _words(match: re.Match[str]) -> tuple[str, bool]:

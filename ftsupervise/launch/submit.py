@@ -32,6 +32,7 @@ from ftsupervise.launch.folders import make_folders
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
+from ftsupervise.reading import as_count
 from ftsupervise.records import LaunchRecord, launches, people
 from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
 from ftsupervise.sharing import SCRIPT, claim_folder, make_folder
@@ -80,6 +81,11 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
     In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
     """
     try:
+        if run_dir.config.is_dir() and not run_dir.config.is_symlink():  # all else in its place is replaced
+            raise CannotWrite(
+                f"{run_dir.config} is a folder, and launch writes the settings there; nothing was submitted",
+                hint=f"look at it: ls -la {_quoted(run_dir.config)}; move it away, then launch again",
+            )
         # in this order: another launch, at this moment, makes the folder before it writes the file
         if os.path.lexists(run_dir.config) and not run_dir.launches.is_dir():
             raise Refused(
@@ -323,7 +329,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
     """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
 
     def taken() -> list[int]:
-        return [int(p.name) for p in run_dir.launches.iterdir() if p.name.isdigit()]
+        return [number for p in run_dir.launches.iterdir() if (number := as_count(p.name)) is not None]
 
     try:
         number = 1 + max(taken(), default=0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.node.wire import Gone
+from ftsupervise.reading import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
 _MOST = 250_000  # bytes of an answer
@@ -89,11 +90,12 @@ def answer(question: str, node: str) -> str:
         return "here"
     if verb == "kill":
         return str(kill_all(rest, node))
-    if verb == "evidence" and rest.replace(" ", "").isdigit():
+    pids = [as_count(word) for word in rest.split()]
+    if verb == "evidence" and pids and None not in pids:
         try:
             from ftsupervise.node.evidence import evidence_of  # here: an agent that is never asked has no need of it
 
-            return evidence_of([int(pid) for pid in rest.split()])
+            return evidence_of([pid for pid in pids if pid is not None])
         except Exception as error:  # what was found so far is lost, and that is told
             return f"no evidence of {rest}: {type(error).__name__}: {error}"
     return f"no such question: {verb}"
@@ -109,10 +111,12 @@ def read_killed(text: str) -> tuple[bool, list[Gone]]:
     dying = []
     for word in rest.split():
         rank, pid, code = (*word.split(":"), "", "")[:3]
-        if rank.isdigit() and pid.isdigit():
-            number = int(code) if code.lstrip("-").isdigit() else None
-            dying.append(Gone(int(rank), int(pid), 0.0, number, leaving=False, failed=False, final=True))
-    return count.isdigit(), dying
+        numbers = as_count(rank), as_count(pid)
+        if numbers[0] is not None and numbers[1] is not None:
+            size = as_count(code.removeprefix("-"))
+            left = -size if size is not None and code.startswith("-") else size
+            dying.append(Gone(numbers[0], numbers[1], 0.0, left, leaving=False, failed=False, final=True))
+    return as_count(count) is not None, dying
 
 
 def kill_all(attempt_dir: str, node: str) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ftsupervise import bounded
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.reading import as_count
 
 _FEW = 4  # nodes whose agents stay: several may be lost at once, and thousands would ask the controller
 _STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s if nobody changed it)
@@ -24,7 +25,8 @@ _ASK = 20.0
 
 def stays(env: Mapping[str, str]) -> bool:
     """Is this one of the few?"""
-    return bool(env.get("SLURM_JOB_ID")) and env.get("SLURM_NODEID", "").isdigit() and int(env["SLURM_NODEID"]) < _FEW
+    node = as_count(env.get("SLURM_NODEID", ""))
+    return bool(env.get("SLURM_JOB_ID")) and node is not None and node < _FEW
 
 
 class Shown(NamedTuple):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ftsupervise import blame
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
+from ftsupervise.reading import as_count
 from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
 from ftsupervise.scheduler.slurm import Slurm, me, new_form
 
@@ -113,7 +114,7 @@ def _waiting(
     return Waiting(
         id=re.sub(r"%\d+\]", "]", job_id),
         base_id=base or raw,
-        nodes=int(nodes.partition("-")[0]) if nodes.partition("-")[0].isdigit() else 1,
+        nodes=1 if (count := as_count(nodes.partition("-")[0])) is None else count,
         partitions=tuple(partitions.split(",")),
         excluded=expand_hostlist("" if excluded in ("(null)", "N/A") else excluded),
         features="" if features == "(null)" else features,

@@ -22,6 +22,7 @@ from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejecte
 from ftsupervise.host import interpreter
 from ftsupervise.jobs import Job, JobState, Submitted
 from ftsupervise.procfs import identity
+from ftsupervise.reading import as_count
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json, write_whole
 from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
@@ -65,12 +66,12 @@ class Local:
         jobs = []
         marks = functools.cache(marked)  # one look at the processes, and only if some chain was killed
         try:
-            folders = sorted((p for p in self.root.iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+            found = sorted((number, p) for p in self.root.iterdir() if (number := as_count(p.name)) is not None)
         except FileNotFoundError:
             return ()
         except OSError as error:
             raise SchedulerUnavailable(f"the local queue {self.root} cannot be read: {error}") from None
-        for folder in folders:
+        for _, folder in found:
             jobs += [job for job in self._read(folder, marks) if not job.state.ended]
         return tuple(jobs)
 
@@ -80,7 +81,7 @@ class Local:
     def describe(self, job_id: str) -> Job | None:
         base, _, member = job_id.removeprefix(PREFIX).partition("_")
         folder = self.root / base
-        if not base.isdigit() or not folder.is_dir():
+        if as_count(base) is None or not folder.is_dir():
             return None
         jobs = self._read(folder)
         wanted = [job for job in jobs if not member or job.id.endswith(f"_{member}")]
@@ -128,7 +129,7 @@ class Local:
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
         base, _, member = job_id.removeprefix(PREFIX).partition("_")
         folder = self.root / base
-        if not base.isdigit() or not folder.is_dir():
+        if as_count(base) is None or not folder.is_dir():
             return
         word = "pending" if only_pending else (f"member {member}" if member else "all")
         try:
@@ -169,7 +170,7 @@ class Local:
 
     def _claim(self) -> Path:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number = 1 + max((int(p.name) for p in self.root.iterdir() if p.name.isdigit()), default=0)
+        number = 1 + max((as_count(p.name) or 0 for p in self.root.iterdir()), default=0)
         while True:
             folder = self.root / str(number)
             try:
@@ -202,7 +203,7 @@ class Local:
     def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> dict[int, list[int]]:
         """Living processes of the job, by member."""
         found = ((mark.removeprefix(f"{folder}:"), pids) for mark, pids in marks().items())
-        return {int(member): pids for member, pids in found if member.isdigit()}
+        return {number: pids for member, pids in found if (number := as_count(member)) is not None}
 
     def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
         """The job as one or two records: the member that runs, and the rest that waits."""

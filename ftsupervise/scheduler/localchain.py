@@ -17,6 +17,7 @@ from typing import cast
 
 from ftsupervise.jobs import JobState
 from ftsupervise.procfs import identity
+from ftsupervise.reading import as_count
 from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked
 from ftsupervise.sharing import as_page, make_folder
@@ -174,8 +175,9 @@ class Chain:
 
 
 def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
-    number = int(name) if name.isdigit() else getattr(signal, f"SIG{name.removeprefix('SIG')}", signal.SIGUSR1)
-    shell.send_signal(number)
+    number = as_count(name)
+    named = getattr(signal, f"SIG{name.removeprefix('SIG')}", signal.SIGUSR1)
+    shell.send_signal(named if number is None else number)
 
 
 def _tell_me_when_you_die() -> Callable[[], None]:

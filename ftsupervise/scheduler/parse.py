@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.jobs import Job, JobState
 from ftsupervise.printable import printable
+from ftsupervise.reading import as_count
 from ftsupervise.units import parse_slurm_time
 
 # squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,
@@ -157,10 +158,8 @@ def parse_state(word: str) -> JobState:
 def parse_epoch(text: str) -> datetime | None:
     """Epoch seconds (SLURM_TIME_FORMAT=%s) as UTC; None for Slurm's many ways to say that there is no time."""
     text = text.strip()
-    if text in _NOTHING or not text.lstrip("-").isdigit():
-        return None
-    value = int(text)
-    return datetime.fromtimestamp(value, timezone.utc) if 0 < value < 10**11 else None
+    value = as_count(text)
+    return datetime.fromtimestamp(value, timezone.utc) if value and value < 10**11 else None
 
 
 def parse_limit(text: str) -> timedelta | None:

@@ -217,3 +217,17 @@ def test_a_damaged_page_is_a_queue_that_could_not_be_read_and_not_a_traceback(lo
 def kill_chain(local: Local, job: str) -> None:
     state = json.loads((local.root / job.removeprefix("local-") / "state.json").read_text())
     os.kill(state["pid"], signal.SIGKILL)
+
+
+def test_a_folder_in_the_queue_whose_name_only_looks_like_a_number_is_no_job(
+    local: Local, tmp_path: Path, until: Until
+) -> None:
+    (local.root / "²").mkdir(parents=True)
+    assert local.queue() == ()
+    job = submit(local, tmp_path, "sleep 60")
+    assert [one.base_id for one in local.queue()] == [job] == ["local-1"]
+    assert local.describe("local-²") is None
+    local.cancel("local-²")
+    assert list((local.root / "²").iterdir()) == []
+    local.cancel(job)
+    until(ended(local, job))

@@ -98,11 +98,14 @@ def test_a_link_planted_in_the_switchs_place_is_replaced_and_its_target_untouche
     assert read_switch(rundir, SAVE).up
 
 
-def test_what_cannot_be_removed_is_one_sentence(rundir: RunDir) -> None:
-    (rundir.switches / KILL).mkdir()
+@pytest.mark.parametrize("name", [KILL, SAVE])
+def test_what_cannot_be_removed_is_one_sentence_and_what_to_type(rundir: RunDir, name: str) -> None:
+    place = rundir.switches / name
+    place.mkdir()
     done = ftsupervise("clear", str(rundir.root))
-    assert done.returncode != 0
-    assert "cannot remove" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 73
+    assert f"cannot remove {place}: it is a folder" in done.stderr and "Traceback" not in done.stderr
+    assert f"ls -la {place}" in done.stderr and f"rmdir {place}" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("save",), ("kill", "--yes"), ("clear",)])

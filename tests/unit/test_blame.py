@@ -163,7 +163,7 @@ LAUNCH = "srun: error: Task launch for StepId=2.0 failed on node node-3: Communi
 @pytest.mark.parametrize(
     ("end", "output", "blames"),
     [
-        (ended(Kind.CODE, f"{ON_1} exit 1 (exit 1)"), "", None),
+        (ended(Kind.CODE, f"{ON_1} exit 1"), "", None),
         (ended(Kind.SIGNAL, f"{ON_1} killed by SIGKILL (exit 137)"), "", ("node-1", "killed", "1")),
         (ended(Kind.SIGNAL, f"{ON_1} killed by SIGSEGV (exit 139)"), "", ("node-1", "crashed", "1")),
         (ended(Kind.SIGNAL, f"{ON_1} ended by SIGTERM (exit 143)"), "", None),

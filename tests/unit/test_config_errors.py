@@ -68,6 +68,12 @@ def launch(line: str) -> str:
         ("template: $HOME/x", "13: launch.template: $HOME is not filled in; write ${HOME}, or $$HOME for these char"),
         ("tmplate: x", "3: launch: unknown key 'tmplate'; did you mean 'template'?"),
         ("spare-nodes: 1", "3: launch: unknown key 'spare-nodes'; did you mean 'spare_nodes'?"),
+        ("open_mode: append", "3: launch: unknown key 'open_mode'; ftsupervise always appends: leave it out"),
+        ("open-mode: truncate", "3: launch: unknown key 'open-mode'; ftsupervise always appends: leave it out"),
+        ("queue: gpu", "3: launch: unknown key 'queue'; did you mean 'partition'?"),
+        ("time_limit: '2h'", "3: launch: unknown key 'time_limit'; did you mean 'time'?"),
+        ("time-limit: '2h'", "3: launch: unknown key 'time-limit'; did you mean 'time'?"),
+        ("walltime: '2h'", "3: launch: unknown key 'walltime'; did you mean 'time'?"),
         ("run_dir: x", "3: launch: unknown key 'run_dir'; it is known as run_dir"),
         ("zzz: x", "3: launch: unknown key 'zzz'; known here: command, srun, srun_options, jobs, "),
     ],
@@ -145,6 +151,9 @@ def test_rules_may_name_what_is_found_beside_the_watchdogs() -> None:
 def test_the_same_at_the_top_of_the_file() -> None:
     (sentence,) = said("name: x\nlaunch: {command: a}\nmail_user: ada@example.org\n")
     assert "name who is told in alerts.receivers" in sentence
+    for line, meant in (("queue: gpu", "launch.partition"), ("walltime: 2h", "launch.time")):
+        (sentence,) = said(f"name: x\nlaunch: {{command: a}}\n{line}\n")
+        assert sentence.endswith(f"did you mean {meant!r}?")
 
 
 @pytest.mark.parametrize(

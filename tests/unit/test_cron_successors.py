@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.crontab.schedule import slots_after
-from ftsupervise.crontab.successors import Chain, chain, slot_comment
+from ftsupervise.crontab.successors import Chain, chain, slot_comment, slot_of
 from ftsupervise.model import Job, JobState
 
 NOW = datetime(2026, 11, 21, 9, 2, 30, tzinfo=timezone.utc)
@@ -103,3 +104,9 @@ def test_two_that_look_at_once_and_both_submit_agree_on_which_to_cancel(jobs: li
     cancel = look(*queue).cancel
     assert len(cancel) == len(found.submit)
     assert look(*(one for one in queue if one.id not in cancel)).submit == ()
+
+
+@pytest.mark.parametrize("digits", ["²", "17952522²0", "\uff19", "9" * 12, "9" * 5000])
+def test_a_comment_that_only_looks_like_a_slot_is_none(digits: str) -> None:
+    """``str.isdigit`` is true of each, ``int`` fails for some, and the calendar ends before others."""
+    assert slot_of(f"ftsupervise-cron:3f9a1c20:slot:{digits}", "3f9a1c20") is None

@@ -40,6 +40,20 @@ def test_the_surest_witness_names_the_cause(seen: dict[str, object], words: str)
     assert _cause(**seen) == words  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("code", "death", "words"),
+    [
+        (3, "rank 0 on node-0 exit 3", "rank 0 on node-0 exit 3"),
+        (3, "rank 0 on node-0 exit 13", "rank 0 on node-0 exit 13 (exit 3)"),
+        (1, "rank 0 on node-0 exit 3", "rank 0 on node-0 exit 3 (exit 1)"),
+        (137, "rank 0 on node-0 killed by SIGKILL", "rank 0 on node-0 killed by SIGKILL (exit 137)"),
+        (-9, "rank 0 on node-0 killed by SIGKILL", "rank 0 on node-0 killed by SIGKILL (exit 137)"),
+    ],
+)
+def test_an_exit_code_is_said_twice_only_where_the_two_differ(code: int, death: str, words: str) -> None:
+    assert cause(code, finished=False, stopped="", told="", past_end=False, death=death) == words
+
+
 def test_the_end_of_the_job_is_read_as_slurm_writes_it() -> None:
     assert parse_end_time("JobId=7 StartTime=1795242924 EndTime=1795246524 Deadline=N/A") == 1795246524
     assert parse_end_time("EndTime=2026-11-21T08:00:00 x") is not None

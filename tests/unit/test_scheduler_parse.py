@@ -156,7 +156,7 @@ def test_states_are_read_and_an_unknown_word_is_no_crash(word: str, state: JobSt
     assert parse.parse_state(word) is state
 
 
-@pytest.mark.parametrize("text", ["N/A", "NONE", "Unknown", "", "0", "2026-11-21T08:00:00", "99999999999999"])
+@pytest.mark.parametrize("text", ["N/A", "NONE", "Unknown", "", "0", "²", "2026-11-21T08:00:00", "99999999999999"])
 def test_no_time_is_none(text: str) -> None:
     assert parse.parse_epoch(text) is None
 

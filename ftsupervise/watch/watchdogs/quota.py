@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Finding
 from ftsupervise.probe import Missing, NotSeen, Ran
+from ftsupervise.reading import as_count
 from ftsupervise.units import parse_size, show_size
 from ftsupervise.watch.watchdogs.disk_words import finding
 from ftsupervise.watch.watchdogs.space import Level, level
@@ -55,7 +56,8 @@ def parse(text: str, settings: Quota) -> Figures:
 
 
 def _bytes(text: str, unit: int) -> int:
-    return int(text) * unit if text.strip().isdigit() else parse_size(text)
+    count = as_count(text.strip())
+    return parse_size(text) if count is None else count * unit
 
 
 def check(look: Look, settings: Disk, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:
