@@ -60,6 +60,8 @@ def install(
     """
     from ftsupervise.crontab.install import install as carry_out
     from ftsupervise.crontab.place import dir_option
+    from ftsupervise.errors import SchedulerUnavailable
+    from ftsupervise.model import Health
 
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
     plan = _plan(config, given, period, dry_run=dry_run)
@@ -84,6 +86,9 @@ def install(
     click.echo(f"  look      ftsupervise cron status{here}")
     for note in (*plan.notes, *done.notes):
         click.echo(f"  note: {note}")
+    if done.state is not None and done.state.health is Health.UNKNOWN:
+        click.echo(f"  not known yet whether time is kept; when Slurm answers: ftsupervise cron ensure{here}", err=True)
+        raise SystemExit(SchedulerUnavailable.exit_code)
 
 
 @cron.command("list", short_help="What runs when, and what is passed over.")

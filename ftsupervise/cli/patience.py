@@ -82,6 +82,14 @@ def ahead(args: Sequence[str]) -> list[str] | None:
     return None
 
 
+def hurry(args: Sequence[str]) -> None:
+    """On a terminal somebody waits for one look of ``watch`` and for ``cron install`` too: Slurm is given up earlier there."""
+    words = [word for word in args if not word.startswith("-")]
+    one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
+    if haste.until is None and (one_look or words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])):
+        haste.until = time.monotonic() + _SLURM
+
+
 def _dry(args: Sequence[str]) -> list[str]:
     """A command that reads what ``args`` would read and does nothing."""
     if args[0] != "notify":

@@ -133,6 +133,28 @@ def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitte
     assert not (tmp_path / "submitted").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["watch RUN", "cron install --backend slurm --dir CRON"])
+def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path: Path, words: str) -> None:
+    place = Place(tmp_path, tmp_path / "r")
+    for name in ("squeue", "scontrol", "sinfo", "sbatch"):
+        place.program(name, "sleep 300")
+    typed = words.replace("RUN", str(place.root)).replace("CRON", str(tmp_path / "cron")).split()
+    began = time.monotonic()
+    master, slave = pty.openpty()
+    process = subprocess.Popen([*FT, *typed], env=place.env, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    said = b""
+    try:
+        while part := os.read(master, 4096):
+            said += part
+    except OSError:  # the terminal is closed: it has ended
+        pass
+    assert process.wait(60) != 0, said
+    assert time.monotonic() - began < BOUND + 5, said
+    assert b"Traceback" not in said
+
+
 def test_what_a_command_says_and_how_it_ends_is_passed_on(tmp_path: Path) -> None:
     place = Place(tmp_path, tmp_path / "r")
     assert place.type("status", str(tmp_path / "nothing"))[0] == 66
