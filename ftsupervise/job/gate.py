@@ -61,6 +61,19 @@ def _probe(folder: Path) -> None:
         os.unlink(path)
 
 
+def another_place(rundir: RunDir, attempt: Path) -> str:
+    """Does the run directory no longer hold the attempt that was begun in it? Then what stands there is another one: the disk
+    beneath a mount that is gone, or a folder that somebody put in its place. One sentence, or ""; what cannot be seen is "".
+    """
+    try:
+        attempt.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
+    except OSError:
+        pass
+    return ""
+
+
 def reason_not_to_start(rundir: RunDir) -> str:
     """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
     try:

@@ -277,6 +277,8 @@ class Ring:
 
     def _why_not(self, mine: ledger.Claim, ended: End) -> str:
         """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
+        if why := gate.another_place(self.options.rundir, mine.folder):
+            return why
         newer = ended.newer or superseded(self.options.rundir, mine.number)
         if newer is not None:
             return f"attempt {newer} has begun meanwhile: this one is over"

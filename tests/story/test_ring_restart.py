@@ -178,6 +178,23 @@ def test_a_program_that_says_it_is_no_use_is_believed(run: Run, rundir: RunDir) 
     assert read_brake(rundir) is not None
 
 
+def test_a_run_directory_that_was_moved_away_is_not_made_anew_for_a_restart(run: Run, rundir: RunDir) -> None:
+    """As when its mount is gone: what then stands in its place lies on the disk beneath."""
+    away = rundir.root.with_name("away")
+    process = run(
+        "--in-place",
+        "5",
+        "--",
+        sys.executable,
+        "-c",
+        f"import os; os.rename({str(rundir.root)!r}, {str(away)!r}); os._exit(3)",
+    )
+    assert process.wait(60) == 3
+    said = process.out.read_text()  # type: ignore[attr-defined]
+    assert "no longer holds 0001, this attempt" in said, said
+    assert not (rundir.root / "attempts" / "0002").exists()
+
+
 def test_told_to_stop_in_a_back_off_it_leaves_at_once(run: Run, rundir: RunDir, until: Until) -> None:
     one = run("--in-place", "5", "--back-off", "500", "--", "sh", "-c", "exit 9")
     until(lambda: "in 300 s" in said(one) or "in 500 s" in said(one))
