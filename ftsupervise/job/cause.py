@@ -68,6 +68,8 @@ _SAYS_WHY = re.compile(
     r"\b(?:\w*error|fatal|failed|failure|cannot|can't|not found|no such|denied|refused|invalid)\b", re.I
 )
 _NOT_ITS_OWN = re.compile(r"^(?:ftsupervise: |srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: |\s*$)")
+# of a rank that was killed before it could say more
+_CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
 NO_OUTPUT = "no output"
 _SIGNS: tuple[tuple[Kind, str, re.Pattern[str]], ...] = (
     (Kind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
@@ -191,8 +193,9 @@ def _deciding(found: Failure, output: str | None) -> str:
     if found.kind is not Kind.CODE:
         return ""
     own = [line.strip() for line in text.splitlines() if not _NOT_ITS_OWN.match(line)]
-    said = next((line for line in reversed(own) if _SAYS_WHY.search(line)), own[-1] if own else "")
-    return said[:200] or (NO_OUTPUT if output is not None else "")
+    telling = [line for line in own if not _CUT_OFF.search(line)]
+    said = next((line for line in reversed(telling) if _SAYS_WHY.search(line)), telling[-1] if telling else "")
+    return said[:200] or (NO_OUTPUT if output is not None and not own else "")
 
 
 def _line(output: str, at: int) -> str:

@@ -17,7 +17,7 @@ def test_slurm_s_commands_without_a_cluster_lead_to_the_local_scheduler(tmp_path
     for name in ("sbatch", "squeue", "scontrol", "sinfo"):
         (tmp_path / name).write_text(NO_CLUSTER)
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "ftsupervise.yaml").write_text("name: first\nlaunch: {command: 'true'}\n")
+    (tmp_path / "ftsupervise.yaml").write_text("name: first\nlaunch: {command: 'true', jobs: 1}\n")
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     argv = [sys.executable, "-m", "ftsupervise", "launch"]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)

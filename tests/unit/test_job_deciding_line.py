@@ -30,6 +30,8 @@ STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <modu
         (-6, "", "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
         (3, "", "step 41\nstep 42\n", "step 42"),
         (3, "", "ftsupervise: attempt 1 of x\nsrun: error: n0: task 0: Exited with exit code 3\n\n", NO_OUTPUT),
+        (1, "", "Traceback (most recent call last):\n0: Traceback (most recent call last):\nsrun: error: x\n", ""),
+        (1, "", 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n', ""),
         (-9, "", "step 41\n", ""),
         (3, "", None, ""),
     ],
