@@ -186,7 +186,7 @@ def _deciding(found: Failure, output: str | None) -> str:
         return hardware[0].strip()[:200]
     if found.detail:
         return found.detail
-    if (unnamed := _UNNAMED.search(text)) is not None:
+    if (unnamed := _UNNAMED.search(text)) is not None and not _NOT_ITS_OWN.match(unnamed[1]):
         return unnamed[1].strip()[:200]
     if fatal := _FATAL.search(text):
         return fatal[0].strip()[:200]
