@@ -50,9 +50,10 @@ def applies(args: Sequence[str]) -> bool:
 
 
 def acts(args: Sequence[str]) -> bool:
-    """Is it a command that sends or submits something, or runs it?"""
+    """Does a person type it, and does it send, submit or run something? ``cron ensure --run`` is typed by running jobs, every
+    few minutes: nobody waits for it, and it is not done twice."""
     words = [word for word in args if not word.startswith("-")]
-    if {"--help", "-h", "--dry-run", "-n"} & set(args):
+    if {"--help", "-h", "--dry-run", "-n", "--run"} & set(args):
         return False
     if words[:1] == ["launch"] or words[:2] == ["notify", "test"]:
         return True

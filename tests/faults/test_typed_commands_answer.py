@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.cli import patience
+
 from .conftest import HungMount
 
 BOUND = 15.0
@@ -153,6 +155,22 @@ def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path
     assert process.wait(60) != 0, said
     assert time.monotonic() - began < BOUND + 5, said
     assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "tried_first"),
+    [
+        ("launch runs/r", True),
+        ("notify test --receiver slack", True),
+        ("cron ensure", True),
+        ("cron ensure --run runs/r", False),  # what a running job types again and again
+        ("launch --dry-run", False),
+        ("cron tick", False),
+        ("run -- python train.py", False),
+    ],
+)
+def test_only_what_a_person_types_and_what_acts_is_tried_first(words: str, tried_first: bool) -> None:
+    assert patience.acts(words.split()) is tried_first
 
 
 def test_what_a_command_says_and_how_it_ends_is_passed_on(tmp_path: Path) -> None:
