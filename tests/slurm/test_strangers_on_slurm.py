@@ -33,7 +33,7 @@ def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in
 ) -> None:
     (trap.folder / "ftsupervise.yaml").write_text(
         "name: mine\nscheduler: slurm\nnodes: {directory: nodes}\n"
-        "launch: {command: [sh, -c, 'touch begun; while ! [ -e over ]; do sleep 0.2; done'], jobs: 1, time: '5:00'}\n"
+        "launch: {command: [sh, -c, 'touch begun; while ! [ -e over ]; do sleep 0.2; done'], nodes: 2, jobs: 1, time: '5:00'}\n"
     )
     (trap.folder / "nodes").mkdir()
     env = {**sandbox.env(), "FTSUPERVISE_KEEPER_SECONDS": "1", "PYTHONPATH": ":/nowhere"}
@@ -42,7 +42,7 @@ def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in
     until((trap.folder / "begun").exists, "the training", 120)
 
     def at_work(word: str) -> bool:
-        return any(word in line for line in processes())
+        return any(word in line for line in processes(trap.folder))
 
     until(lambda: at_work("ftsupervise.node"), "the agents")
     until(lambda: at_work("cron\0ensure"), "the keeper")
@@ -53,12 +53,14 @@ def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in
     assert trap.sprung() == []
 
 
-def processes() -> list[str]:
+def processes(folder: Path) -> list[str]:
+    """The command lines of all processes that stand in ``folder``: other tests on this machine have agents too."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                found.append((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
+                if (entry / "cwd").readlink() == folder:
+                    found.append((entry / "cmdline").read_bytes().decode("utf-8", "replace"))
             except OSError:
                 continue
     return found
