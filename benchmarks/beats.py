@@ -25,29 +25,29 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ftsupervise.beats import write_beat
-from ftsupervise.job.listen import Listener
-from ftsupervise.job.pulse import Pulses
-from ftsupervise.node import links, wire
-from ftsupervise.node.wire import Message
-from ftsupervise.pages import Page
-from ftsupervise.rundir import RunDir
+from ftsupervise.ranks import protocol, udp
+from ftsupervise.ranks.listener import Listener
+from ftsupervise.ranks.protocol import Message
+from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.rundir.beats import write_beat
+from ftsupervise.rundir.heartbeat_page import Page
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, Pulse
 
 PER_NODE = 8
-RATE = 12_500  # as in ftsupervise/job/agents.py
+RATE = 12_500  # as in ftsupervise/ranks/agent_pool.py
 KEY = bytes(range(32))
 
 
 def speak(nodes: int, every: float, port: int) -> None:
     """All agents at once, until the other end closes our input. Prints how many datagrams were sent."""
-    sock, seal, now = links.udp(), wire.Seal(KEY), time.monotonic()
-    to = links.resolve(sock, ["127.0.0.1"], port)[0]
+    sock, seal, now = udp.udp(), protocol.Seal(KEY), time.monotonic()
+    to = udp.resolve(sock, ["127.0.0.1"], port)[0]
     bodies = []
     for node in range(nodes):
         ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
         pulses = [Pulse(r, "", 1_000_000, "train", now - 0.3, now - 0.2, now, 4000 + r, "R", 1234.5) for r in ranks]
-        bodies.append((f"node-{node:05}".encode(), wire.pack_pulses(pulses, now)[0]))
+        bodies.append((f"node-{node:05}".encode(), protocol.pack_pulses(pulses, now)[0]))
     sent, told, began = 0, 0, time.monotonic()
     while not select.select([0], [], [], 0.005)[0]:
         due = int((time.monotonic() - began) / every * nodes)
@@ -55,14 +55,14 @@ def speak(nodes: int, every: float, port: int) -> None:
         for number in range(max(sent, due - max(1, int(0.03 / every * nodes))), due):
             told += 1
             name, body = bodies[number % nodes]
-            links.send(sock, seal.pack(Message(wire.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to)
+            udp.send(sock, seal.pack(Message(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to)
         sent = max(sent, due)
     print(told)
 
 
 def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, float]:
     """The ring's side, or the floor, in this process."""
-    sock = links.udp()
+    sock = udp.udp()
     pulses = Pulses(KEY, every)
     pulses.generation = 1
     pulses.begin(1)

@@ -49,7 +49,7 @@ class Attempt(NamedTuple):
     first_step: int | None = None
     last_step: int | None = None
     note: str = ""
-    kind: str = ""  # class of the failure (job/cause.py: Kind), "" if it was none
+    kind: str = ""  # class of the failure (run/cause.py: Kind), "" if it was none
     failure: str = ""  # the failure as the brake counts it: "exit 1 (ValueError)"
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step

@@ -162,3 +162,13 @@ def format_slurm_time(value: timedelta) -> str:
     days, rest = divmod(total, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
+
+
+def signal_name(number: int) -> str:
+    """ "SIGTERM" of 15."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

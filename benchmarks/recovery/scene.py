@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
-from ftsupervise.node import places
+from ftsupervise.ranks import shm_dir
 from ftsupervise.sandbox import Sandbox, temporary
 
 FAULTS = ("SIGKILL", "exit 1", "SIGSTOP", "slurmd", "crash")
@@ -147,7 +147,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     folder = top / "run"
     folder.mkdir()
     events = Events(folder / "events")
-    before = set(Path(places.SHARED_MEMORY).iterdir())
+    before = set(Path(shm_dir.SHARED_MEMORY).iterdir())
     try:
         with temporary(top / "slurm", **SHAPE) as sandbox:
             own = {
@@ -165,7 +165,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     finally:
         events.close()
         shutil.rmtree(top, ignore_errors=True)
-        _clear_pages(set(Path(places.SHARED_MEMORY).iterdir()) - before)
+        _clear_pages(set(Path(shm_dir.SHARED_MEMORY).iterdir()) - before)
 
 
 def _clear_pages(found: set[Path]) -> None:
@@ -179,7 +179,7 @@ def _clear_pages(found: set[Path]) -> None:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            places.clear(str(base))
+            shm_dir.clear(str(base))
         except OSError:
             continue
         finally:

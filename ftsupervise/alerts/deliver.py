@@ -22,11 +22,11 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts import outbox
-from ftsupervise.alerts.advance import advance
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import Message, ReceiverState, State
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
-from ftsupervise.alerts.trouble import hand_over, receiver_finding, reroute
+from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
+from ftsupervise.alerts.transition import advance
 from ftsupervise.model import AlertState, Notice, Severity
 
 if TYPE_CHECKING:

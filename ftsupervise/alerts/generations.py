@@ -16,11 +16,11 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftsupervise.alerts.codec import decode, encode
 from ftsupervise.alerts.outbox import State
 from ftsupervise.host import files
+from ftsupervise.host.modes import in_group, is_shared, may_be_changed, stranger
 from ftsupervise.host.ownership import remedy
-from ftsupervise.sharing import in_group, is_shared, may_be_changed, stranger
+from ftsupervise.rundir.codec import decode, encode
 
 FORMAT = 1
 LIMIT = (

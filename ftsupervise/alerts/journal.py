@@ -31,9 +31,9 @@ from ftsupervise.alerts.authors import signed
 from ftsupervise.alerts.generations import LEAP, Generation, numbers, render
 from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
+from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
 from ftsupervise.host.ownership import user_name
 from ftsupervise.model import AlertState
-from ftsupervise.sharing import FOLDER, PAGE, make_folder, set_file_mode
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
@@ -315,7 +315,7 @@ def _with_what_waits_in(aside: State, state: State) -> State:
 
 
 def _sync(directory: Path) -> None:
-    from ftsupervise.rundir import sync_directory
+    from ftsupervise.rundir.paths import sync_directory
 
     sync_directory(directory)
 

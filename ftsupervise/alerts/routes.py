@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, tzinfo
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ftsupervise.alerts.mutes import plain_name
+from ftsupervise.alerts.inhibit import plain_name
 from ftsupervise.alerts.step import Policy
 from ftsupervise.model import Finding, Severity
 

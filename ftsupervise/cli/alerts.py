@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.listing import Listing
+from ftsupervise.cli.default_group import Listing
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.printable import printable
@@ -66,7 +66,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 
     KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
     """
-    from ftsupervise.alerts.mutes import matches
+    from ftsupervise.alerts.inhibit import matches
     from ftsupervise.alerts.wording import one_line
     from ftsupervise.model import AlertState
 
@@ -167,7 +167,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     """What a silence is to say: an id, or a pattern that some watchdog's name fits. Raises UsageError for another."""
     from difflib import get_close_matches
 
-    from ftsupervise.alerts.mutes import matches, plain_name
+    from ftsupervise.alerts.inhibit import matches, plain_name
     from ftsupervise.model import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
@@ -189,7 +189,7 @@ def _typed(verb: str, runs: tuple[str, ...]) -> str:
     """A command about the same runs, to be typed anywhere."""
     import shlex
 
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import Error
 
     try:
@@ -213,7 +213,7 @@ def _journals_of(run: str | None) -> list[Journal]:
     import os
 
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.config.locate import find_run, state_dir
+    from ftsupervise.config.find_run import find_run, state_dir
     from ftsupervise.crontab.place import journal_of, journal_of_default
 
     crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]

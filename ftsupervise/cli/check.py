@@ -17,7 +17,7 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.model import Finding
-    from ftsupervise.watch.looking import Seen
+    from ftsupervise.watch.checks import Seen
 
 SCHEMA_VERSION = 1
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -98,7 +98,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
 
 
 def _is_run(word: str) -> bool:
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import Error
 
     try:
@@ -136,10 +136,10 @@ def _switched_on(run: Run, name: str) -> Run:
 def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
     from ftsupervise.cli.patience import ANSWER, allow
     from ftsupervise.probe import Probe
-    from ftsupervise.rundir import RunDir
+    from ftsupervise.rundir.paths import RunDir
     from ftsupervise.scheduler import kind_of, open_scheduler
-    from ftsupervise.watch.belongs import own_job_ids
-    from ftsupervise.watch.looking import ask, look_at
+    from ftsupervise.scheduler.ownership import own_job_ids
+    from ftsupervise.watch.checks import ask, look_at
     from ftsupervise.watch.watchdogs.preflight import complaints
 
     assert run.run_dir is not None

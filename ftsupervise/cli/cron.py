@@ -174,7 +174,7 @@ def status(directory: Path | None, as_json: bool) -> None:
 
     Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when nobody can tell.
     """
-    from ftsupervise.cli import cron_words
+    from ftsupervise.cli import cron_output
     from ftsupervise.crontab.place import need_installed
     from ftsupervise.crontab.report import gather
 
@@ -182,7 +182,7 @@ def status(directory: Path | None, as_json: bool) -> None:
     installed = need_installed(place)
     slurm = cron_run.slurm(installed.environment) if installed.backend == "slurm" else None
     seen = gather(place, installed, slurm, cron_run.now())
-    for line in cron_words.as_json(seen) if as_json else cron_words.lines(seen):
+    for line in cron_output.as_json(seen) if as_json else cron_output.lines(seen):
         click.echo(line)
     raise SystemExit({"DEAD": 2, "UNSTARTED": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
 
@@ -280,7 +280,7 @@ def tick(directory: Path | None, slot: int | None) -> None:
 
 
 def _place(directory: Path | None) -> CronDir:
-    from ftsupervise.config.locate import cron_directory
+    from ftsupervise.config.find_run import cron_directory
     from ftsupervise.crontab.place import CronDir
 
     return CronDir(cron_directory(directory))
@@ -288,7 +288,7 @@ def _place(directory: Path | None) -> CronDir:
 
 def _for_run(name: str) -> Finding | None:
     from ftsupervise.cli.config import load_settings
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
     from ftsupervise.crontab.mutual import look_after_for
 
     return look_after_for(load_settings(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
@@ -296,9 +296,9 @@ def _for_run(name: str) -> Finding | None:
 
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> Plan:
     """The settings of the file that counts, with the options over them. Raises NotTrusted for one that others may write."""
-    from ftsupervise.config.layers import outer_files
+    from ftsupervise.config.find_run import CONFIG_NAME
     from ftsupervise.config.load import load_account
-    from ftsupervise.config.locate import CONFIG_NAME
+    from ftsupervise.config.sources import outer_files
     from ftsupervise.crontab.install import decide
     from ftsupervise.errors import UsageError
     from ftsupervise.units import parse_duration
@@ -370,6 +370,6 @@ def _show(plan: Plan) -> None:
 
 
 def _local(at: datetime, installed: Installed) -> str:
-    from ftsupervise.cli.cron_words import local
+    from ftsupervise.cli.cron_output import local
 
     return local(at, installed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.cron_words import local
+from ftsupervise.cli.cron_output import local
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -49,8 +49,8 @@ def launch(
     """
     import time
 
-    from ftsupervise import haste
     from ftsupervise.config.named import launch_file
+    from ftsupervise.host import haste
     from ftsupervise.scheduler import kind_of
 
     before = haste.until
@@ -99,8 +99,8 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     import re
 
     from ftsupervise.errors import UsageError
-    from ftsupervise.launch.avoid import that_fit, to_avoid
     from ftsupervise.launch.plan import plan
+    from ftsupervise.nodes.avoid import that_fit, to_avoid
 
     if after and not re.fullmatch(r"(local-)?\d+(_\d+)?", after):
         raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
@@ -161,7 +161,7 @@ def _refusal(plan: Plan) -> str:
     """Why a launch would not be made now, as far as the run directory tells; "" if it would."""
     from ftsupervise.errors import Error
     from ftsupervise.launch.submit import check_may_start
-    from ftsupervise.rundir import RunDir
+    from ftsupervise.rundir.paths import RunDir
 
     try:
         check_may_start(RunDir(plan.run_dir), plan.name)
@@ -189,7 +189,7 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
 
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
     from ftsupervise.cli.config import unheard
-    from ftsupervise.launch.plan import outputs
+    from ftsupervise.config.job_output import outputs
 
     where = done.run_dir.root
     ids = " ".join(done.job_ids)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.listing import Listing
+from ftsupervise.cli.default_group import Listing
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import UsageError
 
 if TYPE_CHECKING:
-    from ftsupervise import blame
-    from ftsupervise.job.exclude import Applied
-    from ftsupervise.rundir import RunDir
-    from ftsupervise.shared import Judged
+    from ftsupervise.nodes import incidents
+    from ftsupervise.nodes.exclude import Applied
+    from ftsupervise.nodes.shared_store import Judged
+    from ftsupervise.rundir.paths import RunDir
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -82,7 +82,7 @@ def list_nodes(run: str | None, as_json: bool) -> None:
 @click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
 def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
     """Keep away from NODES ("node-7", "node-[1-4,9]"): in this run's jobs, those that wait, and the next launch."""
-    from ftsupervise.blame import EXCLUDE
+    from ftsupervise.nodes.incidents import EXCLUDE
 
     now = datetime.now(timezone.utc)
     until = None if duration is None else _end(now, duration)
@@ -96,7 +96,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
 @_edit
 def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
     """Never keep away from NODES because of what happened there. A health command that fails there still counts."""
-    from ftsupervise.blame import TRUST
+    from ftsupervise.nodes.incidents import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
     say(f"{rundir.root.name} trusts {names}. Undo:  {_undo(rundir, names, shared)}")
@@ -107,7 +107,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 @_edit
 def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
     """Forget the past of NODES, and what was said of them by hand."""
-    from ftsupervise.blame import CLEARED
+    from ftsupervise.nodes.incidents import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
     say(f"The past of {names} does not count any more for {rundir.root.name}.")
@@ -134,7 +134,7 @@ def apply(run: str | None) -> None:
 
 
 def _find(run: str | None) -> RunDir:
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
 
     return find_run(run)
 
@@ -151,32 +151,34 @@ def _find_after(run: str | None) -> RunDir:
         raise NotFound(error.message, hint=f"{error.hint}; several nodes are one word: node-7,node-8") from None
 
 
-def _settings(rundir: RunDir) -> tuple[blame.Settings, list[Path]]:
+def _settings(rundir: RunDir) -> tuple[incidents.Settings, list[Path]]:
     """How the run was launched to judge its nodes, and where it keeps what it knows. The defaults without a launch."""
-    from ftsupervise import blame
     from ftsupervise.errors import ConfigError
+    from ftsupervise.nodes import incidents
     from ftsupervise.units import parse_duration
 
     given, launch = _section(rundir, "nodes"), _section(rundir, "launch")
     try:
-        margin = blame.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
-        half_life = parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else blame.HALF_LIFE
-        exclude_at = float(given.get("exclude_at", blame.EXCLUDE_AT))
+        margin = incidents.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
+        half_life = (
+            parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else incidents.HALF_LIFE
+        )
+        exclude_at = float(given.get("exclude_at", incidents.EXCLUDE_AT))
         at_most = margin if given.get("at_most") is None else int(given["at_most"])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
-    settings = blame.Settings(half_life, exclude_at, at_most)
+    settings = incidents.Settings(half_life, exclude_at, at_most)
     shared = given.get("directory")
     return settings, [rundir.nodes, *([Path(shared)] if shared else [])]
 
 
 def _section(rundir: RunDir, name: str) -> dict[str, Any]:
     """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
-    from ftsupervise.config import layers
+    from ftsupervise.config import sources
     from ftsupervise.errors import NotFound
 
     try:
-        document = layers.fill(layers.read_file(rundir.config), os.environ)
+        document = sources.fill(sources.read_file(rundir.config), os.environ)
     except NotFound:
         return {}
     found = document.value.get(name) if isinstance(document.value, dict) else None
@@ -185,8 +187,8 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
 
 def _names(text: str) -> tuple[str, ...]:
     """The nodes of a host list, each fit to be a file's name."""
-    from ftsupervise.blame import is_name
     from ftsupervise.hostlist import expand_hostlist
+    from ftsupervise.nodes.incidents import is_name
 
     try:
         names = expand_hostlist(text)
@@ -230,8 +232,8 @@ def _end(now: datetime, text: str) -> datetime:
 def _mark(
     word: str, names: str, run: str | None, reason: str, shared: bool, now: datetime, until: datetime | None
 ) -> RunDir:
-    from ftsupervise.blame import say
     from ftsupervise.errors import from_os_error
+    from ftsupervise.nodes.incidents import say
 
     wanted = _names(names)
     rundir = _find_after(run)
@@ -249,7 +251,7 @@ def _mark(
     return rundir
 
 
-def _say_what_is_left(rundir: RunDir, judged: tuple[blame.Node, ...], names: str) -> None:
+def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.Node, ...], names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
@@ -258,10 +260,10 @@ def _say_what_is_left(rundir: RunDir, judged: tuple[blame.Node, ...], names: str
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
     """The nodes with what is known of them; what could not be read is told, unless ``quiet``."""
-    from ftsupervise import shared
+    from ftsupervise.nodes import shared_store
 
     settings, places = _settings(rundir)
-    judged = shared.judge(places, settings, datetime.now(timezone.utc))
+    judged = shared_store.judge(places, settings, datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
         say(f"ftsupervise: {problem}", err=True)
     return judged
@@ -269,7 +271,7 @@ def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
 
 def _apply(rundir: RunDir, judged: Judged) -> Applied:
     """Tell Slurm, and the person what that has changed."""
-    from ftsupervise.job import exclude
+    from ftsupervise.nodes import exclude
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
     for sentence in (*done.changed, *done.left_in):
@@ -289,7 +291,7 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judged | None = 
         )
 
 
-def _words(node: blame.Node, now: datetime) -> str:
+def _words(node: incidents.Node, now: datetime) -> str:
     if not node.state:
         return f"used; {_past(node, now)}"
     since = f" since {node.since:%Y-%m-%d %H:%M} UTC" if node.since else ""
@@ -298,7 +300,7 @@ def _words(node: blame.Node, now: datetime) -> str:
     return f"{state}{since}{until}; {node.why}"
 
 
-def _past(node: blame.Node, now: datetime) -> str:
+def _past(node: incidents.Node, now: datetime) -> str:
     from ftsupervise.units import show_duration
 
     if node.last is None:
@@ -308,7 +310,7 @@ def _past(node: blame.Node, now: datetime) -> str:
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _json(rundir: RunDir, settings: blame.Settings, judged: Judged) -> str:
+def _json(rundir: RunDir, settings: incidents.Settings, judged: Judged) -> str:
     import json
 
     record = {

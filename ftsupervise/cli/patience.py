@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NoReturn
 
-from ftsupervise import haste
 from ftsupervise.errors import NoAnswer
+from ftsupervise.host import haste
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together

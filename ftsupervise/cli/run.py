@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ftsupervise.job.warm import Wanted
+    from ftsupervise.warm.manager import Wanted
 
 
 class _Number(click.FloatRange):
@@ -35,7 +35,7 @@ def _share_or_off(_ctx: click.Context, _param: click.Parameter, value: str | Non
 
 
 def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Wanted:
-    from ftsupervise.job.warm import wanted
+    from ftsupervise.warm.manager import wanted
 
     try:
         return wanted(value)
@@ -55,8 +55,8 @@ def _seconds_or_off(_ctx: click.Context, _param: click.Parameter, value: str | N
 
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
-    from ftsupervise.job.cause import Kind
-    from ftsupervise.reading import as_count
+    from ftsupervise.run.cause import Kind
+    from ftsupervise.rundir.reading import as_count
 
     kinds = [kind.value for kind in Kind]
     found = {}
@@ -236,12 +236,12 @@ def run(
     """
     from pathlib import Path
 
-    from ftsupervise.config.locate import find_run
-    from ftsupervise.job import supervise
-    from ftsupervise.job.decide import Budgets
-    from ftsupervise.job.hang import Patience
-    from ftsupervise.job.nodes import Care
-    from ftsupervise.rundir import ENV_RUN, RunDir
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.nodes.selector import Care
+    from ftsupervise.ranks.hang_detector import Patience
+    from ftsupervise.run import supervisor
+    from ftsupervise.run.decide import Budgets
+    from ftsupervise.rundir.paths import ENV_RUN, RunDir
 
     rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
     settings = {
@@ -250,7 +250,7 @@ def run(
         "STOP_BEFORE": guard_stop_before,
         "RUN_FOR": guard_run_for,
     }
-    options = supervise.Options(
+    options = supervisor.Options(
         rundir=rundir,
         command=command,
         name=name or os.environ.get(ENV_RUN) or rundir.root.name,
@@ -273,4 +273,4 @@ def run(
         ),
         guard={key: f"{value}" for key, value in settings.items() if value is not None},
     )
-    sys.exit(supervise.run(options, os.environ))
+    sys.exit(supervisor.run(options, os.environ))

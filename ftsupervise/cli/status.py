@@ -24,7 +24,7 @@ _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
 def status(runs: tuple[str, ...], as_json: bool) -> None:
     """How is RUN doing? RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
     from ftsupervise.report.status import gather
 
     found = [find_run(run) for run in runs or (None,)]

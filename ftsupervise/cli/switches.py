@@ -15,7 +15,7 @@ from ftsupervise.cli import patience
 from ftsupervise.cli.saying import say
 
 if TYPE_CHECKING:
-    from ftsupervise.rundir import RunDir
+    from ftsupervise.rundir.paths import RunDir
 
 Found = tuple["RunDir", str]  # and what the run is called
 
@@ -34,7 +34,7 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
-    from ftsupervise.switches import KILL
+    from ftsupervise.rundir.switches import KILL
 
     found = [one for one in _find(runs) if not _is_up(one[0], KILL, one[1])]
     if not found:
@@ -55,7 +55,7 @@ def save(runs: tuple[str, ...], why: str) -> None:
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
-    from ftsupervise.switches import SAVE
+    from ftsupervise.rundir.switches import SAVE
 
     for rundir, name in _find(runs):
         if _is_up(rundir, SAVE, name):
@@ -88,7 +88,7 @@ def _take_down(rundir: RunDir, name: str, switch: str) -> None:
     import shlex
 
     from ftsupervise.errors import CannotWrite, from_os_error
-    from ftsupervise.switches import clear_switch
+    from ftsupervise.rundir.switches import clear_switch
 
     for word in ("kill", "save") if switch == "both" else (switch,):
         path = rundir.switches / f"{word}-switch"
@@ -107,7 +107,7 @@ def _take_down(rundir: RunDir, name: str, switch: str) -> None:
 
 
 def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
-    from ftsupervise.brake import read_brake
+    from ftsupervise.rundir.brake import read_brake
 
     try:
         brake = read_brake(rundir)
@@ -121,8 +121,8 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
 def _release(rundir: RunDir, name: str) -> None:
     from datetime import datetime, timezone
 
-    from ftsupervise.brake import let_go, release_brake, still_held
     from ftsupervise.errors import SchedulerUnavailable, from_os_error
+    from ftsupervise.rundir.brake import let_go, release_brake, still_held
     from ftsupervise.scheduler import open_scheduler
 
     try:
@@ -144,7 +144,7 @@ def _release(rundir: RunDir, name: str) -> None:
 
 def _find(runs: tuple[str, ...]) -> list[Found]:
     """All of them before anything is done to one."""
-    from ftsupervise.config.locate import find_run
+    from ftsupervise.config.find_run import find_run
 
     found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
     return [(rundir, rundir.root.name) for rundir in found.values()]
@@ -152,7 +152,7 @@ def _find(runs: tuple[str, ...]) -> list[Found]:
 
 def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
     """Say so if somebody has raised it already: the first reason stays."""
-    from ftsupervise.switches import read_switch
+    from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)
     if state.problem:
@@ -190,7 +190,7 @@ def _raise(rundir: RunDir, switch: str, why: str) -> None:
     from datetime import datetime, timezone
 
     from ftsupervise.errors import from_os_error
-    from ftsupervise.switches import raise_switch
+    from ftsupervise.rundir.switches import raise_switch
 
     try:
         raise_switch(rundir, switch, who=_me(), host=os.uname().nodename, why=why, now=datetime.now(timezone.utc))

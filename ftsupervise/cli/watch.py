@@ -136,7 +136,7 @@ def _refuse(done: Ticked) -> None:
 
 def _name_all(roster: Roster) -> None:
     """Every run this account has launched, as its state directory says, or said when it last answered."""
-    from ftsupervise.config.locate import state_dir
+    from ftsupervise.config.find_run import state_dir
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
     from ftsupervise.watch import roster as rosters
@@ -159,8 +159,8 @@ def _name_all(roster: Roster) -> None:
 def _take_leave(roster: Roster) -> None:
     """Stopped on purpose: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
-    from ftsupervise.rundir import RunDir
-    from ftsupervise.watchers import leave
+    from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.rundir.watchers import leave
 
     def go() -> None:
         for run in roster.runs:
@@ -173,8 +173,8 @@ def _take_leave(roster: Roster) -> None:
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> Ticked:
-    from ftsupervise.cli.relief import relieve
-    from ftsupervise.config.locate import state_dir
+    from ftsupervise.config.find_run import state_dir
+    from ftsupervise.nodes.release_starved import relieve
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import Orders, tick
 
@@ -220,7 +220,7 @@ def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
 
 def _own_trouble(told: Told) -> list[Finding]:
     """That telling itself is in trouble is found while it tells, so it does not stand among the findings."""
-    from ftsupervise.alerts.trouble import JOURNAL, RECEIVER
+    from ftsupervise.alerts.self_monitor import JOURNAL, RECEIVER
 
     return [alert.finding for alert in told.firing if alert.finding.watchdog in (JOURNAL, RECEIVER)]
 

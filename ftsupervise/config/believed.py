@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.config import layers
+from ftsupervise.config import sources
 from ftsupervise.config.alerting import Alerts
+from ftsupervise.config.find_run import state_dir
 from ftsupervise.config.load import load_account, loaded
-from ftsupervise.config.locate import state_dir
 from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
@@ -55,8 +55,8 @@ def load_believed(
     NotTrusted for a file of somebody else by whose limits a run of this account would be ``watched``.
     """
     given = os.environ if environ is None else environ
-    text, found = layers.read_bytes(path)
-    run = loaded(layers.read(path, given, text), path)
+    text, found = sources.read_bytes(path)
+    run = loaded(sources.read(path, given, text), path)
     why = ownership.distrust(found, path)
     if not why:
         return Believed(run)

@@ -12,8 +12,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import SchemaError, SchemaSerializer, core_schema
 
 from ftsupervise.config.fields import VARIABLE
-from ftsupervise.config.layers import SECTIONS
 from ftsupervise.config.schema import Run
+from ftsupervise.config.sources import SECTIONS
 
 _VARIABLE = {"$ref": "#/$defs/variable"}
 

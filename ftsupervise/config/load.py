@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ftsupervise.config import layers
+from ftsupervise.config import sources
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
 from ftsupervise.config.explain import refusal, sentences
@@ -37,14 +37,14 @@ def load(path: Path, *, environ: Mapping[str, str] | None = None) -> Run:
     ``run_dir`` and every other path in the result are absolute: relative ones start at the file they are written in.
     Raises ConfigError (all that is wrong, a line each, with file:line:column), NotFound, NotPermitted.
     """
-    return loaded(layers.read(path, os.environ if environ is None else environ), path)
+    return loaded(sources.read(path, os.environ if environ is None else environ), path)
 
 
 def loads(text: str | bytes, path: Path = Path("ftsupervise.yaml"), *, environ: Mapping[str, str] | None = None) -> Run:
     """The settings in ``text`` as if it stood in ``path``; no other file is looked at."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    document = layers.checked(parse(raw, str(path)), path)
-    return loaded(layers.fill(document, os.environ if environ is None else environ), path)
+    document = sources.checked(parse(raw, str(path)), path)
+    return loaded(sources.fill(document, os.environ if environ is None else environ), path)
 
 
 class Account(Strict):
@@ -60,8 +60,8 @@ def load_account(*, environ: Mapping[str, str] | None = None) -> Account:
     Raises ConfigError, NotPermitted.
     """
     given = os.environ if environ is None else environ
-    document = layers.read_outer(given, ("alerts", "cron"))
-    return _anchored(validated(document, Account), (), document, layers.outer_files(given)[0].parent)
+    document = sources.read_outer(given, ("alerts", "cron"))
+    return _anchored(validated(document, Account), (), document, sources.outer_files(given)[0].parent)
 
 
 def dump(run: Run) -> str:
@@ -84,7 +84,7 @@ def values(run: Run) -> dict[str, Any]:
 
 def origins(path: Path, *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
-    document = layers.read(path, os.environ if environ is None else environ)
+    document = sources.read(path, os.environ if environ is None else environ)
     return {dotted(key): _origin(document, key) for key in leaves(values(loaded(document, path)))}
 
 
@@ -175,7 +175,7 @@ def _escaped(value: Any, path: KeyPath, before: object = None) -> Any:
     if isinstance(value, list):
         pairs = zip([None, *value], value, strict=False)
         return [_escaped(item, (*path, index), last) for index, (last, item) in enumerate(pairs)]
-    return layers.escape(value, shell=layers.reads_shell(path, before)) if isinstance(value, str) else value
+    return sources.escape(value, shell=sources.reads_shell(path, before)) if isinstance(value, str) else value
 
 
 class _Dumper(yaml.SafeDumper):

@@ -8,10 +8,10 @@ import os
 import shlex
 from pathlib import Path
 
-from ftsupervise.config.locate import CONFIG_NAME, find_run
+from ftsupervise.config.find_run import CONFIG_NAME, find_run
 from ftsupervise.errors import ConfigError, NotFound
 from ftsupervise.host import files
-from ftsupervise.rundir import ENV_RUN_DIR, RunDir
+from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir
 
 
 def settings_of(name: str | None) -> Path:
@@ -61,7 +61,7 @@ def launch_file(name: str | None) -> Path:
 def _of_its_launch(rundir: RunDir) -> Path:
     from ftsupervise.errors import from_os_error
     from ftsupervise.host import ownership
-    from ftsupervise.records import launches
+    from ftsupervise.rundir.launches import launches
 
     name = rundir.root.name
     try:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from ftsupervise.blame import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.config.fields import Duration, Lines, Positive, Strict
+from ftsupervise.nodes.incidents import EXCLUDE_AT, HALF_LIFE
 
 
 class Health(Strict):

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from shlex import join
 
-from ftsupervise import bounded
 from ftsupervise.crontab.place import Installed
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
+from ftsupervise.host import bounded
 from ftsupervise.units import format_slurm_time
 
 TABLES = ("crontab", "scrontab")

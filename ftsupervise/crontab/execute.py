@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ftsupervise import procfs
-from ftsupervise.job import processes
+from ftsupervise.host import processes, procfs
 
 MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL

@@ -21,7 +21,7 @@ from ftsupervise.crontab.parts import with_directives, with_first_command
 from ftsupervise.crontab.place import Installed
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.model import Job, JobState, Submitted
-from ftsupervise.rundir import write_whole
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.parse import quote
 
 _OUTPUT = re.compile(r"^#SBATCH\s+(?:.*\s)?(?:--output[= ]|-o\s?)\s*(\S+)", re.M)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ftsupervise.crontab.place import CronDir, read_stamp, stamp
 from ftsupervise.host.files import read_bounded
+from ftsupervise.host.modes import make_folder
 from ftsupervise.printable import printable_lines
-from ftsupervise.rundir import read_json, write_json, write_whole
-from ftsupervise.sharing import make_folder
+from ftsupervise.rundir.paths import read_json, write_json, write_whole
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import bounded
 from ftsupervise.crontab import backends, chain, render, trust
 from ftsupervise.crontab.entries import check_times
 from ftsupervise.crontab.environment import local_zone, recorded, split
@@ -33,9 +32,9 @@ from ftsupervise.crontab.place import (
 )
 from ftsupervise.crontab.successors import slot_of
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
-from ftsupervise.host import ownership
-from ftsupervise.rundir import write_whole
-from ftsupervise.sharing import FOLDER, make_folder
+from ftsupervise.host import bounded, ownership
+from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

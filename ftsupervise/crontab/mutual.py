@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import deliver, record
+from ftsupervise.alerts.record import deliver, record
 from ftsupervise.crontab.chain import Queue, look_after
 from ftsupervise.host import interpreter
 from ftsupervise.model import Finding, Health
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

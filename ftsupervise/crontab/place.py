@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
-from ftsupervise.config.locate import default_cron_directory
+from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
 from ftsupervise.host import ownership
-from ftsupervise.rundir import write_json, write_whole
+from ftsupervise.rundir.paths import write_json, write_whole
 
 FOLDERS = ("minutely", "hourly", "daily", "weekly")
 default_directory = default_cron_directory

@@ -7,7 +7,7 @@ from importlib import resources
 
 from ftsupervise.crontab.place import CronDir
 from ftsupervise.errors import NotFound, Refused, from_os_error
-from ftsupervise.rundir import write_whole
+from ftsupervise.rundir.paths import write_whole
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ftsupervise.crontab.successors import epoch, slot_of
 from ftsupervise.crontab.work import Slot, Worked, work
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
-from ftsupervise.reading import as_count
+from ftsupervise.rundir.reading import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.model import Finding
@@ -297,7 +297,7 @@ def _record(slot: Slot, seen: list[Finding], trouble: list[str]) -> tuple[str, .
     from pydantic import ValidationError
 
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.tick import deliver, record
+    from ftsupervise.alerts.record import deliver, record
     from ftsupervise.config.alerting import Alerts
 
     try:

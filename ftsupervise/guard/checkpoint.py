@@ -1,6 +1,6 @@
 """Checkpoints come and go through the attempt's own staging folder, by one rename each: whole, and by one writer.
 
-Once a newer attempt has begun it has sealed that folder (``ftsupervise/fence.py``), and neither a commit nor a removal of
+Once a newer attempt has begun it has sealed that folder (``rundir/fence.py``), and neither a commit nor a removal of
 this one does anything any more, whatever it had looked at before. Without ``ftsupervise run`` there is nobody who seals, and
 the same calls still give checkpoints that are there as a whole or not at all.
 """
@@ -13,11 +13,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ftsupervise import fence
+from ftsupervise.guard.log import Voice
 from ftsupervise.guard.settings import Place
-from ftsupervise.guard.voice import Voice
-from ftsupervise.rundir import sync_directory
-from ftsupervise.sharing import SHARED, make_folder, mode_inside
+from ftsupervise.host.modes import SHARED, make_folder, mode_inside
+from ftsupervise.rundir import fence
+from ftsupervise.rundir.paths import sync_directory
 
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100

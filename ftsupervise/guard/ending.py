@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ftsupervise.pages import Page
+from ftsupervise.rundir.heartbeat_page import Page
 
 _OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
 

@@ -20,13 +20,13 @@ from types import TracebackType
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.decision import Decision, as_vote, from_vote
-from ftsupervise.guard.heart import Heart, whole
-from ftsupervise.guard.lookout import Lookout
+from ftsupervise.guard.heartbeat import Heart, whole
+from ftsupervise.guard.log import Voice
 from ftsupervise.guard.signals import Signals
-from ftsupervise.guard.voice import Voice
-from ftsupervise.rundir import STOPPED, write_json
-from ftsupervise.sharing import FOLDER, make_folder
-from ftsupervise.switches import SAVE, Identity, clear_answered
+from ftsupervise.guard.stop_reasons import Lookout
+from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.rundir.paths import STOPPED, write_json
+from ftsupervise.rundir.switches import SAVE, Identity, clear_answered
 
 _CONTINUE = Decision.CONTINUE
 _NOW = float("-inf")
@@ -370,7 +370,7 @@ class Guard:
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
         self._watch_due = now + _WATCH_EVERY
-        from ftsupervise.watchers import watchers
+        from ftsupervise.rundir.watchers import watchers
 
         try:
             late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]

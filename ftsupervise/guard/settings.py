@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.rundir import (
+from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,

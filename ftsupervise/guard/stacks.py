@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import signal
 
-from ftsupervise import pages
+from ftsupervise.rundir import heartbeat_page
 
 
 def listen(directory: str | os.PathLike[str], rank: int) -> None:
     """Answer from now on. Raises OSError when there can be no file, RuntimeError when there can be no handler."""
-    if signal.getsignal(pages.STACK_SIGNAL) != signal.SIG_DFL:
+    if signal.getsignal(heartbeat_page.STACK_SIGNAL) != signal.SIG_DFL:
         return
     import faulthandler
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(pages.stack_path(directory, rank), flags, 0o600)
-    faulthandler.register(pages.STACK_SIGNAL, file=fd, all_threads=True)
+    fd = os.open(heartbeat_page.stack_path(directory, rank), flags, 0o600)
+    faulthandler.register(heartbeat_page.STACK_SIGNAL, file=fd, all_threads=True)

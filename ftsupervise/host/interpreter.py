@@ -14,7 +14,7 @@ START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
-    """``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.node"), as a command line.
+    """``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command line.
 
     ``python``: the interpreter, by its full path; the one that runs this if it is not said.
     """

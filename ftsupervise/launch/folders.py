@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import blame
 from ftsupervise.errors import Refused
-from ftsupervise.fence import STAGING
+from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, set_mode
 from ftsupervise.host.ownership import distrust, group_name
-from ftsupervise.rundir import RunDir
-from ftsupervise.sharing import FOLDER, SHARED, make_folder, make_root, set_mode
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.fence import STAGING
+from ftsupervise.rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Sharing
@@ -64,7 +64,7 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
     found += [(run_dir.switches, True)]
     found += [(folder, watch) for folder in (run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers")]
     found += [(run_dir.nodes, nodes)]
-    return found + [(run_dir.nodes / word, nodes) for word in blame.WORDS]
+    return found + [(run_dir.nodes / word, nodes) for word in incidents.WORDS]
 
 
 def _open(folder: Path, mode: int, group: int | None) -> None:

@@ -15,15 +15,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.blame import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.errors import ConfigError
 from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.nodes.incidents import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
-    from ftsupervise.blame import Node
     from ftsupervise.config.schema import HangSettings, Launch, Run
+    from ftsupervise.nodes.incidents import Node
 
 COMMENT = "ftsupervise"
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
@@ -141,25 +141,6 @@ def plan(
         notes=tuple(notes),
         config=config,
     )
-
-
-def outputs(run: Run, kind: str = "slurm") -> tuple[str, ...]:
-    """The files that the jobs write to, as paths in which * stands for what differs from job to job."""
-    assert run.run_dir is not None
-    launch = run.launch
-    files = [f"{run.run_dir}/logs/*" if launch.output is None else starred(launch.output, run.name)]
-    if launch.error is not None and kind != "local":
-        files.append(starred(launch.error, run.name))
-    return tuple(dict.fromkeys(files))
-
-
-def starred(pattern: str, name: str) -> str:
-    """sbatch's pattern as a shell's: the name filled in, "%%" a percent sign, any other "%" and its letter a star."""
-
-    def meant(match: re.Match[str]) -> str:
-        return {"%%": "%", "%x": name}.get(match[0], "*")
-
-    return re.sub(r"\*+", "*", re.sub(r"%%|%\d*[A-Za-z]", meant, pattern))
 
 
 def warning_lead(launch: Launch) -> timedelta:

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import blame, haste, secrecy
-from ftsupervise.config.locate import state_dir
+from ftsupervise import secrecy
+from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import (
     CannotWrite,
     ConfigError,
@@ -27,15 +27,17 @@ from ftsupervise.errors import (
     SchedulerUnavailable,
     from_os_error,
 )
+from ftsupervise.host import haste
+from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
 from ftsupervise.host.ownership import user_name
 from ftsupervise.launch.folders import make_folders
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
-from ftsupervise.reading import as_count
-from ftsupervise.records import LaunchRecord, launches, people
-from ftsupervise.rundir import RunDir, read_json, write_json, write_whole
-from ftsupervise.sharing import SCRIPT, claim_folder, make_folder
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.launches import LaunchRecord, launches, people
+from ftsupervise.rundir.paths import RunDir, read_json, write_json, write_whole
+from ftsupervise.rundir.reading import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
@@ -126,8 +128,8 @@ def register(run_dir: RunDir, name: str) -> None:
 
 def check_may_start(run_dir: RunDir, name: str) -> None:
     """Refuse to start against somebody's stop, against the brake, or a run that is done."""
-    from ftsupervise.brake import read_brake
-    from ftsupervise.switches import KILL, read_switch
+    from ftsupervise.rundir.brake import read_brake
+    from ftsupervise.rundir.switches import KILL, read_switch
 
     try:
         os.listdir(run_dir.switches)
@@ -313,7 +315,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
     try:
         if nodes:
-            blame.write_applied(run_dir.nodes, job, nodes)
+            incidents.write_applied(run_dir.nodes, job, nodes)
     except OSError:
         return
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.beats import read_beats
-from ftsupervise.brake import read_brake, still_held
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host import files
-from ftsupervise.ledger import ledger, lives_here
-from ftsupervise.records import launches, people
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.brake import read_brake, still_held
+from ftsupervise.rundir.launches import launches, people
+from ftsupervise.rundir.ledger import ledger, lives_here
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.truth import Attempt, Beat, SwitchState
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     blind = ""
     last = attempts[-1] if attempts else None
     if records or (last is not None and last.job_id):
-        from ftsupervise.watch.belongs import jobs_of_run, own_job_ids, whose_run
+        from ftsupervise.scheduler.ownership import jobs_of_run, own_job_ids, whose_run
 
         jobs, blind = _queue(rundir, records[-1].kind if records else _kind_of(last), env)
         if jobs is not None:
@@ -105,11 +105,11 @@ def _logs(rundir: RunDir, name: str) -> str:
     """Where the jobs write, as a shell's pattern."""
     import shlex
 
-    from ftsupervise.config import layers
-    from ftsupervise.launch.plan import starred
+    from ftsupervise.config import sources
+    from ftsupervise.config.job_output import starred
 
     try:
-        document = layers.fill(layers.read_file(rundir.config), {})
+        document = sources.fill(sources.read_file(rundir.config), {})
     except Error:
         document = None
     launch = document.value.get("launch") if document is not None and document.value else None

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftsupervise import procfs
-from ftsupervise.procfs import Process
+from ftsupervise.host import procfs
+from ftsupervise.host.procfs import Process
 
 MARK = "FTSUPERVISE_SANDBOX_DAEMON"  # directory of the sandbox, in the environment of its daemons
 MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of what ends when its owner does (keeper.py)

@@ -56,7 +56,7 @@ def kind_of(kind: str, env: Mapping[str, str] | None = None) -> str:
     import os
     import shutil
 
-    from ftsupervise import bounded
+    from ftsupervise.host import bounded
 
     env = os.environ if env is None else env
     if kind != "auto":

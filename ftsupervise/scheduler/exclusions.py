@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ftsupervise import blame
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.reading import as_count
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.reading import as_count
 from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
 from ftsupervise.scheduler.slurm import Slurm, me, new_form
 
@@ -126,7 +126,7 @@ def _waiting(
 def reserve(needed: int) -> int:
     """How many nodes more than a job needs are to be up before others are excluded for their past: those that may go while no
     one of us runs, above all the batch host of the job that runs, with its supervisor."""
-    return blame.margin(needed, 0)
+    return incidents.margin(needed, 0)
 
 
 def fitting(

@@ -15,12 +15,12 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import cast
 
+from ftsupervise.host.modes import as_page, make_folder
+from ftsupervise.host.procfs import identity
 from ftsupervise.jobs import JobState
-from ftsupervise.procfs import identity
-from ftsupervise.reading import as_count
-from ftsupervise.rundir import ENV_JOB_ID, read_json, write_json
+from ftsupervise.rundir.paths import ENV_JOB_ID, read_json, write_json
+from ftsupervise.rundir.reading import as_count
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked
-from ftsupervise.sharing import as_page, make_folder
 
 _PR_SET_PDEATHSIG = 1
 _Process = tuple[int, int]  # its number and its start

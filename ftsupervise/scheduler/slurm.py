@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ftsupervise import bounded
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
+from ftsupervise.host import bounded
 from ftsupervise.jobs import Job, Submitted
-from ftsupervise.rundir import (
+from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,

@@ -15,19 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise import procfs
-from ftsupervise.node import places
-from ftsupervise.warm import become as proxy
-from ftsupervise.warm import becoming
-from ftsupervise.warm.caller import Caller, whole
-from ftsupervise.warm.judge import Judge, Misfit
+from ftsupervise.host import procfs
+from ftsupervise.ranks import shm_dir
+from ftsupervise.warm import client as proxy
+from ftsupervise.warm import rank_setup
+from ftsupervise.warm.compat import Judge, Misfit
+from ftsupervise.warm.session import Caller, whole
 
 _LARGEST = 64 << 20  # bytes of a request
 _MOST_FDS = 4096
 _READ_WITHIN = 5.0  # seconds from the connection to the whole request
 _GO_WITHIN = 10.0  # seconds a child waits to be told to go
-_CLEAR_WITHIN = 15.0  # seconds that what is left of an older attempt gets to die of SIGKILL; less than become.py waits
-_REFUSE_WITHIN = 5.0  # the same, before one that does not fit is told so; less than become.py waits for that
+_CLEAR_WITHIN = 15.0  # seconds that what is left of an older attempt gets to die of SIGKILL; less than client.py waits
+_REFUSE_WITHIN = 5.0  # the same, before one that does not fit is told so; less than client.py waits for that
 _LOOK = 5.0  # milliseconds between two looks whether it has
 _AGAIN = 0.2  # seconds between two SIGKILLs for it
 _LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for what the ranks left running
@@ -77,10 +77,10 @@ class Serving:
     # ------------------------------------------------------------------------------------------------------ beginning
 
     def _listen(self) -> None:
-        becoming.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        becoming.libc.prctl(_PR_SET_NAME, procfs.STANDBY.encode(), 0, 0, 0)
+        rank_setup.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        rank_setup.libc.prctl(_PR_SET_NAME, procfs.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
-        if places.own(str(self.place)) is None or not places.ours_alone(str(self.place)):
+        if shm_dir.own(str(self.place)) is None or not shm_dir.ours_alone(str(self.place)):
             self.tell({"no": f"cannot make {self.place}, or it is somebody else's"})
             os._exit(1)
         self.name = self.place / f"{node}.sock"
@@ -125,7 +125,7 @@ class Serving:
     def _leave(self) -> None:
         self.name.unlink(missing_ok=True)
         self._send_below(signal.SIGKILL)
-        places.leave(str(self.place))
+        shm_dir.leave(str(self.place))
         os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:
@@ -304,19 +304,19 @@ class Serving:
         try:
             signal.set_wakeup_fd(self.old_wakeup)
             here, *fds = caller.fds
-            number = becoming.take_over(request["fds"], fds, here, caller.link.fileno())
+            number = rank_setup.take_over(request["fds"], fds, here, caller.link.fileno())
             self._forget_numbers()
             link = socket.socket(fileno=number)
             link.settimeout(_GO_WITHIN)
-            becoming.become(request, parent, self.judge.set)
+            rank_setup.become(request, parent, self.judge.set)
             me = os.pidfd_open(os.getpid())
             socket.send_fds(link, [b"ready"], [me])
             os.close(me)
-            becoming.hear(request, (signal.SIGCHLD, signal.SIGTERM, *_DEAF))
+            rank_setup.hear(request, (signal.SIGCHLD, signal.SIGTERM, *_DEAF))
             if link.recv(2) != b"go":
                 os._exit(1)
             link.close()
-        except (becoming.Cannot, OSError, ValueError) as problem:
+        except (rank_setup.Cannot, OSError, ValueError) as problem:
             try:
                 link.send(f"{problem}\n".encode("utf-8", "replace"))
             except OSError:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ftsupervise.host import ownership
-from ftsupervise.hostmemory import HostMemory
-from ftsupervise.warm.judge import Judge
+from ftsupervise.host.memory import HostMemory
+from ftsupervise.warm.compat import Judge
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
-_LOOK_WITHIN = 2.0  # seconds; less than become.py waits for an answer
+_LOOK_WITHIN = 2.0  # seconds; less than client.py waits for an answer
 _THREAD_ENDS = 0.5  # seconds for one that was told to end, as pools do before a fork
 _EXITING = 0x4  # PF_EXITING of the kernel
 _LEAST_FREE = 2 << 30  # bytes
@@ -33,7 +33,7 @@ _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start th
 
 
 def stand_by(orders: str) -> None:
-    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``job/warm.py``."""
+    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/manager.py``."""
     told: dict[str, Any] = json.loads(orders)
     _forget(told)
     coming = told.pop("coming", None)

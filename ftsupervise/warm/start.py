@@ -62,7 +62,7 @@ def announce(place: str, node: str) -> int | None:
 
 
 def hold(place: str) -> None:
-    """Until this process ends, over an exec too, nobody sweeps the place (``node/places.py``). Raises OSError."""
+    """Until this process ends, over an exec too, nobody sweeps the place (``ranks/shm_dir.py``). Raises OSError."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.set_inheritable(fd, True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ftsupervise.model import Finding, Job
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

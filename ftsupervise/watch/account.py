@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.errors import Error, about
 from ftsupervise.model import Alert, Finding, Health, Notice
-from ftsupervise.watch.looking import Queue
+from ftsupervise.watch.checks import Queue
 from ftsupervise.watch.roster import Known, Roster
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts import deadman
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import record
+from ftsupervise.alerts.record import record
+from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Alert, Finding, Health, Notice
-from ftsupervise.sharing import make_folder
-from ftsupervise.watch import storage
+from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Sent, Told
-from ftsupervise.watch.looking import settings_finding, slurm_finding
+from ftsupervise.watch.checks import settings_finding, slurm_finding
 from ftsupervise.watch.tour import BOUND, Orders, send, slurm_queue
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def _tell_of_storage(orders: Orders, account: Account, say: Say, away: str) -> I
     for index in sorted(account.stored):
         run, finding = account.roster.known[index].run, account.stored[index]
         if index in account.missing:
-            finding = storage.launched_or_not(run, finding, orders.state, away)
+            finding = run_dir_check.launched_or_not(run, finding, orders.state, away)
             _tell(account, say, Judged(index, finding))
         elif finding.health is Health.OK and not away:
-            storage.remember(run, orders.state)
-        folder = storage.journal_of(run, orders.state)
+            run_dir_check.remember(run, orders.state)
+        folder = run_dir_check.journal_of(run, orders.state)
         if finding.health is not Health.BAD and (away or not folder.is_dir()):
             if finding.health is Health.UNKNOWN:  # not launched yet: nothing to record, something to print
                 yield _as_told(run.name, [finding], (), ()), _journal(folder, away or "not needed"), run.alerts

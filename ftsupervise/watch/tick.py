@@ -22,11 +22,11 @@ from ftsupervise.probe.abandoned import Note, Notes
 from ftsupervise.probe.errand import At, Errand
 from ftsupervise.probe.server import Mounts, read_mounts
 from ftsupervise.units import show_duration
-from ftsupervise.watch import general, storage
+from ftsupervise.watch import general, run_dir_check
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.account import Account, Told
+from ftsupervise.watch.checks import Queue, Unanswered
 from ftsupervise.watch.general import KEEPS
-from ftsupervise.watch.looking import Queue, Unanswered
 from ftsupervise.watch.roster import Roster
 from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Orders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
@@ -186,7 +186,7 @@ class _Party:
         account.hung.add(index)
         account.told.pop(index, None)
         if known is not None:
-            account.stored[index] = storage.silent(known.run, seconds, doing, why, self.orders.now)
+            account.stored[index] = run_dir_check.silent(known.run, seconds, doing, why, self.orders.now)
 
     def _done(self, index: int) -> bool:
         account = self.account

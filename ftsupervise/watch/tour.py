@@ -13,23 +13,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise import watchers
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import announce, record
+from ftsupervise.alerts.record import announce, record
 from ftsupervise.errors import Error
-from ftsupervise.ledger import ledger
 from ftsupervise.model import Finding, Health
 from ftsupervise.probe import Probe
-from ftsupervise.reading import as_time, time_of
-from ftsupervise.records import people
-from ftsupervise.rundir import RunDir, read_json
+from ftsupervise.rundir import watchers
+from ftsupervise.rundir.launches import people
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir, read_json
+from ftsupervise.rundir.reading import as_time, time_of
+from ftsupervise.scheduler.ownership import me, own_job_ids
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch import storage
+from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Found, Looked, Queues, Relieved, Sent, Settled, Stands, Told
-from ftsupervise.watch.belongs import me, own_job_ids
+from ftsupervise.watch.checks import Queue, Seen, ask, look_at, settings_finding, slurm_finding, write_memory
 from ftsupervise.watch.events import Event, events
-from ftsupervise.watch.looking import Queue, Seen, ask, look_at, settings_finding, slurm_finding, write_memory
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -114,11 +114,11 @@ class Tour:
         try:
             rundir.root.stat()
         except (FileNotFoundError, NotADirectoryError):
-            self.tell(Stands(index, storage.missing(run, self.orders.now), missing=True))
+            self.tell(Stands(index, run_dir_check.missing(run, self.orders.now), missing=True))
         except OSError as error:
-            self.tell(Stands(index, storage.unusable(run, error, self.orders.now)))
+            self.tell(Stands(index, run_dir_check.unusable(run, error, self.orders.now)))
         else:
-            self.tell(Stands(index, storage.answers(run, self.orders.now), people(rundir)))
+            self.tell(Stands(index, run_dir_check.answers(run, self.orders.now), people(rundir)))
 
     def _must_ask(self) -> bool:
         """Once for all; again only for a run that stood apart and is somebody's about whom nobody asked."""
@@ -165,7 +165,7 @@ class Tour:
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
             self.tell(Looked(index, told, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
-            self.tell(Stands(index, storage.unusable(run, error, orders.now)))
+            self.tell(Stands(index, run_dir_check.unusable(run, error, orders.now)))
 
     def _journal(self, index: int) -> Journal:
         if index not in self.journals:

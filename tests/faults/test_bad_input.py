@@ -117,9 +117,9 @@ def as_nobody(folder: Path, *words: str) -> tuple[int, bool]:
     import ftsupervise.cli.status
     import ftsupervise.cli.switches
     import ftsupervise.config.named
-    import ftsupervise.job.gate
     import ftsupervise.launch.submit
     import ftsupervise.report.status
+    import ftsupervise.run.gate
     import ftsupervise.scheduler.local  # noqa: F401 - all that could not be imported later
     from ftsupervise.cli import main
     from ftsupervise.config.load import load

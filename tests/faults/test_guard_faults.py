@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.hostmemory import HostMemory
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL
+from ftsupervise.host.memory import HostMemory
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
 Until = Callable[..., Any]

@@ -19,7 +19,7 @@ import pytest
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import Message, Silence, State
-from ftsupervise.alerts.tick import record
+from ftsupervise.alerts.record import record
 from ftsupervise.model import Notice, Reason
 from tests.faults.test_switch_owners import MEMBER, OWNER, STRANGER, as_user
 from tests.story.alerting_scene import RUN, T0, bad, good, minutes, settings, tick
@@ -198,7 +198,7 @@ def change(run: Path, who: str, make: Callable[[State], State]) -> None:
 
 
 def read_by(run: Path, who: str) -> State:
-    from ftsupervise.alerts.codec import decode, encode
+    from ftsupervise.rundir.codec import decode, encode
 
     raw = as_user(who, lambda: json.dumps(encode(journal_of(run).read())))
     return decode(State, json.loads(str(raw)))

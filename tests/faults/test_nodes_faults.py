@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 from tests.faults.conftest import HungMount
 from tests.neighbours.queue import Queue
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts")]
 Until = Callable[..., Any]

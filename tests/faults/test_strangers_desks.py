@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise import fence
-from ftsupervise.job import fencing
-from ftsupervise.rundir import RunDir
+from ftsupervise.run import fencing
+from ftsupervise.rundir import fence
+from ftsupervise.rundir.paths import RunDir
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 

@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import beats, procfs, watchers
-from ftsupervise.config.locate import run_dir_of_config
+from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
-from ftsupervise.host import files
-from ftsupervise.job import gate, placement, voice
-from ftsupervise.ledger import ledger
-from ftsupervise.records import launches
+from ftsupervise.host import files, procfs
+from ftsupervise.nodes import placement
 from ftsupervise.report.status import run_name
-from ftsupervise.rundir import RunDir, read_json, write_json
+from ftsupervise.run import gate
+from ftsupervise.rundir import beats, run_log, watchers
+from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir, read_json, write_json
 from ftsupervise.scheduler.local import Local
 from ftsupervise.truth import Beat
 
@@ -195,7 +196,7 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
         assert isinstance(within(10, lambda: run_dir_of_config(top / "ftsupervise.yaml")), Error)
         within(10, lambda: ledger(run))
         assert within(10, lambda: placement.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
-        within(10, lambda: voice.tell(top / "script.sh", "said"))
+        within(10, lambda: run_log.tell(top / "script.sh", "said"))
         for words in (["status"], ["watch", "--no-send"]):
             subprocess.run([TYPED, *words, str(run.root)], capture_output=True, timeout=60)
     finally:

@@ -22,10 +22,10 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue, prepare
 from ftsupervise.model import Health, Job, SwitchState
-from ftsupervise.records import people
-from ftsupervise.rundir import RunDir, write_json
+from ftsupervise.rundir.launches import people
+from ftsupervise.rundir.paths import RunDir, write_json
+from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.slurm import Slurm
-from ftsupervise.switches import KILL, SAVE, read_switch
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise import fence
 from ftsupervise.model import Health, JobState
 from ftsupervise.probe import Probe
+from ftsupervise.rundir import fence
 
 from .conftest import HungMount, wait_until
 from .watched import Watched

@@ -12,7 +12,7 @@ from typing import Any
 from ftsupervise.config.load import loads
 from ftsupervise.model import Finding, Job, JobState
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
 

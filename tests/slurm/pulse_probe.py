@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.job.agents import Agents
-from ftsupervise.job.allocation import Allocation
-from ftsupervise.job.ears import Ears
-from ftsupervise.node.wire import ENV_KEY
-from ftsupervise.pages import ENV_PAGES
-from ftsupervise.rundir import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_RUN_DIR, RunDir
+from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.protocol import ENV_KEY
+from ftsupervise.run.events import Ears
+from ftsupervise.rundir.heartbeat_page import ENV_PAGES
+from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_RUN_DIR, RunDir
+from ftsupervise.scheduler.allocation import Allocation
 
 TRAIN = """
 import os, time
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     mine.mkdir(parents=True)
     rundir.beats.mkdir()
     allocation, ears = Allocation(os.environ), Ears()
-    agents = Agents(rundir, allocation, os.environ, ears)
+    agents = Agents(rundir, allocation, os.environ, ears.nudge)
     began = time.monotonic()
     pages = agents.begin(1, mine / "run.log")
     env = {**os.environ, ENV_PAGES: pages, ENV_RUN_DIR: str(folder), ENV_ATTEMPT: "1", ENV_ATTEMPT_DIR: str(mine)}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.beats import read_beats
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.truth import Attempt
 
@@ -78,7 +78,7 @@ class Scene:
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                is_agent = entry.name.isdigit() and b"ftsupervise.node" in (entry / "cmdline").read_bytes()
+                is_agent = entry.name.isdigit() and b"ftsupervise.ranks" in (entry / "cmdline").read_bytes()
                 if is_agent and words <= set((entry / "environ").read_bytes().split(b"\0")):
                     found.append(int(entry.name))
             except OSError:

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from ftsupervise import Guard
-from ftsupervise.brake import Brake, write_brake
-from ftsupervise.guard import lookout
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import SAVE, look_at_switch
+from ftsupervise.guard import stop_reasons
+from ftsupervise.rundir.brake import Brake, write_brake
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import SAVE, look_at_switch
 
 HERE = Path(sys.argv[1])
 RUN = RunDir(os.environ["FTSUPERVISE_RUN_DIR"])
@@ -40,7 +40,7 @@ def names() -> dict[str, str]:
 
 
 def old() -> None:
-    lookout.newer = lambda *_: None
+    stop_reasons.newer = lambda *_: None
     guard = Guard(rank=0, world=1, poll=0.0, beat_every=0.0, signals=())
     tries = 0
     for count in range(1 << 60):

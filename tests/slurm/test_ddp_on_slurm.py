@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.recovery.launchers import LAUNCHERS
 from benchmarks.recovery.scene import play
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from tests.manual.blocks import ROOT
 from tests.manual.stories import Story
 from tests.slurm.ring_scene import Scene

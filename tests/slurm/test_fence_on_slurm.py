@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import procfs
-from ftsupervise.beats import read_beats
+from ftsupervise.host import procfs
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.switches import SAVE
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.switches import SAVE
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm

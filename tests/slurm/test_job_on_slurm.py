@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.beats import read_beats
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL, SAVE
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.switches import KILL, SAVE
 
 pytest.importorskip("sklearn")
 pytestmark = pytest.mark.slurm

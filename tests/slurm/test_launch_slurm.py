@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.blame import Book, Trouble, prepare
 from ftsupervise.config.load import load
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.render import render
+from ftsupervise.nodes.incidents import Book, Trouble, prepare
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 

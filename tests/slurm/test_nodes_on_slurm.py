@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.blame import Book, Trouble
-from ftsupervise.brake import read_brake
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.nodes.incidents import Book, Trouble
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import procfs
+from ftsupervise.host import procfs
 from ftsupervise.truth import Attempt
 from tests.slurm.ring_scene import Scene, undisturbed
 

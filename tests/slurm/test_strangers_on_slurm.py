@@ -44,7 +44,7 @@ def test_a_job_its_agents_and_its_keeper_run_no_code_of_the_folder_they_stand_in
     def at_work(word: str) -> bool:
         return any(word in line for line in processes(trap.folder))
 
-    until(lambda: at_work("ftsupervise.node"), "the agents")
+    until(lambda: at_work("ftsupervise.ranks"), "the agents")
     until(lambda: at_work("cron\0ensure"), "the keeper")
     script = next((trap.folder / "runs/mine/launches").glob("*/*.sbatch")).read_text()
     assert f"#SBATCH --chdir={trap.folder}\n" in script

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.beats import read_beats
+from ftsupervise.rundir.beats import read_beats
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -22,7 +22,8 @@ TRAIN = """
 import sys
 warm = "warm" if "numpy" in sys.modules else "cold"
 import os, time, numpy
-from ftsupervise import Guard, imports
+from ftsupervise import Guard
+from ftsupervise.rundir import imports
 attempt, rank = os.environ["FTSUPERVISE_ATTEMPT"], os.environ["SLURM_PROCID"]
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
 os.write(1, f"attempt {attempt} rank {rank} {warm} gpus {gpus} age {imports.age():.2f}\\n".encode())

@@ -55,7 +55,7 @@ class Watchers:
 def _child(now: datetime, about: dict[str, Any]) -> None:
     from ftsupervise.alerts.deliver import deliver
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.tick import record
+    from ftsupervise.alerts.record import record
     from ftsupervise.config.alerting import Alerts
     from ftsupervise.model import Finding, Health, Severity
 
@@ -128,7 +128,7 @@ def main() -> None:
     import ftsupervise.alerts.receivers.email
     import ftsupervise.alerts.receivers.slack
     import ftsupervise.alerts.receivers.webhook
-    import ftsupervise.alerts.tick
+    import ftsupervise.alerts.record
     import ftsupervise.config.alerting  # noqa: F401
     from ftsupervise.alerts.sample import incident
     from ftsupervise.alerts.wording import render, view

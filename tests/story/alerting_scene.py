@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.record import record
 from ftsupervise.alerts.sample import disk
-from ftsupervise.alerts.tick import record
 from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.errors import Error

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.job.listen import Listener
-from ftsupervise.job.pulse import Pulses
-from ftsupervise.node import links, places, wire
-from ftsupervise.rundir import ENV_ATTEMPT_DIR
+from ftsupervise.ranks import protocol, shm_dir, udp
+from ftsupervise.ranks.listener import Listener
+from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
 import os, sys, time
-from ftsupervise.pages import Page
+from ftsupervise.rundir.heartbeat_page import Page
 page = Page(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 if "IDLE" in os.environ:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -59,7 +59,7 @@ class Relay:
     """A network that loses what ``lose`` names by its number, in both directions."""
 
     def __init__(self, ring: int, lose: Callable[[int], bool]) -> None:
-        self.sock = links.udp()
+        self.sock = udp.udp()
         self.sock.setblocking(True)
         self.sock.settimeout(0.1)
         self.port = self.sock.getsockname()[1]
@@ -69,7 +69,7 @@ class Relay:
         self._thread.start()
 
     def _go(self) -> None:
-        agent, ring = None, links.resolve(self.sock, ["127.0.0.1"], self._ring)[0]
+        agent, ring = None, udp.resolve(self.sock, ["127.0.0.1"], self._ring)[0]
         while not self._over:
             try:
                 data, sender = self.sock.recvfrom(4096)
@@ -81,7 +81,7 @@ class Relay:
             if self._lose(self.count):
                 self.lost += 1
             elif to := (ring if sender[1] != self._ring else agent):
-                links.send(self.sock, data, to)
+                udp.send(self.sock, data, to)
 
     def close(self) -> None:
         self._over = True
@@ -91,21 +91,21 @@ class Relay:
 
 class Stage:
     def __init__(self) -> None:
-        self.key = os.urandom(wire.KEY)
-        self.base = places.new_base()
+        self.key = os.urandom(protocol.KEY)
+        self.base = shm_dir.new_base()
         self.pulses = Pulses(self.key, 0.05)
         self.pulses.generation = 1
         self.pulses.begin(1)
-        self.sock = links.udp()
+        self.sock = udp.udp()
         self.port = self.sock.getsockname()[1]
         self.listener = Listener(self.pulses, self.sock)
         self.started: list[subprocess.Popen[bytes]] = []
         self.relays: list[Relay] = []
 
     def agent(self, *words: str, port: int = 0, to: str = "127.0.0.1", **env: str) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "ftsupervise.node", "--base", self.base, "--to", to, "--port"]
+        argv = [sys.executable, "-m", "ftsupervise.ranks", "--base", self.base, "--to", to, "--port"]
         argv += [str(port or self.port), "--generation", "1", "--every", "0.05", *words]
-        given = {**os.environ, wire.ENV_KEY: self.key.hex(), "SLURMD_NODENAME": "node-1", **env}
+        given = {**os.environ, protocol.ENV_KEY: self.key.hex(), "SLURMD_NODENAME": "node-1", **env}
         return self._start(argv, given)
 
     def rank(self, rank: int, attempt: int = 1, **env: str) -> subprocess.Popen[bytes]:
@@ -141,14 +141,14 @@ class Stage:
     def ask(self, number: int, question: str) -> Callable[[], str | None]:
         """Ask as the ring asks; what is called then gives the answer once it is whole."""
         self.pulses.replies[number] = {}
-        data = self.pulses.pack(wire.ASK, number, b"node-1", question.encode())
+        data = self.pulses.pack(protocol.ASK, number, b"node-1", question.encode())
         node = self.pulses.nodes[b"node-1"]
 
         def answer() -> str | None:
             pieces: dict[int, Any] = self.pulses.replies[number]
             if -1 not in pieces or len(pieces) <= int(pieces[-1]):
                 assert node.address is not None
-                links.send(self.sock, data, node.address)
+                udp.send(self.sock, data, node.address)
                 return None
             return b"".join(pieces[at] for at in sorted(pieces) if at >= 0).decode()
 
@@ -162,7 +162,7 @@ class Stage:
             relay.close()
         self.listener.close()
         self.sock.close()
-        places.clear(self.base)
+        shm_dir.clear(self.base)
 
 
 def gone(base: str) -> bool:

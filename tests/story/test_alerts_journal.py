@@ -15,7 +15,7 @@ import pytest
 
 from ftsupervise.alerts.journal import KEEP, Journal, Lost
 from ftsupervise.alerts.outbox import Message, State
-from ftsupervise.alerts.tick import record
+from ftsupervise.alerts.record import record
 from ftsupervise.model import Reason
 from tests.story.alerting_scene import RUN, good, minutes, settings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.record import record
 from ftsupervise.alerts.step import alert_id
-from ftsupervise.alerts.tick import record
 from ftsupervise.errors import Error
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import T0, alerts_cli, bad, journal_in, mailbox, settings, tick, type_in

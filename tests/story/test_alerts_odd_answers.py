@@ -154,7 +154,7 @@ _TICK = """
 import json, sys; from datetime import datetime, timezone; from pathlib import Path
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import record
+from ftsupervise.alerts.record import record
 from ftsupervise.alerts.sample import disk
 from ftsupervise.config.alerting import Alerts
 alerts, now = Alerts.model_validate_json(sys.argv[2]), datetime.now(timezone.utc)

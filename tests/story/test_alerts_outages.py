@@ -13,7 +13,7 @@ import pytest
 from ftsupervise.alerts import outbox
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.tick import record
+from ftsupervise.alerts.record import record
 from ftsupervise.model import Reason
 from tests.neighbours.proxy import Proxy
 from tests.neighbours.slack import SlackServer

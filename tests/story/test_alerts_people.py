@@ -16,8 +16,8 @@ import pytest
 from ftsupervise.alerts import deadman
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.record import record
 from ftsupervise.alerts.step import alert_id
-from ftsupervise.alerts.tick import record
 from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
 from ftsupervise.model import AlertState, Finding, Health, Reason, Severity
@@ -108,7 +108,7 @@ def test_a_silence_holds_back_and_what_still_fires_is_told_when_it_is_lifted(
 def test_what_is_kept_beside_the_run_is_listed_and_acknowledged_with_it(journal: Journal, tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from ftsupervise.watch.storage import journal_of
+    from ftsupervise.watch.run_dir_check import journal_of
 
     run: Any = SimpleNamespace(name=RUN, run_dir=journal.directory.parent.parent)
     journal_of(run, tmp_path / "state").parent.mkdir(parents=True)

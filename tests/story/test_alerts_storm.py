@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, email, slack, webhook
+from ftsupervise.alerts.record import record
 from ftsupervise.alerts.sample import incident
-from ftsupervise.alerts.tick import record
 from ftsupervise.alerts.wording import clean, render, view
 from ftsupervise.config.alerting import Email, Slack, Webhook
 from ftsupervise.model import Finding, Health, Severity

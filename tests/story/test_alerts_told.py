@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.record import announce, deliver, record
 from ftsupervise.alerts.sample import disk
-from ftsupervise.alerts.tick import announce, deliver, record
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.model import EventKind, Finding, Health, Reason, Severity
 from tests.neighbours.slack import TOKEN, SlackServer

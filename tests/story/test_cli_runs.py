@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import Error
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.local import Local
 
 SETTINGS = """\

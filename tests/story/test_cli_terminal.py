@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.cli.saying import count, wrapped
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]
 

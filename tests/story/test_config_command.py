@@ -161,7 +161,7 @@ def test_schema_is_json_on_stdout(tmp_path: Path, environ: dict[str, str]) -> No
 
 
 def test_the_settings_are_only_loaded_by_those_who_need_them() -> None:
-    code = "import sys, ftsupervise.cli.config, ftsupervise.config.locate, ftsupervise.config.layers as _; "
+    code = "import sys, ftsupervise.cli.config, ftsupervise.config.find_run, ftsupervise.config.sources as _; "
     code += "print([m for m in ('pydantic', 'rich', 'jinja2', 'requests') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.config.find_run import find_run
 from ftsupervise.config.load import dump, load, loads, origins
-from ftsupervise.config.locate import find_run
 from ftsupervise.errors import ConfigError, NotFound
 
 MINIMAL = "name: x\nlaunch: {command: a}\n"

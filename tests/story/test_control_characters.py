@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise import switches
 from ftsupervise.launch.submit import prepare
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir import switches
+from ftsupervise.rundir.paths import RunDir
 
 NOW = datetime.now(timezone.utc)
 TITLE, CLEAR, BELL, C1, BIDI = "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\r\x07", "\x9b2J\x85", "\u202egnp.exe\u2066"

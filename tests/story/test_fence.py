@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.fence import is_sealed, last_desk, move, open_desk, seal, staging
-from ftsupervise.rundir import RunDir, write_whole
+from ftsupervise.rundir.fence import is_sealed, last_desk, move, open_desk, seal, staging
+from ftsupervise.rundir.paths import RunDir, write_whole
 
 Until = Callable[..., Any]
 
@@ -104,7 +104,7 @@ def test_what_a_sealer_did_not_get_done_the_next_one_does(desks: Path, tmp_path:
 def test_sealing_twice_or_by_two_at_once_is_sealing(desks: Path) -> None:
     for number in range(1, 30):
         (desk_of(desks, number) / "x").touch()
-    code = "import sys, pathlib, ftsupervise.fence as f; f.seal(pathlib.Path(sys.argv[1]), int(sys.argv[2]), ())"
+    code = "import sys, pathlib, ftsupervise.rundir.fence as f; f.seal(pathlib.Path(sys.argv[1]), int(sys.argv[2]), ())"
     both = [subprocess.Popen([sys.executable, "-c", code, str(desks), number]) for number in ("30", "31")]
     assert [one.wait(60) for one in both] == [0, 0]
     assert all(is_sealed(desks / f"{number:04d}") for number in range(1, 30))

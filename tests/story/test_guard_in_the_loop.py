@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.beats import interval, read_beats
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL, SAVE
+from ftsupervise.rundir.beats import interval, read_beats
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL, SAVE
 
 Make = Callable[..., Guard]
 

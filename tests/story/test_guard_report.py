@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.beats import read_beats
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
 from ftsupervise.model import Health
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.loss import Loss as Watchdog
 

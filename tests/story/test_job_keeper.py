@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.job.keeper import ENV_EVERY, Keeper
-from ftsupervise.procfs import identity
+from ftsupervise.host.procfs import identity
+from ftsupervise.run.cron_keepalive import ENV_EVERY, Keeper
 
 Until = Callable[..., Any]
 
@@ -34,7 +34,7 @@ def test_there_is_none_outside_slurm(tmp_path: Path) -> None:
 
 
 def test_it_does_not_outlive_a_supervisor_that_was_killed(tmp_path: Path, until: Until) -> None:
-    script = "import os, sys, time; from pathlib import Path; from ftsupervise.job.keeper import Keeper\n"
+    script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.cron_keepalive import Keeper\n"
     script += "print(Keeper(Path('.'), dict(os.environ), ('true',)).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

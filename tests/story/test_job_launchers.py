@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import procfs
-from ftsupervise.job.postmortem import first_death, root_error
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.host import procfs
+from ftsupervise.run.exit_analysis import first_death, root_error
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Attempt
 
 Until = Callable[..., Any]

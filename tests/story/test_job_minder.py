@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise import procfs
-from ftsupervise.job.minder import Minder
-from ftsupervise.ledger import LOST, ledger
-from ftsupervise.rundir import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.host import procfs
+from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.rundir.ledger import LOST, ledger
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
 Until = Callable[..., Any]
 
@@ -83,7 +83,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     """The attempt has ended; what its environment lives on in is somebody else's by then."""
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
-        "import os, sys, time; from pathlib import Path; from ftsupervise.job.minder import Minder\n"
+        "import os, sys, time; from pathlib import Path; from ftsupervise.run.orphan_reaper import Minder\n"
         "one = Minder(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ledger import LOST, UNKNOWN, ledger
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL
+from ftsupervise.rundir.ledger import LOST, UNKNOWN, ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL
 
 Until = Callable[..., Any]
 Run = Callable[..., "subprocess.Popen[str]"]

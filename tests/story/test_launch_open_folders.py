@@ -8,7 +8,7 @@ import pytest
 
 from ftsupervise.config.schema import Sharing
 from ftsupervise.launch.folders import handed_over
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ftsupervise.errors import Refused, SchedulerUnavailable
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import Launched, launch_run, prepare
 from ftsupervise.model import Job, Submitted
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.local import Local
 
 NOW = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)

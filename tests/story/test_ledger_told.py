@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise import procfs
-from ftsupervise.ledger import LOST, ledger
-from ftsupervise.rundir import WARNING, RunDir, write_json
+from ftsupervise.host import procfs
+from ftsupervise.rundir.ledger import LOST, ledger
+from ftsupervise.rundir.paths import WARNING, RunDir, write_json
 
 TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import SchedulerUnavailable, SubmitRejected
+from ftsupervise.host.procfs import identity
 from ftsupervise.model import JobState
-from ftsupervise.procfs import identity
 from ftsupervise.scheduler.local import Local
 
 Until = Callable[..., Any]

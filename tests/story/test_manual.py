@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ftsupervise import rundir
 from ftsupervise.config.load import loads
+from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
 from tests.manual.parse import refused
@@ -48,7 +48,7 @@ def test_no_code_hides_from_the_tests_in_an_indented_block(page: Path) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the program makes for the blocks marked ``same=``."""
     texts = incident(tmp_path_factory.mktemp("night"))
-    tree = (rundir.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
+    tree = (paths.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
     texts["run-directory"] = "RUN/\n" + "".join(f"{line[4:]}\n" for line in tree.split("\n"))
     if os.environ.get("UPDATE_MANUAL"):
         for page in pages():

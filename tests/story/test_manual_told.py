@@ -18,7 +18,7 @@ import pytest
 from ftsupervise import Decision, Guard
 from ftsupervise.config.load import loads
 from ftsupervise.model import Finding, Health
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
 from tests.manual.blocks import ROOT, marked
 from tests.manual.stories import Story, copy_of

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.node import places, wire
-from ftsupervise.node.answer import read_killed
-from ftsupervise.node.wire import Message, Seal
-from ftsupervise.rundir import ENV_ATTEMPT_DIR
+from ftsupervise.ranks import protocol, shm_dir
+from ftsupervise.ranks.protocol import Message, Seal
+from ftsupervise.ranks.rpc import read_killed
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from tests.story.node_scene import Stage, gone
 
 Until = Callable[..., Any]
@@ -248,7 +248,7 @@ def test_it_ends_when_the_ring_says_so_and_when_the_ring_is_silent(stage: Stage,
     until(lambda: b"node-1" in stage.pulses.nodes)
     node = stage.pulses.nodes[b"node-1"]
     assert node.address is not None
-    stage.sock.sendto(stage.pulses.pack(wire.BYE, 1, b"node-1", b""), node.address)
+    stage.sock.sendto(stage.pulses.pack(protocol.BYE, 1, b"node-1", b""), node.address)
     assert told.wait(20) == 0
     assert left.wait(20) == 0
     assert gone(stage.base)
@@ -280,11 +280,15 @@ def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Unti
     assert node.address is not None
     forged = Seal(bytes(32))
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as stranger:
-        for kind, body in ((wire.BYE, b""), (wire.ASK, f"kill {Path.cwd()}".encode()), (wire.ACK, b"x" * 3)):
+        for kind, body in (
+            (protocol.BYE, b""),
+            (protocol.ASK, f"kill {Path.cwd()}".encode()),
+            (protocol.ACK, b"x" * 3),
+        ):
             stranger.sendto(forged.pack(Message(kind, 0, 1, 1, 1, 99, b"node-1", body)), node.address)
-        gone_ = wire.pack_gone([wire.Gone(0, rank.pid, 0.0, -9, False, False, True)])
+        gone_ = protocol.pack_gone([protocol.Gone(0, rank.pid, 0.0, -9, False, False, True)])
         for _ in range(50):
-            stranger.sendto(forged.pack(Message(wire.DEATH, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port))
+            stranger.sendto(forged.pack(Message(protocol.DEATH, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port))
             stranger.sendto(b"\0" * 1000, ("::1", stage.port))
     before = stage.step(0)
     until(lambda: stage.pulses.dropped["forged or damaged"] == 100)
@@ -307,7 +311,7 @@ def test_its_child_lives_and_ends_with_it(stage: Stage, until: Until, tmp_path: 
     words = f"echo $$ > {tmp_path}/pid; env > {tmp_path}/env; while :; do sleep 0.1; done"
     agent = stage.agent("--child", "sh", "-c", words)
     pid = int(until(lambda: (tmp_path / "env").exists() and (tmp_path / "pid").read_text().strip()))
-    assert wire.ENV_KEY not in (tmp_path / "env").read_text()
+    assert protocol.ENV_KEY not in (tmp_path / "env").read_text()
     agent.terminate()
     assert agent.wait(20) == 0
     until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -315,21 +319,21 @@ def test_its_child_lives_and_ends_with_it(stage: Stage, until: Until, tmp_path: 
 
 @pytest.mark.parametrize("words", [[], ["--port", "x"], ["--base"], ["--what", "1"]])
 def test_without_sensible_words_or_a_key_it_says_how_it_is_used(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "ftsupervise.node", *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "ftsupervise.ranks", *words], capture_output=True, text=True)
     assert done.returncode == 2
     assert "usage:" in done.stderr
 
 
 def test_what_a_killed_run_left_in_memory_is_swept_by_the_next(tmp_path: Path) -> None:
-    left, held = (Path(places.new_base(str(tmp_path))) for _ in range(2))
+    left, held = (Path(shm_dir.new_base(str(tmp_path))) for _ in range(2))
     for base in (left, held):
         (base / "1").mkdir(parents=True, mode=0o700)
         base.chmod(0o700)
         (base / "1" / "rank-0").touch()
         os.utime(base, (1, 1))
-    fd = places.own(str(held))
+    fd = shm_dir.own(str(held))
     try:
-        places.sweep(str(tmp_path))
+        shm_dir.sweep(str(tmp_path))
     finally:
         os.close(fd or 0)
     assert os.listdir(tmp_path) == [held.name]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import blame
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 
 HERE = os.uname().nodename
 Type = Callable[..., str]
@@ -67,9 +67,9 @@ def ran(rundir: RunDir, *options: str, code: int, command: str = "exit 0") -> st
 
 
 def troubled(rundir: RunDir, *nodes: str, kind: str = "health", **ago: float) -> None:
-    book = blame.Book("r." + "-".join(nodes))
+    book = incidents.Book("r." + "-".join(nodes))
     at = datetime.now(timezone.utc) - timedelta(**ago)
-    book.add(blame.Trouble(node, kind, at, "tr11", evidence=f"critical: {node} is hot") for node in nodes)
+    book.add(incidents.Trouble(node, kind, at, "tr11", evidence=f"critical: {node} is hot") for node in nodes)
     assert book.write([rundir.nodes]) == ()
 
 
@@ -139,8 +139,8 @@ def test_odd_durations_runs_and_sharing_nothing_are_said(type_it: Type) -> None:
 def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir: RunDir, tmp_path: Path) -> None:
     shared = tmp_path / "all"
     rundir.config.write_text(f"name: tr11\nnodes: {{directory: {shared}, half_life: 12h, at_most: 5}}\n")
-    book = blame.Book("another-run")
-    book.add([blame.Trouble("node-4", "hardware", datetime.now(timezone.utc), "another", evidence="Xid 79")])
+    book = incidents.Book("another-run")
+    book.add([incidents.Trouble("node-4", "hardware", datetime.now(timezone.utc), "another", evidence="Xid 79")])
     assert book.write([shared]) == ()
     assert "excluded" in type_it("nodes") and "Xid 79" in type_it("nodes")
     type_it("nodes", "exclude", "node-5", "--shared", "--reason", "for all")
@@ -153,10 +153,10 @@ def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir
 def test_what_one_run_sees_another_knows(rundir: RunDir, tmp_path: Path) -> None:
     shared, other = tmp_path / "all", RunDir(tmp_path / "runs" / "other")
     ran(rundir, "--nodes-dir", str(shared), "--health", "echo broken; exit 2", code=75)
-    assert blame.read([shared]).troubles == blame.read([rundir.nodes]).troubles != ()
+    assert incidents.read([shared]).troubles == incidents.read([rundir.nodes]).troubles != ()
     ran(other, "--nodes-dir", str(shared), "--health", "exit 1", code=0)
-    assert {one.kind for one in blame.read([shared]).troubles} == {"health", "warning"}
-    assert {one.kind for one in blame.read([other.nodes]).troubles} == {"warning"}
+    assert {one.kind for one in incidents.read([shared]).troubles} == {"health", "warning"}
+    assert {one.kind for one in incidents.read([other.nodes]).troubles} == {"warning"}
 
 
 def test_a_shared_directory_that_cannot_be_read_stops_no_run(rundir: RunDir, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.pages import ENV_PAGES, Page, read_page, read_pages
+from ftsupervise.rundir.heartbeat_page import ENV_PAGES, Page, read_page, read_pages
 
 
 @pytest.fixture

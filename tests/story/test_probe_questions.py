@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.procfs import identity
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Probe, Ran, Space, Tail, Tree
 from ftsupervise.probe.server import Mounts, parse_mounts
-from ftsupervise.procfs import identity
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.beats import read_beats
-from ftsupervise.brake import Brake, write_brake
-from ftsupervise.fence import newer, superseded
 from ftsupervise.guard.decision import as_vote, from_vote
-from ftsupervise.job import fencing, gate
-from ftsupervise.job.ledger import claim, claim_after
-from ftsupervise.rundir import RunDir
+from ftsupervise.run import fencing, gate
+from ftsupervise.run.ledger import claim, claim_after
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.brake import Brake, write_brake
+from ftsupervise.rundir.fence import newer, superseded
+from ftsupervise.rundir.paths import RunDir
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.beats import read_beats
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]
 Run = Callable[..., "subprocess.Popen[str]"]

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import Error
-from ftsupervise.job import gate, supervise
-from ftsupervise.job.attempt import Running
-from ftsupervise.job.decide import Budgets
-from ftsupervise.job.ears import Ears
-from ftsupervise.job.options import Options
-from ftsupervise.job.pulse import Death, who_began
-from ftsupervise.job.waiting import sit_out
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.ranks.rank_table import Death, who_began
+from ftsupervise.run import gate, supervisor
+from ftsupervise.run.attempt import Running
+from ftsupervise.run.backoff import sit_out
+from ftsupervise.run.decide import Budgets
+from ftsupervise.run.events import Ears
+from ftsupervise.run.settings import Options
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 
 
 def options(tmp_path: Path, *command: str, in_place: int) -> Options:
@@ -41,7 +41,7 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     monkeypatch.setattr(Running, "_wait", late)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_"))}
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
-    assert supervise.run(asked, clean) == 143
+    assert supervisor.run(asked, clean) == 143
     (only,) = ledger(asked.rundir)
     assert only.cause == "cancelled or preempted (SIGTERM)"
     assert only.failure == ""

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.beats import read_beats, write_beat
-from ftsupervise.job.agents import Agents
-from ftsupervise.job.allocation import Allocation
-from ftsupervise.job.ears import Ears
-from ftsupervise.job.slow import SlowBeats
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.beat_poller import SlowBeats
+from ftsupervise.run.events import Ears
+from ftsupervise.rundir.beats import read_beats, write_beat
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]
@@ -108,7 +108,7 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node-[0-1]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", Ears()
     rundir.beats.mkdir(parents=True)
-    agents = Agents(rundir, Allocation(env), env, ears, silence=0.5)
+    agents = Agents(rundir, Allocation(env), env, ears.nudge, silence=0.5)
     try:
         agents.begin(4, log)
         assert agents.pulses.newest() == [], "unknown, until somebody tells"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.brake import read_brake
 from ftsupervise.config.schema import Launch
 from ftsupervise.launch.plan import train_command
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Attempt
 
 Until = Callable[..., Any]

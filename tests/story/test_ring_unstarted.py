@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import procfs
-from ftsupervise.brake import read_brake
-from ftsupervise.job import fencing
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.host import procfs
+from ftsupervise.run import fencing
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)

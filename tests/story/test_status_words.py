@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.beats import write_beat
 from ftsupervise.report.status import gather
-from ftsupervise.rundir import RunDir, write_json
+from ftsupervise.rundir.beats import write_beat
+from ftsupervise.rundir.paths import RunDir, write_json
 from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 
 
 @pytest.fixture

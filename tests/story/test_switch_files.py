@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Health
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL, SAVE, clear_answered, clear_switch, look_at_switch, raise_switch, read_switch
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import (
+    KILL,
+    SAVE,
+    clear_answered,
+    clear_switch,
+    look_at_switch,
+    raise_switch,
+    read_switch,
+)
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.warm import become
+from ftsupervise.warm import client
 from tests.story.warm_scene import Standby, script
 
 Until = Callable[..., Any]
@@ -203,9 +203,9 @@ def test_half_a_message_and_nonsense_hold_nobody_up(
 ) -> None:
     one = standby(script(tmp_path, SAYS))
     half, nonsense, huge, silent = (connect(one) for _ in range(4))
-    half.sendall(become.PROTOCOL + (1000).to_bytes(8, "little") + b"{")
+    half.sendall(client.PROTOCOL + (1000).to_bytes(8, "little") + b"{")
     nonsense.sendall(os.urandom(5000))
-    huge.sendall(become.PROTOCOL + (1 << 60).to_bytes(8, "little"))
+    huge.sendall(client.PROTOCOL + (1 << 60).to_bytes(8, "little"))
     began = time.monotonic()
     for _ in range(3):
         assert why_cold(one) == ""
@@ -290,7 +290,7 @@ def test_a_rank_of_an_older_attempt_that_comes_late_ends_nobody(
     standby: Callable[..., Standby], tmp_path: Path, until: Until
 ) -> None:
     one = standby(script(tmp_path, "import time; print('begun', flush=True); time.sleep(2)"))
-    words = [sys.executable, "-c", LATE, become.__file__, str(one.place), *one.words]
+    words = [sys.executable, "-c", LATE, client.__file__, str(one.place), *one.words]
     given: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "text": True}
     late = subprocess.Popen(words, stdin=subprocess.PIPE, env=one.env, **given)
     assert late.stdout is not None and late.stdout.readline() == "b'send'\n"
@@ -304,7 +304,7 @@ def test_a_place_that_somebody_else_made_keeps_nobody_waiting(tmp_path: Path) ->
     place = tmp_path / "place"
     place.mkdir()
     os.mkfifo(place / f"{os.uname().nodename}.coming")
-    words = [sys.executable, "-IS", become.__file__, str(place), "5", "--", "echo", "ran"]
+    words = [sys.executable, "-IS", client.__file__, str(place), "5", "--", "echo", "ran"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout == "ran\n" and "no standby here" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ftsupervise.node import places
+from ftsupervise.ranks import shm_dir
 from tests.story.warm_scene import Standby, script
 
 LEAVES = {
@@ -64,5 +64,5 @@ def test_of_a_standby_that_gives_up_nothing_stays(standby: Callable[..., Standby
     assert one.process.wait(60) == 0
     assert "leaves_5 opened or started descriptor" in one.facts()[-1]["no"]
     assert "started cold: no standby here" in one.run().stderr
-    places.clear(str(one.place))
+    shm_dir.clear(str(one.place))
     assert not one.place.exists()

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import procfs
-from ftsupervise.ledger import ledger
-from ftsupervise.rundir import RunDir
+from ftsupervise.host import procfs
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]
 
@@ -24,7 +24,8 @@ TRAIN = """
 import sys
 warm = "numpy" in sys.modules
 import os, time, numpy
-from ftsupervise import Guard, imports
+from ftsupervise import Guard
+from ftsupervise.rundir import imports
 attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
 time.sleep(1.1 if attempt == 1 else 0)
 if warm and os.path.exists("warm-fails"):

@@ -334,7 +334,7 @@ def test_a_standby_told_to_leave_does_not_hurry_its_ranks(standby: Callable[...,
 def test_sigkill_by_the_attempts_mark_finds_a_rank_that_was_forked(
     standby: Callable[..., Standby], tmp_path: Path, until: Until
 ) -> None:
-    from ftsupervise.job.allocation import _KILL
+    from ftsupervise.scheduler.allocation import _KILL
 
     one = standby(script(tmp_path, WAITS))
     mark = f"FTSUPERVISE_ATTEMPT_DIR={tmp_path}/attempts/0002"

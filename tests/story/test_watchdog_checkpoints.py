@@ -16,7 +16,7 @@ import pytest
 from ftsupervise.config.load import loads
 from ftsupervise.model import Finding, Health, Job, JobState
 from ftsupervise.probe import Probe, Ran
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
 from ftsupervise.watch.watchdogs.nvml import GpuState

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.node import places
+from ftsupervise.ranks import shm_dir
 
 WARM = Path(__file__).parents[2] / "ftsupervise" / "warm"
 OFF = ("SLURM", "FTSUPERVISE", "PYTEST")
@@ -48,8 +48,8 @@ class Standby:
         return any(fact.get("ready") for fact in self.facts())
 
     def proxy(self, *words: str, patience: float | str = 0) -> list[str]:
-        become = [sys.executable, "-IS", str(WARM / "become.py"), str(self.place), str(patience), "--"]
-        return [*become, *(words or self.words)]
+        client = [sys.executable, "-IS", str(WARM / "client.py"), str(self.place), str(patience), "--"]
+        return [*client, *(words or self.words)]
 
     def run(self, *words: str, patience: float = 0, **how: Any) -> subprocess.CompletedProcess[str]:
         given: dict[str, Any] = {"cwd": self.folder, "env": self.env, "stdin": subprocess.DEVNULL, **how}
@@ -67,7 +67,7 @@ class Standby:
         for pid in at_home(self.folder):  # what the ranks started and left
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        places.clear(str(self.place))
+        shm_dir.clear(str(self.place))
 
 
 def at_home(folder: Path) -> list[int]:

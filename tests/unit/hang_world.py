@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ftsupervise.job.hang import Detector, Health, Past, Patience, Verdict
+from ftsupervise.ranks.hang_detector import Detector, Health, Past, Patience, Verdict
 from ftsupervise.truth import Pulse
 
 RANKS = 4

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import blame
-from ftsupervise.blame import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
-from ftsupervise.job import health
-from ftsupervise.job.attempt import End
-from ftsupervise.job.cause import Failure, Kind
-from ftsupervise.job.nodes import against, known_as
-from ftsupervise.ledger import Reached
+from ftsupervise.nodes import health, incidents
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
+from ftsupervise.nodes.selector import against, known_as
+from ftsupervise.run.attempt import End
+from ftsupervise.run.cause import Failure, Kind
+from ftsupervise.rundir.ledger import Reached
 from ftsupervise.scheduler.exclusions import Room, fitting
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -85,13 +84,13 @@ def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() ->
 
 @pytest.mark.parametrize(("nodes", "spares", "most"), [(1, 0, 1), (8, 0, 1), (8, 2, 2), (400, 0, 8), (400, 20, 20)])
 def test_the_margin(nodes: int, spares: int, most: int) -> None:
-    assert blame.margin(nodes, spares) == most
+    assert incidents.margin(nodes, spares) == most
 
 
 def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
     went = [trouble(node, rank="1", ago=n) for n, node in enumerate(["node-1", "node-1", "node-2"])]
     assert states(*went) == {}
-    assert blame.follows(went, went[0]) == ("node-1", "node-2")
+    assert incidents.follows(went, went[0]) == ("node-1", "node-2")
 
 
 def test_one_that_stays_with_the_node_does_whatever_rank_runs_there() -> None:
@@ -107,12 +106,12 @@ def test_days_apart_it_is_not_the_same_failure_going_with_the_rank() -> None:
 
 def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
     for name, ago in (("old", 21 * 24), ("new", 19 * 24)):
-        book = blame.Book(name)
+        book = incidents.Book(name)
         book.add([trouble("node-1")])
         book.write([tmp_path])
         at = hours(ago).timestamp()
         os.utime(tmp_path / "troubles" / f"{name}.json", (at, at))
-    blame.forget(tmp_path, 24 * 3600, NOW)
+    incidents.forget(tmp_path, 24 * 3600, NOW)
     assert [path.name for path in (tmp_path / "troubles").iterdir()] == ["new.json"]
 
 
@@ -250,14 +249,14 @@ def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
 
 def test_each_writer_has_its_own_file_and_all_are_read_together(tmp_path: Path) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared"
-    one, other = blame.Book("r.88_1.node-0.12.99"), blame.Book("s/../../x")
+    one, other = incidents.Book("r.88_1.node-0.12.99"), incidents.Book("s/../../x")
     for ago in (0, 1):
         one.add([trouble("node-1", ago=ago)])
         assert one.write((run, shared)) == ()
     other.add([trouble("node-2")])
     assert other.write((tmp_path / "other", shared)) == ()
-    assert len(blame.read([run]).troubles) == 2
-    assert len(blame.read([run, shared]).troubles) == 3, "what lies in both counts once"
+    assert len(incidents.read([run]).troubles) == 2
+    assert len(incidents.read([run, shared]).troubles) == 3, "what lies in both counts once"
     assert sorted(path.name for path in (shared / "troubles").iterdir()) == [
         "r.88_1.node-0.12.99.json",
         "s_.._.._x.json",
@@ -275,7 +274,7 @@ def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -
     (tmp_path / "troubles" / "odd.json").write_text(
         '{"troubles": [1, {"node": "../x", "at": "2026-11-21"}, {"node": "a"}]}'
     )
-    known = blame.read([tmp_path])
+    known = incidents.read([tmp_path])
     assert [mark.node for mark in known.marks] == ["node-7"]
     assert len(known.problems) == 4
     assert known.troubles == ()
@@ -283,8 +282,8 @@ def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -
 
 def test_a_place_that_cannot_be_written_is_said_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    book = blame.Book("w")
+    book = incidents.Book("w")
     book.add([trouble("node-1")])
     (problem,) = book.write((tmp_path / "file", tmp_path / "run"))
     assert "cannot write" in problem
-    assert blame.read([tmp_path / "run"]).troubles
+    assert incidents.read([tmp_path / "run"]).troubles

@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
-from ftsupervise import blame, shared
-from ftsupervise.job import exclude
-from ftsupervise.job.allocation import Allocation
-from ftsupervise.job.attempt import End
-from ftsupervise.job.cause import Failure, Kind
-from ftsupervise.job.nodes import Care, Nodes
-from ftsupervise.job.options import Options
-from ftsupervise.job.placement import Placement
-from ftsupervise.ledger import Reached
-from ftsupervise.rundir import RunDir
+from ftsupervise.nodes import exclude, incidents, shared_store
+from ftsupervise.nodes.placement import Placement
+from ftsupervise.nodes.selector import Care, Nodes
+from ftsupervise.run.attempt import End
+from ftsupervise.run.cause import Failure, Kind
+from ftsupervise.run.settings import Options
+from ftsupervise.rundir.ledger import Reached
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
 
 NOW = datetime.now(timezone.utc)
-BAD = blame.Node("n7", 3.0, "excluded", "a failed health command")
+BAD = incidents.Node("n7", 3.0, "excluded", "a failed health command")
 ENDED = End(1, "exit 1", Failure(Kind.CODE, "exit 1"), 1.0, Reached(), None, "", False, None, "")
 
 
@@ -49,7 +48,7 @@ def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, run
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n[7-8]"]}
     exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
     assert queue.excluded() == {"88_1": [], "88_[3-10]": ["n8"]}
-    assert not blame.any_applied(rundir.nodes)
+    assert not incidents.any_applied(rundir.nodes)
 
 
 def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
@@ -129,7 +128,7 @@ class Ring:
         self.nodes = Nodes(options, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
-        self.nodes._note([blame.Trouble(node, kind, NOW, "x", "89")], None)
+        self.nodes._note([incidents.Trouble(node, kind, NOW, "x", "89")], None)
         self.nodes.tell_the_chain(None)
 
     def next(self, **states: str) -> str | Placement:
@@ -148,14 +147,14 @@ def ring(tmp_path: Path, rundir: RunDir) -> Callable[..., tuple[Ring, Queue]]:
 def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     ring: Callable[..., tuple[Ring, Queue]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blame.say(tmp_path / "share", blame.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
-    monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 60.0)
+    incidents.say(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 60.0)
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr("ftsupervise.host.interpreter.command", lambda **_: sleeps)
-    monkeypatch.setattr("ftsupervise.job.nodes.PATIENCE", 0.5)
+    monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 0.5)
     one.notes("n1", "warning")
     one.nodes._owed = True
     one.notes("n1", "warning")
@@ -183,6 +182,6 @@ def test_what_a_site_prints_at_every_start_is_no_answer_of_the_shared_directory(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import atexit; print('welcome'); atexit.register(print, 'bye')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    blame.say(tmp_path / "share", blame.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
-    found = shared.visit(tmp_path / "share", None, 20.0)
+    incidents.say(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    found = shared_store.visit(tmp_path / "share", None, 20.0)
     assert found is not None and [mark.node for mark in found[1].marks] == ["n7"]

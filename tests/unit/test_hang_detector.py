@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.job.hang import CLOSER, Health, Past, Patience
+from ftsupervise.ranks.hang_detector import CLOSER, Health, Past, Patience
 from tests.unit.hang_world import RANKS, World, trained
 
 

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ftsupervise import beats, blame, brake, ledger, records, watchers
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.job import postmortem
-from ftsupervise.rundir import RunDir, read_json
-from ftsupervise.switches import KILL, read_switch
+from ftsupervise.nodes import incidents
+from ftsupervise.run import exit_analysis
+from ftsupervise.rundir import beats, brake, launches, ledger, watchers
+from ftsupervise.rundir.paths import RunDir, read_json
+from ftsupervise.rundir.switches import KILL, read_switch
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -46,15 +47,15 @@ PAGES = (
 
 def read_all(run: RunDir) -> list[str]:
     """What each reader makes of the run, as text; and what is done with it: sums of times, judging, words."""
-    known = blame.read([run.nodes])
+    known = incidents.read([run.nodes])
     found = [
         repr(ledger.ledger(run)),
-        repr([(one, NOW - one.at, one.at.astimezone()) for one in records.launches(run)]),
-        repr(records.people(run)),
-        repr((known, blame.judge(known, blame.Settings(), NOW), blame.applied(run.nodes, "7"))),
+        repr([(one, NOW - one.at, one.at.astimezone()) for one in launches.launches(run)]),
+        repr(launches.people(run)),
+        repr((known, incidents.judge(known, incidents.Settings(), NOW), incidents.applied(run.nodes, "7"))),
         repr([(one, one.late_by(NOW), NOW + (one.every or timedelta())) for one in watchers.look(run)[0]]),
         repr([(one, NOW - one.at) for one in beats.read_beats(run)]),
-        repr((read_switch(run, KILL), postmortem.root_error(run.attempt(1) / "error.json"))),
+        repr((read_switch(run, KILL), exit_analysis.root_error(run.attempt(1) / "error.json"))),
         repr((brake.counts_from(run), brake.still_held(run), brake.read_brake(run))),
     ]
     if on := brake.read_brake(run):
@@ -148,7 +149,7 @@ def test_a_folder_of_names_that_look_like_numbers_holds_only_numbers(tmp_path: P
         (run.attempts / name).mkdir(parents=True)
         (run.launches / name).mkdir(parents=True)
     assert ledger.numbers(run) == [2]
-    assert [one.number for one in records.launches(run)] == [2]
+    assert [one.number for one in launches.launches(run)] == [2]
 
 
 def test_fifty_thousand_watcher_files_are_bounded_and_said(tmp_path: Path) -> None:
@@ -170,12 +171,12 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     if os.geteuid() != 0:
         pytest.skip("needs root to give files away")
     run = RunDir(tmp_path / "run")
-    blame.prepare(run.nodes)
+    incidents.prepare(run.nodes)
     run.watch.mkdir()
-    blame.say(run.nodes, blame.EXCLUDE, "node-1", who="ada", why="ecc", now=NOW)
-    blame.say(run.nodes, blame.EXCLUDE, "node-2", who="ada", why="forged", now=NOW)
-    book = blame.Book("w")
-    book.add([blame.Trouble("node-3", "hardware", NOW)])
+    incidents.say(run.nodes, incidents.EXCLUDE, "node-1", who="ada", why="ecc", now=NOW)
+    incidents.say(run.nodes, incidents.EXCLUDE, "node-2", who="ada", why="forged", now=NOW)
+    book = incidents.Book("w")
+    book.add([incidents.Trouble("node-3", "hardware", NOW)])
     book.write([run.nodes])
     watchers.beat(run, NOW, None)
     for path in (
@@ -184,7 +185,7 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
         watchers.folder(run) / watchers.own_name(),
     ):
         os.chown(path, 65534, 65534)
-    known = blame.read([run.nodes])
+    known = incidents.read([run.nodes])
     assert [mark.node for mark in known.marks] == ["node-1"]
     assert known.troubles == ()
     assert watchers.watchers(run) == ()
@@ -198,12 +199,12 @@ def test_what_a_group_could_have_written_into_a_mark_is_not_read_but_the_mark_st
     if os.geteuid() != 0:
         pytest.skip("needs root to give files to a group")
     run = RunDir(tmp_path / "run")
-    blame.prepare(run.nodes)
+    incidents.prepare(run.nodes)
     mark = run.nodes / "exclude" / "node-1"
     mark.write_text(json.dumps({"who": "ada", "until": "2020-01-01T00:00:00+00:00"}))
     os.chown(mark, -1, 100)
     mark.chmod(0o664)
-    (found,) = blame.read([run.nodes]).marks
+    (found,) = incidents.read([run.nodes]).marks
     assert (found.who, found.until) == ("", None)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.deadline import from_environment, parse_end_time
-from ftsupervise.job.cause import cause
+from ftsupervise.run.cause import cause
+from ftsupervise.scheduler.deadline import from_environment, parse_end_time
 
 
 def _cause(code: int, *, finished: bool = False, stopped: str = "", told: str = "", past_end: bool = False) -> str:

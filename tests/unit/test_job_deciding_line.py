@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.job.cause import NO_OUTPUT, Kind, failure
-from ftsupervise.job.postmortem import Output, plain, root_error
+from ftsupervise.run.cause import NO_OUTPUT, Kind, failure
+from ftsupervise.run.exit_analysis import Output, plain, root_error
 from ftsupervise.truth import Attempt
 from ftsupervise.watch.events import events
 

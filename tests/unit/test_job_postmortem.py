@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.job.postmortem import first_death, words_of
-from ftsupervise.job.pulse import Death
+from ftsupervise.ranks.rank_table import Death
+from ftsupervise.run.exit_analysis import first_death, words_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.node.orphan import Shown, read, stays
+from ftsupervise.ranks.orphan import Shown, read, stays
 
 LINE = (
     "JobId={id} {array}JobName=my run UserId=ann(1000) Requeue={requeue} Restarts=0 BatchFlag=1 JobState={state} Reason=None "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.job.pulse import Death, Pulses
-from ftsupervise.node import wire
-from ftsupervise.node.wire import Gone, Message, Seal
+from ftsupervise.ranks import protocol
+from ftsupervise.ranks.protocol import Gone, Message, Seal
+from ftsupervise.ranks.rank_table import Death, Pulses
 from ftsupervise.truth import Pulse
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
@@ -17,9 +17,9 @@ def pulse(rank: int, step: int | None = 7, phase: str = "train", age: float = 0.
     return Pulse(rank, "node-1", step, phase, 100 - age, 100 - age, 100.0, 4000 + rank, "R", 12.5)
 
 
-def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = wire.PULSE,
+def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = protocol.PULSE,
          body: bytes | None = None) -> bytes:  # fmt: skip
-    body = wire.pack_pulses([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
+    body = protocol.pack_pulses([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
     return Seal(key).pack(Message(kind, 0, 1, generation, attempt, number, b"node-1", body))
 
 
@@ -47,21 +47,21 @@ def steps(pulses: Pulses) -> list[int | None]:
     ],
 )
 def test_a_pulse_comes_through_as_it_was(one: Pulse) -> None:
-    (body,) = wire.pack_pulses([one], 100.0)
-    assert wire.read_pulses(body, "node-1", 100.0) == [one]
+    (body,) = protocol.pack_pulses([one], 100.0)
+    assert protocol.read_pulses(body, "node-1", 100.0) == [one]
 
 
 def test_times_are_told_as_ages_so_that_clocks_of_hosts_need_not_agree() -> None:
-    (body,) = wire.pack_pulses([pulse(0, age=0.25)], 100.0)
-    (found,) = wire.read_pulses(body, "node-1", 5000.0)
+    (body,) = protocol.pack_pulses([pulse(0, age=0.25)], 100.0)
+    (found,) = protocol.read_pulses(body, "node-1", 5000.0)
     assert (found.stepped, found.seen) == (4999.75, 5000.0)
 
 
 def test_a_node_of_many_ranks_fits_into_datagrams_that_no_network_splits() -> None:
     many = [pulse(rank, phase=f"phase-{rank % 7}") for rank in range(1000)]
-    bodies = wire.pack_pulses(many, 100.0)
-    assert all(len(Seal(KEY).pack(Message(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= wire.LARGEST for body in bodies)
-    assert [one for body in bodies for one in wire.read_pulses(body, "node-1", 100.0)] == many
+    bodies = protocol.pack_pulses(many, 100.0)
+    assert all(len(Seal(KEY).pack(Message(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= protocol.LARGEST for body in bodies)
+    assert [one for body in bodies for one in protocol.read_pulses(body, "node-1", 100.0)] == many
 
 
 def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(pulses: Pulses) -> None:
@@ -88,8 +88,8 @@ def test_an_attempt_that_is_over_says_nothing_any_more(pulses: Pulses) -> None:
     pulses.begin(4)
     assert pulses.newest() == []
     pulses.take(told(9, 2), SENDER, 101.0)
-    gone = wire.pack_gone([Gone(0, 4000, 0.0, -9, False, False, True)])
-    assert pulses.take(told(0, 3, kind=wire.DEATH, body=gone), SENDER, 101.0), "or it would be told for ever"
+    gone = protocol.pack_gone([Gone(0, 4000, 0.0, -9, False, False, True)])
+    assert pulses.take(told(0, 3, kind=protocol.DEATH, body=gone), SENDER, 101.0), "or it would be told for ever"
     assert (pulses.newest(), pulses.deaths()) == ([], [])
     pulses.take(told(1, 4, attempt=4), SENDER, 102.0)
     assert steps(pulses) == [1, 1]
@@ -101,13 +101,13 @@ def test_agents_of_an_earlier_start_are_told_to_leave(pulses: Pulses) -> None:
     assert answer is not None
     message = Seal(KEY).open(answer)
     assert message is not None
-    assert (message.kind, message.generation, message.node) == (wire.BYE, 1, b"node-1")
+    assert (message.kind, message.generation, message.node) == (protocol.BYE, 1, b"node-1")
     assert pulses.newest() == []
     assert pulses.take(told(9, 1, generation=3), SENDER, 100.0) is None
 
 
 def test_what_the_ring_says_is_not_taken_for_an_agents_word(pulses: Pulses) -> None:
-    for kind in (wire.ACK, wire.ASK, wire.BYE):
+    for kind in (protocol.ACK, protocol.ASK, protocol.BYE):
         assert pulses.take(told(9, 1, kind=kind), SENDER, 100.0) is None
     assert pulses.dropped == {"not for us": 3}
 
@@ -122,17 +122,17 @@ def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: Pulses
 
 def test_nonsense_that_is_sealed_is_dropped_too(pulses: Pulses) -> None:
     pulses.take(told(0, 1, body=b""), SENDER, 100.0)
-    pulses.take(told(0, 2, kind=wire.DEATH, body=b"xyz"), SENDER, 100.0)
+    pulses.take(told(0, 2, kind=protocol.DEATH, body=b"xyz"), SENDER, 100.0)
     assert pulses.newest() == []
     assert pulses.dropped == {"nonsense": 2}
 
 
 def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) -> None:
     pulses.take(told(7, 1), SENDER, 100.0)
-    body = wire.pack_gone([Gone(1, 4001, 0.02, None, False, False, False)])
-    final = wire.pack_gone([Gone(1, 4001, 0.04, -9, False, False, True)])
+    body = protocol.pack_gone([Gone(1, 4001, 0.02, None, False, False, False)])
+    final = protocol.pack_gone([Gone(1, 4001, 0.04, -9, False, False, True)])
     for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
-        assert pulses.take(told(0, number, kind=wire.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
+        assert pulses.take(told(0, number, kind=protocol.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
     first, second = pulses.deaths()
     assert (first.final, second.final, second.code, second.words()) == (
         False, True, -9, "rank 1 on node-1 killed by SIGKILL",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.job.placement import is_away, place, text_of, wanted
-from ftsupervise.job.reach import addresses, silent
+from ftsupervise.nodes.placement import is_away, place, text_of, wanted
+from ftsupervise.scheduler.slurmd_ping import addresses, silent
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--nodes=2", "python", "-N", "9")
 NODES = ("node-0", "node-1", "node-2")

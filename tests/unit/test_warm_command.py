@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.job.pythons import Command, parse
-from ftsupervise.job.warm import Wanted, wanted
+from ftsupervise.warm.manager import Wanted, wanted
+from ftsupervise.warm.pythons import Command, parse
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.model import Finding, Health, Job, JobState
-from ftsupervise.records import LaunchRecord
-from ftsupervise.rundir import RunDir
-from ftsupervise.switches import KILL
+from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import KILL
+from ftsupervise.scheduler.ownership import Whose, by_mark, candidates, own_job_ids
+from ftsupervise.scheduler.ownership import jobs_of_run as jobs_of
 from ftsupervise.watch import Look
-from ftsupervise.watch.belongs import Whose, by_mark, candidates, own_job_ids
-from ftsupervise.watch.belongs import jobs_of_run as jobs_of
 from ftsupervise.watch.watchdogs.is_running import NEVER, IsRunning
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.config.watchdogs import Quota
+from ftsupervise.watch.watchdogs.disk_forecast import Level, forecast, left, level, remember, slope
 from ftsupervise.watch.watchdogs.quota import Figures, parse
-from ftsupervise.watch.watchdogs.space import Level, forecast, left, level, remember, slope
 
 TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.watch.watchdogs.stall import START, TRAIN, UNTOLD, Past, Patience, Signal, State, bound, judge
+from ftsupervise.watch.watchdogs.stall_judge import START, TRAIN, UNTOLD, Past, Patience, Signal, State, bound, judge
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 PHASES = Past(tells_phases=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.job.hang import Gaps, Past, Patience
-from ftsupervise.job.witness import Witness
+from ftsupervise.ranks.hang_detector import Gaps, Past, Patience
+from ftsupervise.ranks.hang_monitor import Witness
 from ftsupervise.truth import Pulse
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from ftsupervise.brake import read_brake
 from ftsupervise.model import Finding, Health, Severity
-from ftsupervise.reading import as_time
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.reading import as_time
 from ftsupervise.watch import Look
 
 

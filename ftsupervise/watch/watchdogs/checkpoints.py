@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.probe import Missing, NotSeen
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs.facts import server_now
-from ftsupervise.watch.watchdogs.signs import AT_WORK
-from ftsupervise.watch.watchdogs.written import Written, folder_of, usual_cadence, usual_size, written
+from ftsupervise.watch.watchdogs.beat_facts import server_now
+from ftsupervise.watch.watchdogs.checkpoint_rate import Written, folder_of, usual_cadence, usual_size, written
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Checkpoints as Settings

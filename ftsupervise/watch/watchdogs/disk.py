@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.model import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs import mounted, quota, written
+from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota
+from ftsupervise.watch.watchdogs.disk_forecast import Forecast, Left, Level, Sample, forecast, left, level, remember
 from ftsupervise.watch.watchdogs.disk_words import finding
-from ftsupervise.watch.watchdogs.space import Forecast, Left, Level, Sample, forecast, left, level, remember
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk as Settings
@@ -229,14 +229,14 @@ def _forecast_finding(
 
 def _measured(look: Look, path: Path, memory: dict[str, Any]) -> float | None:
     """The usual size of this run's checkpoints, if they lie on the file system of ``path``."""
-    here, there = look.probe.look(path), look.probe.look(written.folder_of(look))
+    here, there = look.probe.look(path), look.probe.look(checkpoint_rate.folder_of(look))
     if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
         return None
-    ones = written.written(look, memory.setdefault("checkpoints", {}))
+    ones = checkpoint_rate.written(look, memory.setdefault("checkpoints", {}))
     if isinstance(ones, (Missing, NotSeen)):
         return None
     memory["newest"] = ones[-1].mtime if ones else None
-    return written.usual_size(ones)
+    return checkpoint_rate.usual_size(ones)
 
 
 def _late(look: Look, memory: dict[str, Any], used: int, now: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.model import Finding, Health, Severity
-from ftsupervise.watch.watchdogs.space import Level
+from ftsupervise.watch.watchdogs.disk_forecast import Level
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.errors import about
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.probe import Missing, NotSeen, Ran
-from ftsupervise.rundir import ENV_RUN, ENV_RUN_DIR
+from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Exec as Settings

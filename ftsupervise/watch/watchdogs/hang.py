@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Finding, Health, Job, JobState, Severity
 from ftsupervise.probe import Entry, Listing
-from ftsupervise.rundir import FINISHED
-from ftsupervise.switches import KILL
+from ftsupervise.rundir.paths import FINISHED
+from ftsupervise.rundir.switches import KILL
 from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs.signs import AT_WORK, Signs, gather
-from ftsupervise.watch.watchdogs.stall import START, TRAIN, UNTOLD, Past, Patience, State, Verdict, judge
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
+from ftsupervise.watch.watchdogs.stall_judge import START, TRAIN, UNTOLD, Past, Patience, State, Verdict, judge
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ftsupervise.brake import read_brake
-from ftsupervise.ledger import lives_here, newest
 from ftsupervise.model import Attempt, Finding, Health, Job, JobState, Severity
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.ledger import lives_here, newest
+from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
-from ftsupervise.switches import KILL, SAVE, read_switch
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

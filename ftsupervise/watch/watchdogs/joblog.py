@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.launch.plan import starred
+from ftsupervise.config.job_output import starred
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 from ftsupervise.watch.watchdogs import logtext
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.probe import NotSeen
 from ftsupervise.watch.watchdogs import joblog, logtext
-from ftsupervise.watch.watchdogs.facts import newest_beats, number, server_now
+from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Loss as Settings

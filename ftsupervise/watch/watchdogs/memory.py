@@ -19,9 +19,9 @@ from ftsupervise.model import Beat, Finding, Health, Severity
 from ftsupervise.probe import Process
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import nvml
-from ftsupervise.watch.watchdogs.facts import newest_beats, server_now, share
-from ftsupervise.watch.watchdogs.signs import AT_WORK
-from ftsupervise.watch.watchdogs.space import Level, level, remember, slope
+from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now, share
+from ftsupervise.watch.watchdogs.disk_forecast import Level, level, remember, slope
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Memory as Settings

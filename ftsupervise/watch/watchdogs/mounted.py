@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.model import Finding
 from ftsupervise.probe import Mount
 from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.disk_forecast import Level
 from ftsupervise.watch.watchdogs.disk_words import finding
-from ftsupervise.watch.watchdogs.space import Level
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look

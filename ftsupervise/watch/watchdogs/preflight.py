@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Missing, Probe
-from ftsupervise.rundir import RunDir
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch.watchdogs import joblog, logtext
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from ftsupervise.launch.plan import outputs
-from ftsupervise.ledger import UNKNOWN, ledger
+from ftsupervise.config.job_output import outputs
 from ftsupervise.model import Finding, Health, Severity
-from ftsupervise.records import launches
+from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.ledger import UNKNOWN, ledger
 from ftsupervise.truth import Attempt
 from ftsupervise.watch import Look
 from ftsupervise.watch.events import orderly

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import joblog, logtext
-from ftsupervise.watch.watchdogs.facts import newest_beats, server_now
-from ftsupervise.watch.watchdogs.signs import AT_WORK
+from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now
+from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Throughput as Settings

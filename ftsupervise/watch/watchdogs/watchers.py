@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.rundir.watchers import look as look_at
+from ftsupervise.rundir.watchers import own_name
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
-from ftsupervise.watchers import look as look_at
-from ftsupervise.watchers import own_name
 
 
 @dataclass(frozen=True)

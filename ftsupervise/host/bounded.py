@@ -1,0 +1,118 @@
+"""Run a command and be back in time, whatever the command does.
+
+``subprocess.run(timeout=…)`` kills the child at the bound and then waits for it again, this time for ever: a child in
+uninterruptible sleep (a hung mount, a stuck device) keeps its caller. Here the child has its own session, its output
+goes to memory files instead of pipes that a grandchild could hold open, and one that does not die is left behind and reported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from ftsupervise.host import haste
+
+until: float | None = (
+    None  # monotonic seconds at which every command is ended: set for what a person types and waits for
+)
+_AT_LEAST = 1.0  # seconds that a command is given even then
+
+_OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What a command left. ``code`` is None when it was ended at the bound; negative for a signal."""
+
+    argv: tuple[str, ...]
+    code: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+    abandoned_pid: int | None = None  # it did not die within the grace after SIGKILL
+
+    @property
+    def timed_out(self) -> bool:
+        return self.code is None
+
+    def words(self) -> str:
+        """The command's own complaint, for an error message."""
+        said = " ".join((self.stderr.strip() or self.stdout.strip()).split())
+        if self.timed_out:
+            return f"no answer within {self.seconds:.0f} s" + (f" ({said})" if said else "")
+        return said or f"exit code {self.code}"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    cwd: str | None = None,
+    output_limit: int = _OUTPUT_LIMIT,
+) -> Completed:
+    """Run ``argv`` for at most ``timeout`` seconds (plus half a second to see it die).
+
+    Raises FileNotFoundError or PermissionError when it cannot be started at all. Never raises for what it does.
+    """
+    started = time.monotonic()
+    if haste.until is not None:
+        timeout = min(timeout, max(_AT_LEAST, haste.until - started))
+    with _memory_file() as out, _memory_file() as err, _memory_file() as given:
+        if stdin is not None:
+            given.write(stdin.encode())
+            given.seek(0)
+        # Not a with-block: leaving one would wait for the child, which is the very thing that must be bounded.
+        child = subprocess.Popen(
+            list(argv),
+            stdin=given,
+            stdout=out,
+            stderr=err,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+        code, abandoned = _wait(child, timeout)
+        seconds = time.monotonic() - started
+        return Completed(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds, abandoned)
+
+
+def _memory_file() -> IO[bytes]:
+    """A nameless file in memory: no disk that could be full or hung stands between a command and its answer."""
+    return os.fdopen(os.memfd_create("ftsupervise-output", os.MFD_CLOEXEC), "w+b")
+
+
+def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, int | None]:
+    try:
+        return child.wait(timeout), None
+    except subprocess.TimeoutExpired:
+        pass
+    except BaseException:  # Ctrl-C must not leave the child behind
+        kill_session(child.pid)
+        raise
+    kill_session(child.pid)
+    try:
+        child.wait(0.5)
+        return None, None
+    except subprocess.TimeoutExpired:
+        child.returncode = -signal.SIGKILL  # so that nobody, not even its destructor, waits for it again
+        return None, child.pid
+
+
+def kill_session(pid: int) -> None:
+    """SIGKILL to the process group that ``pid`` leads."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _text(file: IO[bytes], limit: int) -> str:
+    file.seek(0)
+    return file.read(limit).decode("utf-8", "replace")

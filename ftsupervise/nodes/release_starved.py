@@ -1,0 +1,33 @@
+"""What ``watch`` does for a run of which all jobs wait: take the nodes back that they need and are kept away from by us.
+
+A member that starts or fails does it by itself (``selector.py``). But with one node avoided and another one dead there may
+be too few left for any to start, and then nobody else would.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+
+def relieve(run: Run, now: datetime) -> tuple[str, ...]:
+    """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
+    assert run.run_dir is not None
+    rundir = RunDir(Path(run.run_dir))
+    if not incidents.any_applied(rundir.nodes):
+        return ()
+    from ftsupervise.nodes import exclude, shared_store
+    from ftsupervise.nodes.avoid import places_of, settings
+    from ftsupervise.scheduler.slurm import clean_environment
+
+    judged = shared_store.judge(places_of(run), settings(run), now)
+    env, comment = clean_environment(os.environ), f"ftsupervise:{run.name}:"
+    return exclude.apply(rundir, env, judged.nodes, comment, whole=judged.whole).changed

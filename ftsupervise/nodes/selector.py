@@ -1,0 +1,299 @@
+"""The job ring's memory of its nodes: what speaks against each, which are left out here, and who else is told.
+
+After a failure its trouble is written down and every node judged anew (``blame.py``). In this allocation the better nodes are
+taken as far as there are spares; the members that wait are kept away from the worst ones by Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.host import procfs
+from ftsupervise.nodes import health, incidents
+from ftsupervise.nodes.placement import Placement, place, text_of, wanted
+from ftsupervise.nodes.shared_store import PATIENCE, together, visit
+from ftsupervise.run import ledger
+from ftsupervise.run.cause import HARDWARE, Failure, Kind
+from ftsupervise.run.exit_analysis import blamed
+from ftsupervise.rundir.run_log import tell
+
+if TYPE_CHECKING:
+    from ftsupervise.nodes.exclude import Applied
+    from ftsupervise.run.attempt import End
+    from ftsupervise.run.settings import Options
+    from ftsupervise.scheduler.allocation import Allocation
+
+START, FAILURE = "start", "failure"
+_DEAF = 600.0  # seconds after which one that has not answered is asked again
+_ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
+
+
+@dataclass(frozen=True)
+class Care:
+    """How nodes are judged and looked after. Seconds."""
+
+    directory: Path | None = None  # troubles shared with other runs
+    half_life: float = incidents.HALF_LIFE
+    exclude_at: float = incidents.EXCLUDE_AT
+    at_most: int | None = None  # nodes kept away from because of their score; None: the spare margin
+    health: str = ""  # a shell command; "": none
+    health_timeout: float = 30.0
+    health_when: tuple[str, ...] = (START, FAILURE)
+
+
+class Nodes:
+    """The nodes of one job."""
+
+    def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
+        self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
+        self.names = allocation.nodes or (os.uname().nodename,)
+        self.deaf_until = 0.0  # monotonic: the directory that is shared has not answered, and is not asked before
+        self.others = incidents.Known((), (), ())  # what it has answered last
+        self.whole = True  # has it answered now?
+        self.job = ledger.job_id(env)
+        mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
+        self.book = incidents.Book(mark)
+        self.judged: tuple[incidents.Node, ...] = ()
+        self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
+        self.unfit: dict[str, str] = {}  # node -> what its health command said
+        self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
+        # the nodes that those who wait were last to be kept away from; whether we were leaving; which did not answer us then
+        self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
+        # or somebody before us kept them away from some, and that may be over
+        self._owed = incidents.any_applied(options.rundir.nodes)
+        self.text = text_of(options.command) if allocation.job else ""
+        need = wanted(options.command, len(self.names), self.text)
+        margin = incidents.margin(need, len(self.names) - need)
+        self.settings = incidents.Settings(
+            self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
+        )
+
+    # --------------------------------------------------------------------------------------------------------- asking
+
+    def scores(self) -> dict[str, float]:
+        """Who is taken last: the score, nothing for who is trusted."""
+        return {node.name: node.score for node in self.judged if node.state != "trusted"}
+
+    def barred(self, *, by_hand: bool = True) -> dict[str, str]:
+        """Nodes that are not used here at all, and why: their health command says so, or a person does."""
+        people = (
+            {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
+        )
+        return {**people, **self.unfit}
+
+    def not_well(self, why: str) -> Failure:
+        """Too few nodes are. Where the health command finds none it may be the command: that is not tried ten times."""
+        none = self.unfit.keys() >= set(self.names)
+        return Failure(Kind.START, "no node healthy", why) if none else Failure(Kind.NODE, "nodes not healthy", why)
+
+    def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``nodes`` that are to be avoided and that the next member will not get."""
+        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.avoid(node))
+
+    def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``nodes`` that are to be avoided."""
+        bad = {node.name for node in self.judged if node.avoided}
+        return tuple(node for node in nodes if node in bad)
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def first_place(self) -> Placement | str:
+        """Where to start, or why not to. Slurm has just given us the nodes: only a health command keeps us from starting."""
+        incidents.forget(self.options.rundir.nodes, self.settings.half_life, _now())
+        self.look(None)
+        self.examine(START, None)
+        self.tell_the_chain(None)
+        command, nodes = self.options.command, self.allocation.nodes
+        states = self.allocation.how_they_are() if len(nodes) > 1 else {}
+        found = self._place(states, self.barred())
+        if found.short:
+            found = self._place(states, self.barred(by_hand=False))
+        if found.short and self.unfit:
+            return found.short
+        return Placement(command, nodes) if found.short else found
+
+    def next_place(self, ended: End, states: Mapping[str, str]) -> Placement | str:
+        """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
+        found = self._place(states, self.barred())
+        if found.short:
+            return f"{found.short}: the next member takes over"
+        here = self._bad(found.nodes)
+        if here:
+            self._owed = True  # since they were told last they may have gone
+            self.tell_the_chain(None, leaving=True)
+        if bad := self.better_next(found.nodes):
+            return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
+        gone = [node for node in found.nodes if node in self.gone]
+        if gone and ended.failure is not None and ended.failure.kind is Kind.NODE:
+            return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
+        if here:
+            self.tell_the_chain(None)  # we stay after all
+        return found
+
+    def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
+        if self.allocation.nodes or barred:
+            return place(self.options.command, self.names, states, self.scores(), barred, self.text)
+        return Placement(self.options.command, ())
+
+    # ---------------------------------------------------------------------------------------------------------- doing
+
+    def look(self, log: Path | None, *, write: bool = False) -> incidents.Known:
+        """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
+        own = self.options.rundir.nodes
+        problems = self.book.write([own]) if write else ()
+        known = incidents.read([own])
+        if self.care.directory is not None:
+            told, self.whole = self._ask_the_others(self.care.directory, log, write)
+            problems, known = (*problems, *told), together(known, self.others)
+        for problem in (*problems, *known.problems):
+            tell(log, problem)
+        self.judged = incidents.judge(known, self.settings, _now())
+        return known
+
+    def _ask_the_others(self, place: Path, log: Path | None, write: bool) -> tuple[tuple[str, ...], bool]:
+        """What other runs know of nodes, as far as it can be had: what went wrong, and whether that is up to date."""
+        if time.monotonic() < self.deaf_until:
+            return (), False
+        found = visit(place, self.book if write else None, PATIENCE)
+        if found is None:
+            tell(log, f"{place} does not answer: nothing new is known from other runs of nodes, and none is given back")
+            self.deaf_until = time.monotonic() + _DEAF
+            return (), False
+        self.others = found[1]
+        return found[0], True
+
+    def _note(self, found: list[incidents.Trouble], log: Path | None) -> incidents.Known:
+        """Write down and judge anew."""
+        self.book.add(found)
+        return self.look(log, write=bool(found))
+
+    def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
+        """Write down whom this failure speaks against, and judge anew."""
+        log = mine.folder / "run.log"
+        self.gone |= frozenset(blamed(output))
+        found = [
+            self._trouble(mine, ended, known_as(node, self.names), *more)
+            for node, *more in against(ended, lost, output)
+        ]
+        known = self._note(found, log)
+        for one in found:
+            nodes = incidents.follows(known.troubles, one)
+            if len(nodes) > 1:
+                tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: it blames no node")
+
+    def examine(self, when: str, log: Path | None) -> None:
+        """Run the health command on every node, if it is to be run now; what it says holds until it is asked again."""
+        if not self.care.health or when not in self.care.health_when:
+            return
+        silent = self.allocation.silent()
+        nodes = [node for node in self.names if node not in silent]
+        answers = health.ask(self.care.health, self.allocation, nodes, self.care.health_timeout)
+        self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
+        kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
+        found = [
+            incidents.Trouble(
+                node, kinds[one.word], _now(), self.options.name, self.job, by=self._by(), evidence=one.words()
+            )
+            for node, one in answers.items()
+            if one.word in kinds
+        ]
+        for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
+            on = ", ".join(node for node, one in answers.items() if one.words() == words)
+            tell(log, f"health command on {on}: {words}")
+        self._note(found, log)
+
+    def tell_the_chain(self, log: Path | None, *, leaving: bool = False) -> None:
+        """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed.
+
+        ``leaving``: one of them is to start now, in our place.
+        """
+        wanted = frozenset(node.name for node in self.judged if node.avoided)
+        if not self.job or not self.env.get("SLURM_JOB_ID"):
+            return
+        gone = self.allocation.last_silent
+        if (wanted, leaving, gone) == self._told and not self._owed:
+            return
+        if not wanted and not self._told[0] and not self._owed:
+            return
+        from ftsupervise.nodes import exclude  # a job that goes well never needs it
+
+        comment = f"ftsupervise:{self.options.name}:"
+        self.applied = exclude.apply(
+            self.options.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
+        )
+        for sentence in (*self.applied.changed, *self.applied.left_in):
+            tell(log, sentence)
+        self._owed = bool(self.applied.problem)
+        if self.applied.problem:
+            tell(
+                log,
+                f"those who wait may be kept away from other nodes than they should: {self.applied.problem}; "
+                "after the next attempt again",
+            )
+        self._told = wanted, leaving, gone
+
+    def let_go(self, log: Path | None) -> None:
+        """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
+        if self.options.rundir.has_finished() and incidents.any_applied(self.options.rundir.nodes):
+            self._owed = True
+            self.tell_the_chain(log)
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _trouble(
+        self, mine: ledger.Claim, ended: End, node: str, kind: str, rank: str, evidence: str
+    ) -> incidents.Trouble:
+        sign = ended.failure.sign if ended.failure else ""
+        name = self.options.name
+        return incidents.Trouble(
+            node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300]
+        )
+
+    def _by(self) -> str:
+        return os.uname().nodename
+
+
+def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str, str, str, str]]:
+    """(node, kind of trouble, rank, evidence) for each node that a failure speaks against; none for a program's own error.
+
+    ``lost``: node -> Slurm's word, for nodes that went away under the attempt. Pure.
+    """
+    failure = ended.failure
+    if failure is None:
+        return []
+    found = [(node, "node", "", f"{node} is {state.rstrip('*')}") for node, state in lost.items()]
+    found += [(node, "launch", "", ended.words) for node in blamed(output) if node not in lost]
+    if found:
+        return found
+    where = _ON.search(ended.words)
+    if where is None:
+        return []
+    hardware = HARDWARE.search(output)
+    if hardware:
+        return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
+    kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)
+    return [(where["node"], kind, where["rank"], ended.words)] if kind else []
+
+
+def known_as(host: str, nodes: Collection[str]) -> str:
+    """Slurm's name of the node where a program has told its host's whole one: gpu-1 for gpu-1.example.org. Pure."""
+    short = host.partition(".")[0]
+    return short if host not in nodes and short in nodes else host
+
+
+def _of_signal(words: str) -> str | None:
+    if "SIGTERM" in words or "SIGINT" in words:  # somebody asked it to leave
+        return None
+    return "crashed" if any(name in words for name in _CRASHES) else "killed"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,89 @@
+"""What runs share of their nodes, through a child process: a file system that hangs may keep the child, never who asks.
+
+A thread would not do: one in uninterruptible sleep keeps its whole process from ending.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host import bounded, interpreter
+from ftsupervise.nodes import incidents
+
+_CHILD = "ftsupervise.nodes.shared_store"
+_MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
+PATIENCE = 5.0  # seconds for a directory that is shared with others
+
+
+class Judged(NamedTuple):
+    """What to think of each node, what that rests on, and whether that was all there is."""
+
+    nodes: tuple[incidents.Node, ...]
+    known: incidents.Known
+    whole: bool
+
+
+def judge(places: Sequence[Path], settings: incidents.Settings, now: datetime) -> Judged:
+    """Read what is known in ``places``, the run's own first, and judge every node by it."""
+    known, whole = read(places)
+    return Judged(incidents.judge(known, settings, now), known, whole)
+
+
+def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[incidents.Known, bool]:
+    """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
+    among the problems."""
+    known, whole = incidents.read(places[:1]), True
+    for place in places[1:]:
+        found = visit(place, None, patience)
+        if found is None:
+            whole = False
+            what = f"{place} does not answer: what other runs know of the nodes is left out"
+            known = known._replace(problems=(*known.problems, what))
+        else:
+            known = together(known, found[1])
+    return known, whole
+
+
+def visit(place: Path, book: incidents.Book | None, patience: float) -> tuple[tuple[str, ...], incidents.Known] | None:
+    """Write ``book`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
+
+    None when it does not answer within ``patience`` seconds, or the child failed.
+    """
+    given = base64.b64encode(pickle.dumps((book, place))).decode()
+    try:
+        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
+    except OSError:
+        return None
+    if done.code != 0 or _MARK not in done.stdout:
+        return None
+    try:
+        told, known = pickle.loads(
+            base64.b64decode(done.stdout.rpartition(_MARK)[2].partition(" ")[0])
+        )  # our own child's
+    except (ValueError, EOFError, pickle.UnpicklingError):  # cut off
+        return None
+    return told, known
+
+
+def together(own: incidents.Known, others: incidents.Known) -> incidents.Known:
+    """Both, the run's own first; what lies in both places counts once."""
+    troubles = tuple(dict.fromkeys((*own.troubles, *others.troubles)))
+    return incidents.Known(troubles, (*own.marks, *others.marks), (*own.problems, *others.problems))
+
+
+def _answer() -> None:
+    """The child: what ``visit`` asks comes as its input."""
+    book, place = pickle.loads(base64.b64decode(sys.stdin.read()))
+    told = book.write([place]) if book else ()
+    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((told, incidents.read([place])))).decode() + " ")
+
+
+if __name__ == "__main__":
+    _answer()

@@ -1,0 +1,266 @@
+"""What can be seen of a rank from outside, and what it says itself when asked, as text; taken before anybody ends it.
+
+Bounded: what hangs (a question about a process in state D, a rank that writes no stacks) costs what would come after it, and
+nothing that was found before. The first line is also for machines (``Sight``).
+
+Standard library only: it runs on every node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host import procfs
+from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Reading
+
+WITHIN = 3.0  # seconds for everything
+_ANSWER = 1.0  # seconds for a rank to write its stacks
+_SETTLED, _AT_WORK = 0.05, 0.2  # seconds without more of it: that was all; while the rank has a core, or waits for one
+_THREADS = 200  # shown of one process
+_TEXT = 60_000  # bytes shown of one rank's stacks
+_ALL = 240_000  # characters of one node's answer
+BETWEEN = "\f"  # stands between the texts of two processes
+# Frames in which a rank is that waits for the others.
+_WAITS = re.compile(
+    r"distributed[/_\w]*c10d|/torch/distributed/|/torchft/|mpi4py|horovod"
+    r"|\bin (?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|allreduce|wait_for_others)$"
+)
+_FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
+
+
+class Sight(NamedTuple):
+    """The first line of a rank's file: what tells it from the others."""
+
+    rank: int  # -1 as long as only its process is known
+    pid: int
+    state: str
+    syscall: str  # number of the one it is in, "running", or "" when nobody may look
+    wchan: str
+    waits: bool  # its stack says that it waits for other ranks
+    at: str  # "train.py:30 main": the innermost frame of the main thread, "" if unknown
+
+    def line(self) -> str:
+        return (
+            f"pid {self.pid} state {self.state or '?'} syscall {self.syscall or '?'} "
+            f"wchan {self.wchan or '?'} waits {'yes' if self.waits else 'no'} at {self.at or '?'}"
+        )
+
+
+_LINE = re.compile(r"pid (\d+) state (\S+) syscall (\S+) wchan (\S+) waits (yes|no) at (.*)")
+
+
+def parse(line: str) -> Sight | None:
+    """What ``Sight.line`` wrote; None for anything else."""
+    found = _LINE.match(line)
+    if found is None:
+        return None
+    state, syscall, wchan, at = ("" if word == "?" else word for word in found.group(2, 3, 4, 6))
+    return Sight(-1, int(found[1]), state, syscall, wchan, found[5] == "yes", at)
+
+
+def evidence(pid: int, within: float = WITHIN) -> str:
+    """All that can be found out of process ``pid`` in so many seconds."""
+    until = time.monotonic() + within
+    told: list[str] = []
+    stack: list[str] = [""]
+    worker = threading.Thread(target=_tell, args=(pid, until, told, stack), daemon=True)
+    worker.start()
+    worker.join(within)
+    missing = "\n== what comes here did not answer in time\n" if worker.is_alive() else ""
+    return "\n".join((sight(pid, stack[0]).line(), *told)) + missing
+
+
+def evidence_of(pids: Sequence[int]) -> str:
+    """The same of several processes at once, in their order."""
+    texts = [""] * len(pids)
+
+    def take(index: int) -> None:
+        texts[index] = evidence(pids[index])
+
+    threads = [threading.Thread(target=take, args=(index,), daemon=True) for index in range(len(pids))]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + WITHIN + 0.3
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    most = _ALL // max(1, len(pids))
+    return BETWEEN.join(text.replace(BETWEEN, " ")[:most] for text in texts)
+
+
+def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
+    """What is sure to be answered comes first."""
+
+    def add(title: str, text: str) -> None:
+        told.append(f"\n== {title}\n{text.rstrip()}")
+
+    add("process", _read(f"/proc/{pid}/status"))
+    directory = _directory_of(pid)
+    page = next((one for one in _pages(directory) if one.pid == pid), None)
+    if page is None:
+        add("page", "none that can be found: what it says itself is not known")
+    else:
+        add("page", _of_page(page))
+        asked = _Stacks(heartbeat_page.stack_path(directory, page.rank), pid)
+        stack[0] = asked.wait(min(until, time.monotonic() + _ANSWER))
+        add("Python stacks (the main thread is the last one)", stack[0] or f"none: {asked.problem}")
+    add("threads: name, state, where in the kernel", _threads(pid))
+    add("open files", _files(pid))
+    add("kernel stack", _read(f"/proc/{pid}/stack"))
+    if spy := shutil.which("py-spy"):
+        add("py-spy", _spy(spy, pid, until))
+
+
+def _pages(directory: str) -> tuple[Reading, ...]:
+    try:
+        return heartbeat_page.read_pages(directory) if directory else ()
+    except OSError:
+        return ()
+
+
+def _directory_of(pid: int) -> str:
+    """Where the process was told to have its page."""
+    words = _read(f"/proc/{pid}/environ", 1_000_000).split("\0")
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
+
+
+def _of_page(page: Reading) -> str:
+    now = time.monotonic()
+    last = f"last step {now - page.stepped:.1f} s ago, last sign of life {now - page.beaten:.1f} s ago"
+    return f"rank {page.rank}, step {page.step}, phase {page.phase}, {last}{', leaving' if page.leaving else ''}"
+
+
+def sight(pid: int, stack: str) -> Sight:
+    """What tells this rank from the others at a glance."""
+    found = procfs.process(pid)
+    frames = _FRAME.findall(_main_thread(stack))
+    at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
+    waits = any(_WAITS.search(line) for line in _main_thread(stack).splitlines())
+    syscall = _read(f"/proc/{pid}/syscall").split() or [""]
+    wchan = _read(f"/proc/{pid}/wchan")
+    plain = "" if wchan in ("", "0") or wchan.startswith("cannot") else wchan
+    return Sight(-1, pid, found.state if found else "X", "" if syscall[0] == "cannot" else syscall[0], plain, waits, at)
+
+
+class _Stacks:
+    """A rank that is asked for its stacks."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        self._path, self._pid = path, pid
+        self._before = self._size()
+        self.problem = "" if self._ask(pid) else "the rank has no handler for the question"
+        if not self.problem and (found := procfs.process(pid)) is not None and found.state in "Tt":
+            self.problem = "it is stopped, and answers when it goes on"
+            self._before = -1  # not waited for
+
+    def wait(self, until: float) -> str:
+        """Its answer, "" when there was none in time."""
+        if self.problem:
+            return ""
+        seen, since = self._before, time.monotonic()
+        while (now := time.monotonic()) < until:
+            size = self._size()
+            if size != seen:
+                seen, since = size, now
+            elif size > self._before and now - since >= (_AT_WORK if self._runs() else _SETTLED):
+                break
+            time.sleep(0.01)
+        if seen <= self._before:
+            self.problem = "it did not answer"
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(max(0, self._before))
+            return file.read(_TEXT).decode("utf-8", "replace")
+
+    def _runs(self) -> bool:
+        found = procfs.process(self._pid)
+        return found is not None and found.state == "R"
+
+    def _ask(self, pid: int) -> bool:
+        bit = 1 << (heartbeat_page.STACK_SIGNAL - 1)
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.M)
+        if self._before < 0 or caught is None or not int(caught[1], 16) & bit:
+            return False
+        try:
+            os.kill(pid, heartbeat_page.STACK_SIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return -1
+
+
+def _main_thread(stack: str) -> str:
+    """faulthandler shows the main thread last, as the first one made."""
+    return re.split(r"^(?:Current thread|Thread) .*$", stack, flags=re.M)[-1]
+
+
+def _threads(pid: int) -> str:
+    lines = []
+    try:
+        names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError as error:
+        return f"cannot look: {error.strerror}"
+    for name in names[:_THREADS]:
+        stat = _read(f"/proc/{pid}/task/{name}/stat").rpartition(")")[2].split()
+        comm = _read(f"/proc/{pid}/task/{name}/comm").strip()
+        lines.append(
+            f"{name} {comm} {stat[0] if stat else '?'} {_read(f'/proc/{pid}/task/{name}/wchan').strip() or '?'}"
+        )
+    if len(names) > _THREADS:
+        lines.append(f"… and {len(names) - _THREADS} more")
+    return "\n".join(lines)
+
+
+def _files(pid: int) -> str:
+    """How many of each kind, and the paths of the plain ones. Names only: no file is touched."""
+    kinds: dict[str, int] = {}
+    paths = []
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            target = os.readlink(f"/proc/{pid}/fd/{name}")  # noqa: PTH115 - a name, not a path
+            kind = target.partition(":")[0] if ":" in target[:12] else "file"
+            kinds[kind] = kinds.get(kind, 0) + 1
+            if kind == "file":
+                paths.append(target)
+    except OSError as error:
+        return f"cannot look: {error.strerror}"
+    return (
+        ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        + "\n"
+        + "\n".join(sorted(set(paths))[:50])
+    )
+
+
+def _spy(program: str, pid: int, until: float) -> str:
+    """py-spy without stopping the process: with a stopped one that is the only way."""
+    patience = max(0.2, until - time.monotonic() - 0.2)
+    child = subprocess.Popen(
+        [program, "dump", "--nonblocking", "-p", str(pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        return child.communicate(timeout=patience)[0].decode("utf-8", "replace")[:_TEXT]
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGKILL)
+        return f"no answer within {patience:.1f} s"
+
+
+def _read(path: str, limit: int = 64_000) -> str:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError as error:
+        return f"cannot look: {error.strerror}"

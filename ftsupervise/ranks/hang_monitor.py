@@ -1,0 +1,150 @@
+"""Looks on while an attempt runs, and when it hangs writes down what can be seen, before anybody ends it.
+
+    attempts/NNNN/evidence/hang.txt      who, since when, and how every rank is
+    attempts/NNNN/evidence/rank-N.txt    the ranks from outside and from inside (ranks/evidence.py)
+
+The evidence has a bound. What it shows may name the odd rank where the pulses could not: all sleep at the same step, and one
+of them not where the others wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.host.modes import make_folder
+from ftsupervise.ranks.evidence import BETWEEN, WITHIN, Sight, parse
+from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
+from ftsupervise.rundir.paths import write_whole
+from ftsupervise.truth import Pulse
+
+_BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
+_RANKS = 64  # ranks of which everything is written down: the odd ones first
+_COST, _CLOSER_COST = 10.0, 4.0  # looks take at most this part of the time; and when it may be a hang
+_FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
+
+Pulses = Callable[[], Sequence[Pulse]]
+Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
+
+
+class Witness:
+    """One attempt's. ``due`` is when it wants to look next."""
+
+    def __init__(self, patience: Patience, past: Past, pulses: Pulses, ask: Ask, folder: Path) -> None:
+        self.due = time.monotonic()
+        self._patience, self._past, self._pulses, self._ask = patience, past, pulses, ask
+        self._folder = folder / "evidence"
+        self._detector = Detector(patience, past)
+
+    def alarm(self) -> Verdict | None:
+        """The hang, if there is one, with its evidence on disk. Costs nothing before it is due."""
+        now = time.monotonic()
+        if now < self.due:
+            return None
+        verdict = self._detector.look(now, self._pulses(), self.due)
+        took = time.monotonic() - now
+        fine = verdict.health is Health.FINE
+        period = self._patience.period if fine else min(self._patience.period, CLOSER)
+        self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
+        return self._testify(verdict) if verdict.health is Health.HUNG else None
+
+    def _testify(self, verdict: Verdict) -> Verdict | None:
+        """Write the evidence, name who is odd. None when the run went on meanwhile. Bounded; raises nothing."""
+        before = self._pulses()
+        odd = {one.rank for one in verdict.odd}
+        sights = self._gather(sorted(before, key=lambda one: one.rank not in odd)[:_RANKS])
+        if self._went_on(verdict):
+            return None
+        if not verdict.odd:
+            ranks = strange(sights)
+            verdict = verdict._replace(odd=tuple(one for one in before if one.rank in ranks))
+        self._write("hang.txt", describe(verdict, before, sights))
+        self._past.remember(verdict)
+        return verdict
+
+    def _gather(self, ranks: Sequence[Pulse]) -> list[Sight]:
+        """Ask the nodes of these ranks, all at once, and keep what they say."""
+        nodes: dict[str, list[Pulse]] = {}
+        for one in ranks:
+            nodes.setdefault(one.node, []).append(one)
+        questions = {node: " ".join(["evidence", *(str(one.pid) for one in some)]) for node, some in nodes.items()}
+        found = []
+        for node, answer in self._ask(questions, _BOUND).items():
+            for one, text in zip(nodes[node], answer.split(BETWEEN), strict=False):
+                if (sight := parse(text)) is not None:
+                    found.append(sight._replace(rank=one.rank))
+                self._write(f"rank-{one.rank}.txt", text)
+        return found
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            make_folder(self._folder)
+            write_whole(self._folder / name, text)
+        except OSError:  # the disk is full, or cannot be reached: the ranks wait for us
+            pass
+
+    def _went_on(self, verdict: Verdict) -> bool:
+        pulses, now = self._pulses(), time.monotonic()
+        again = self._detector.look(now, pulses, now)
+        if verdict.how == "stopped":
+            still = {one.rank for one in pulses if one.state in ("T", "t")}
+            if not still & {one.rank for one in verdict.odd}:  # somebody has let it go on
+                return True
+        return again.since > verdict.since + JITTER or again.step != verdict.step
+
+
+def often(patience: Patience | None) -> float:
+    """Seconds between two words of a node: one, and less where hangs are to be found sooner."""
+    return 1.0 if patience is None else min(1.0, patience.floor / 10)
+
+
+def strange(sights: Sequence[Sight]) -> frozenset[int]:
+    """Ranks that are not where the others are: those that wait for nobody among some that wait, else the fewer."""
+    waiting = [one for one in sights if one.waits]
+    free = [one for one in sights if not one.waits]
+    if waiting and free and len(free) <= len(waiting):
+        return frozenset(one.rank for one in free)
+    groups: dict[object, list[int]] = {}
+    for one in sights:
+        groups.setdefault((one.state, one.syscall, one.at), []).append(one.rank)
+    most = max(groups.values(), key=len, default=[])
+    return frozenset(one.rank for one in sights if one.rank not in most) if 2 * len(most) > len(sights) else frozenset()
+
+
+def words(verdict: Verdict) -> str:
+    """The cause, for the ledger: "hang: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)"."""
+    where = f"at step {verdict.step}" if verdict.step is not None else "before the first step"
+    still = f"no progress for {verdict.waited:.1f} s {where} ({verdict.phase})"
+    if not verdict.odd:
+        return f"hang: all ranks wait; {still}"
+    names = ", ".join(f"rank {one.rank} on {one.node or 'this host'}" for one in verdict.odd[:4])
+    more = f" and {len(verdict.odd) - 4} more" if len(verdict.odd) > 4 else ""
+    verb = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "stands still, using CPU"}.get(
+        verdict.how, "stands still"
+    )
+    return f"hang: {names}{more} {verb}; {still}"
+
+
+def describe(verdict: Verdict, pulses: Sequence[Pulse], sights: Sequence[Sight]) -> str:
+    """The page for people."""
+    now, odd = time.monotonic(), {one.rank for one in verdict.odd}
+    since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)
+    at = {one.rank: one for one in sights}
+    sure = " (sure)" if verdict.sure else ""
+    lines = [
+        words(verdict),
+        f"since {since:%Y-%m-%d %H:%M:%S} UTC; bound {verdict.bound:.1f} s; how we know: {verdict.how}{sure}",
+        "",
+        "   rank  node  step  phase  last step  last sign  state  CPU s  where",
+    ]
+    for one in pulses[:10_000]:
+        seen = at.get(one.rank)
+        place = f"{seen.at or '?'}{', waits for others' if seen.waits else ''}" if seen else ""
+        lines.append(
+            f"{'->' if one.rank in odd else '  '} {one.rank}  {one.node}  {one.step}  {one.phase}  "
+            f"{now - one.stepped:.1f} s ago  {now - one.beaten:.1f} s ago  {one.state or '?'}  "
+            f"{'?' if one.cpu is None else f'{one.cpu:.1f}'}  {place}".rstrip()
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,359 @@
+"""What can be seen on this node of the ranks of one attempt: their pages, their processes, and at once when one dies.
+
+    BASE/ATTEMPT/rank-N      the pages (``pages.py``); the newest attempt counts
+
+A rank is only called dead after it was seen alive: the process of its page was there, with the start time of its page. So a
+page from another process-number namespace, or a process we may not look at, is unknown, and never dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import stat
+import struct
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from ftsupervise.host import procfs
+from ftsupervise.ranks.exit_fifo import Bell
+from ftsupervise.ranks.protocol import Gone
+from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
+from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Pulse, Reading
+
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
+_INFO_EXIT = 1 << 3
+_GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
+_EXITING = 0x4  # PF_EXITING of the kernel
+_KILLED = 1 << signal.SIGKILL - 1  # among the signals that wait for it
+_ANCESTORS = 16
+_EARLY = 60.0  # seconds
+
+
+class _Stat(NamedTuple):
+    state: str
+    killed: bool  # it has not been its turn since
+    exiting: bool  # it is being taken down: its files are closed before it is gone
+    parent: int
+    cpu: float
+    start: int
+    status: int  # as waitpid has it; tells something of a zombie only
+    name: str
+
+
+def look_at(pid: int) -> _Stat | None:
+    """``/proc/PID/stat``; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - each rank, each second
+            name, _, rest = file.read().decode("utf-8", "replace").partition("(")[2].rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()
+    try:
+        cpu = (int(fields[11]) + int(fields[12])) * _TICK
+        killed, exiting = bool(int(fields[28]) & _KILLED), bool(int(fields[6]) & _EXITING)
+        return _Stat(fields[0], killed, exiting, int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
+    except (IndexError, ValueError):
+        return None
+
+
+class _Rank:
+    """One page and the processes behind it."""
+
+    __slots__ = ("code", "cpu", "fd", "final", "inode", "pidfd", "reading", "state", "task", "taskfd", "told")
+
+    def __init__(self, fd: int, inode: int, reading: Reading) -> None:
+        self.fd, self.inode, self.reading = fd, inode, reading
+        self.pidfd = self.taskfd = self.task = -1
+        self.state = ""  # unknown
+        self.cpu: float | None = None
+        self.code: int | None = None
+        self.final = False  # nobody above it on this node would start it again
+        self.told = 0  # 1: its death, 2: that it is final too
+
+    def close(self) -> None:
+        for fd in (self.fd, self.pidfd, self.taskfd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.pidfd = self.taskfd = -1
+
+
+class Eyes:
+    """Looks at the ranks under ``base`` whose node is ``node``. What is to be waited for is registered with ``poll``."""
+
+    def __init__(self, base: str, node: str, poll: select.poll) -> None:
+        self.base, self.node, self._poll = base, node, poll
+        self.attempt: int | None = None
+        self._ranks: dict[str, _Rank] = {}
+        self._fds: dict[int, _Rank] = {}
+        self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
+        self._bell: Bell | None = None
+        self._news: list[Gone] = []
+        self._all_found = False
+        self._since = monotonic()  # when this attempt's pages were first looked for
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def look(self) -> list[Pulse]:
+        """How the ranks are now, by rank. Finds new pages and leaves out those that went away. Never blocks."""
+        if not self._all_found and not self._look_for_pages():
+            return []
+        now = monotonic()
+        found = [self._pulse(one, now) for one in self._ranks.values()]
+        found.sort()
+        return found
+
+    def keep_to_these(self) -> None:
+        """Look for no other pages from here on, and miss none that are removed."""
+        self._all_found = True
+
+    def deafen(self) -> None:
+        """Hear no bell from here on, and leave none behind."""
+        if self._bell is not None and self._bell.fd >= 0:
+            self._poll.unregister(self._bell.fd)
+            self._bell.close()
+
+    def heard(self, fd: int) -> bool:
+        """A descriptor of ours is ready: one has died, or will. False when it is none of ours. Then ask ``news``."""
+        if self._bell is not None and fd == self._bell.fd:
+            self._on_bell(self._bell)
+            return True
+        one = self._fds.get(fd)
+        if one is None:
+            return False
+        self._forget(fd)
+        if fd == one.pidfd:
+            one.code = _exit_code(fd, one.reading.pid)
+            one.state = "X"
+        else:
+            one.final = True
+        self._tell(one)
+        return True
+
+    def news(self) -> list[Gone]:
+        """Deaths since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def dying(self) -> list[Gone]:
+        """Ranks that are gone or on their way, and have not said why: killed by somebody. To be asked before we kill any."""
+        found = []
+        for one in list(self._ranks.values()):
+            last = heartbeat_page.read_open(one.fd)
+            if not one.state or last is None or last.leaving or last.phase == "finished":
+                continue
+            seen = look_at(last.pid)
+            if seen is None or seen.start != last.pid_start:
+                code = one.code
+            elif seen.killed or seen.exiting or seen.state in "ZX":
+                code = _code_of(seen)
+            else:
+                continue
+            if code != 0:
+                found.append(Gone(last.rank, last.pid, 0.0, code, leaving=False, failed=False, final=one.final))
+        return found
+
+    def is_early(self) -> bool:
+        """Pages may still appear any moment, and a rank is watched only once its page is found."""
+        return not self._ranks or monotonic() < self._since + _EARLY
+
+    def all_gone(self) -> bool:
+        """No rank that we have seen alive is alive."""
+        return all(one.state in ("", "X") for one in self._ranks.values())
+
+    def close(self) -> None:
+        self.deafen()
+        self._drop_all()
+
+    def _drop_all(self) -> None:
+        for one in self._ranks.values():
+            self._drop(one)
+        self._ranks.clear()
+        self._alien.clear()
+
+    # --------------------------------------------------------------------------------------------------------- pages
+
+    def _look_for_pages(self) -> bool:
+        newest = newest_attempt(self.base)
+        if newest != self.attempt:
+            self._drop_all()
+            self.attempt, self._since = newest, monotonic()
+        if newest is None or not ours_alone(f"{self.base}/{newest}"):
+            return False
+        if self._bell is None:
+            self._bell = Bell(self.base, self.node)
+            if self._bell.fd >= 0:
+                self._poll.register(self._bell.fd, select.POLLIN)
+        self._find(f"{self.base}/{newest}")
+        return True
+
+    def _find(self, folder: str) -> None:
+        try:
+            names = {entry.name: entry.inode() for entry in os.scandir(folder) if entry.name.startswith("rank-")}
+        except OSError:
+            names = {}
+        for name in [name for name, one in self._ranks.items() if names.get(name) != one.inode]:
+            self._drop(self._ranks.pop(name))
+        for name, inode in names.items():
+            if name not in self._ranks and self._alien.get(name) != inode:
+                self._open(f"{folder}/{name}", name)
+
+    def _open(self, path: str, name: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        found = os.fstat(fd)
+        reading = heartbeat_page.read_open(fd) if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None
+        if reading is None or reading.attempt != self.attempt:
+            os.close(fd)
+            return
+        one = _Rank(fd, found.st_ino, reading)
+        if self._watch(one):
+            self._ranks[name] = one
+        else:
+            one.close()
+            self._alien[name] = found.st_ino
+
+    def _pulse(self, one: _Rank, now: float) -> Pulse:
+        if one.state != "X":
+            one.reading = heartbeat_page.read_open(one.fd) or one.reading
+            self._look_at_process(one)
+        if one.reading.code is not None:
+            self._tell_last_words(one)
+        reading = one.reading
+        return Pulse(
+            reading.rank,
+            self.node,
+            reading.step,
+            reading.phase,
+            reading.stepped,
+            reading.beaten,
+            now,
+            reading.pid,
+            one.state,
+            one.cpu,
+            reading.leaving,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- processes
+
+    def _watch(self, one: _Rank) -> bool:
+        """Find the process of a new page. False when it is another node's (several share this host)."""
+        pid = one.reading.pid
+        seen = look_at(pid)
+        if seen is None or seen.start != one.reading.pid_start or seen.state in "ZX":
+            return True  # a page without a process that we can see: unknown
+        env = _environ(pid)
+        if self.node and env.get("SLURMD_NODENAME", self.node) != self.node:
+            return False
+        one.state, one.cpu = seen.state, seen.cpu
+        one.pidfd = self._follow(one, pid, seen.start)
+        one.task = _task(pid)
+        one.final = one.task == pid or env.get("TORCHELASTIC_MAX_RESTARTS") == "0"
+        if one.task > 0 and not one.final:
+            above = look_at(one.task)
+            one.taskfd = self._follow(one, one.task, above.start) if above is not None else -1
+        return True
+
+    def _follow(self, one: _Rank, pid: int, start: int) -> int:
+        try:
+            fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # an older kernel: each look asks
+            return -1
+        seen = look_at(pid)
+        if seen is None or seen.start != start:
+            os.close(fd)
+            return -1
+        self._fds[fd] = one
+        self._poll.register(fd, select.POLLIN)
+        return fd
+
+    def _look_at_process(self, one: _Rank) -> None:
+        if not one.state:
+            return
+        seen = look_at(one.reading.pid)
+        if seen is not None and seen.start == one.reading.pid_start and seen.state not in "ZX":
+            one.state, one.cpu = seen.state, seen.cpu
+        elif one.pidfd < 0 or one.pidfd not in self._fds:
+            one.state = "X"
+            one.code = _code_of(seen) if seen is not None and seen.start == one.reading.pid_start else None
+            self._tell(one)
+
+    def _tell(self, one: _Rank) -> None:
+        if one.state != "X" or one.told >= 1 + one.final:
+            return
+        one.told = 1 + one.final
+        last = heartbeat_page.read_open(one.fd) or one.reading
+        one.reading = last
+        leaving = last.leaving or last.phase == "finished"
+        code = last.code if one.code is None else one.code
+        self._news.append(Gone(last.rank, last.pid, 0.0, code, leaving, last.failed, one.final))
+
+    def _on_bell(self, bell: Bell) -> None:
+        bell.hush()
+        self.look()
+
+    def _tell_last_words(self, one: _Rank) -> None:
+        """Its interpreter ends for a failure: it counts as dead now, its process may take long over it."""
+        if one.final and one.state and not one.told:
+            one.told = 2
+            self._news.append(Gone(one.reading.rank, one.reading.pid, 0.0, one.reading.code, True, True, final=True))
+
+    def _drop(self, one: _Rank) -> None:
+        for fd in (one.pidfd, one.taskfd):
+            self._forget(fd)
+        one.close()
+
+    def _forget(self, fd: int) -> None:
+        if self._fds.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return {}
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def _task(pid: int) -> int:
+    """The process above ``pid``, or itself, that Slurm started (or a standby, in its place); -1 when it was not Slurm."""
+    for _ in range(_ANCESTORS):
+        here = look_at(pid)
+        above = look_at(here.parent) if here is not None and here.parent > 0 else None
+        if here is None or above is None:
+            return -1
+        if above.name.startswith("slurmstepd") or above.name == procfs.STANDBY:
+            return pid
+        pid = here.parent
+    return -1
+
+
+def _exit_code(pidfd: int, pid: int) -> int | None:
+    """How a process ended that is not our child: the kernel tells while it is a zombie, and newer ones after that."""
+    seen = look_at(pid)
+    if seen is not None and seen.state in "ZX":
+        return _code_of(seen)
+    raw = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, raw)
+    except OSError:
+        return None
+    told = _INFO.unpack(raw)
+    return os.waitstatus_to_exitcode(told[13]) if told[0] & _INFO_EXIT else None
+
+
+def _code_of(ended: _Stat) -> int | None:
+    if ended.killed and not ended.status:
+        return None  # before Linux 5.17 it is told once the process has taken the signal
+    try:
+        return os.waitstatus_to_exitcode(ended.status)
+    except ValueError:
+        return None

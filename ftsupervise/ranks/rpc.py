@@ -1,0 +1,159 @@
+"""What the ring may ask an agent for. Each answer is made in a process of its own: what it looks at may hang it, and only it.
+
+evidence PID…    what those ranks are doing, as text (``evidence.py``)
+kill DIR         SIGKILL for every process of the attempt in DIR on this node; tells how many took it, and then of each rank
+                 that was dying before: " RANK:PID:CODE", the code "" when nobody can tell it (from an agent only)
+ping             "here"
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic
+
+from ftsupervise.ranks.protocol import Gone
+from ftsupervise.rundir.reading import as_count
+
+_BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
+_MOST = 250_000  # bytes of an answer
+_AGAIN = 20  # looks until nobody new is found: they may fork while we look
+
+
+class Asked:
+    """One question that is being answered."""
+
+    def __init__(self, question: str, node: str, poll: select.poll) -> None:
+        """Raises OSError when there is no process or memory for it."""
+        self.text, self.question = b"", question
+        self._poll = poll
+        self.fd, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._until = monotonic() + _BOUND.get(question.partition(" ")[0], 2.0)
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self.fd)
+            os.close(write)
+            raise
+        if self.pid == 0:
+            _answer_and_leave(question, node, write)
+        os.close(write)
+        poll.register(self.fd, select.POLLIN)
+
+    def done(self, now: float) -> bool:
+        """Take what there is; True when that was all, or the time is up."""
+        try:
+            while piece := os.read(self.fd, 1 << 16):
+                self.text += piece
+                if len(self.text) > _MOST:
+                    break
+            over = True
+        except BlockingIOError:
+            over = now >= self._until
+        if over:
+            self.close()
+        return over
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        self._poll.unregister(self.fd)
+        os.close(self.fd)
+        self.fd = -1
+        try:
+            os.kill(self.pid, signal.SIGKILL)  # one that hangs in state D is reaped when it can be
+        except ProcessLookupError:
+            pass
+
+
+def _answer_and_leave(question: str, node: str, fd: int) -> None:
+    try:
+        os.set_blocking(fd, True)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        data = memoryview(answer(question, node).encode("utf-8", "replace")[:_MOST])
+        while data:
+            data = data[os.write(fd, data) :]
+    except BaseException:  # whatever it was, two agents would be worse
+        pass
+    finally:
+        os._exit(0)
+
+
+def answer(question: str, node: str) -> str:
+    verb, _, rest = question.partition(" ")
+    if verb == "ping":
+        return "here"
+    if verb == "kill":
+        return str(kill_all(rest, node))
+    pids = [as_count(word) for word in rest.split()]
+    if verb == "evidence" and pids and None not in pids:
+        try:
+            from ftsupervise.ranks.evidence import evidence_of  # here: an agent that is never asked has no need of it
+
+            return evidence_of([pid for pid in pids if pid is not None])
+        except Exception as error:  # what was found so far is lost, and that is told
+            return f"no evidence of {rest}: {type(error).__name__}: {error}"
+    return f"no such question: {verb}"
+
+
+def pack_dying(ranks: Iterable[Gone]) -> str:
+    return "".join(f" {one.rank}:{one.pid}:{'' if one.code is None else one.code}" for one in ranks)
+
+
+def read_killed(text: str) -> tuple[bool, list[Gone]]:
+    """Was it done, and who was dying before? Of what the agent answered to "kill"."""
+    count, _, rest = text.partition(" ")
+    dying = []
+    for word in rest.split():
+        rank, pid, code = (*word.split(":"), "", "")[:3]
+        numbers = as_count(rank), as_count(pid)
+        if numbers[0] is not None and numbers[1] is not None:
+            size = as_count(code.removeprefix("-"))
+            left = -size if size is not None and code.startswith("-") else size
+            dying.append(Gone(numbers[0], numbers[1], 0.0, left, leaving=False, failed=False, final=True))
+    return as_count(count) is not None, dying
+
+
+def kill_all(attempt_dir: str, node: str) -> int:
+    """SIGKILL for all that inherited the attempt's environment, but srun, which has to tell its end; how many took it."""
+    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR  # here: it loads json, and most agents are never asked to kill
+
+    mark = f"{ENV_ATTEMPT_DIR}={attempt_dir}".encode()
+    told: set[tuple[int, int]] = set()
+    for _ in range(_AGAIN):
+        new = [one for one in _of(mark, node) if one not in told]
+        if not new:
+            break
+        for one in new:
+            told.add(one)
+            try:
+                os.kill(one[0], signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+    return len(told)
+
+
+def _of(mark: bytes, node: str) -> list[tuple[int, int]]:
+    """Processes of this node with ``mark`` in their environment, each with its start."""
+    from ftsupervise.host import procfs
+
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+        except OSError:  # gone, or somebody else's
+            continue
+        theirs = next((word[16:] for word in words if word.startswith(b"SLURMD_NODENAME=")), b"")
+        if mark not in words or (theirs and node and theirs != node.encode()):
+            continue
+        one = procfs.process(int(name))
+        if one is not None and not one.gone and one.name != "srun":
+            found.append((one.pid, one.start))
+    return found

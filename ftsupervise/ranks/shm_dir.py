@@ -1,0 +1,124 @@
+"""Where the pages of a run are on a node, who owns the place, and how it is cleared away.
+
+    /dev/shm/ftsupervise-UID-TOKEN/ATTEMPT/rank-N
+    /dev/shm/ftsupervise-UID-TOKEN/bell-NODE-PID
+
+The token is new for each ``ftsupervise run``, so that nobody can take the name before us. Who looks at the pages holds a
+shared lock on the directory; one that nobody holds was left by somebody who was killed, and is swept by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+
+from ftsupervise.rundir.heartbeat_page import BELL
+
+SHARED_MEMORY = "/dev/shm"
+_OLD = 60.0  # seconds after which a place that nobody holds is swept
+
+
+def new_base(top: str = SHARED_MEMORY) -> str:
+    """A place that nobody else can know of."""
+    return f"{top}/ftsupervise-{os.getuid()}-{os.urandom(8).hex()}"
+
+
+def own(base: str) -> int | None:
+    """Make ``base``, ours alone whatever the umask, and hold it: a descriptor to keep open. None when it cannot be had."""
+    try:
+        os.mkdir(base, 0o700)  # noqa: PTH102
+    except FileExistsError:
+        pass
+    except OSError:
+        return None
+    try:
+        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # somebody sweeps it
+        pass
+    return fd
+
+
+def sweep(top: str = SHARED_MEMORY) -> None:
+    """Remove what runs of ours that were killed have left on this node."""
+    mine = re.compile(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}")
+    for name in _names(top):
+        base = f"{top}/{name}"
+        if not mine.fullmatch(name) or not ours_alone(base):
+            continue
+        try:
+            fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if time.time() - os.fstat(fd).st_mtime > _OLD:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                clear(base)
+        except OSError:  # held
+            continue
+        finally:
+            os.close(fd)
+
+
+def newest_attempt(base: str) -> int | None:
+    """The attempt whose pages count; None when there is none, or ``base`` is not ours alone."""
+    if not ours_alone(base):
+        return None
+    try:
+        return max((int(name) for name in os.listdir(base) if name.isascii() and name.isdigit()), default=None)
+    except OSError:
+        return None
+
+
+def ours_alone(folder: str) -> bool:
+    """A directory that only we can have put things into."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def clear(base: str, before: int | None = None) -> None:
+    """Remove the pages of attempts before ``before``, or all there is. What is not ours alone stays."""
+    if not ours_alone(base):
+        return
+    for name in _names(base):
+        # of a standby (warm/manager.py), and of agents that were killed (bell.py)
+        if before is None and (name.endswith((".sock", ".coming")) or name == "said" or name.startswith(BELL)):
+            _quietly(os.unlink, f"{base}/{name}")
+        if not (name.isascii() and name.isdigit()) or (before is not None and int(name) >= before):
+            continue
+        folder = f"{base}/{name}"
+        if ours_alone(folder):
+            for page in _names(folder):
+                _quietly(os.unlink, f"{folder}/{page}")
+        _quietly(os.rmdir, folder)
+    if before is None:
+        leave(base)
+
+
+def leave(base: str) -> None:
+    """Remove the place itself if there is nothing in it."""
+    _quietly(os.rmdir, base)
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _quietly(do: Callable[[str], None], path: str) -> None:
+    try:
+        do(path)
+    except OSError:
+        pass

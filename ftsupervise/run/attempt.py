@@ -1,0 +1,393 @@
+"""One attempt: start the command, pass Slurm's signals on, see it to its end in bounded time, gather how it ended.
+
+The command's life goes first. A full disk or a run directory that goes away is told, and the command trains on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from ftsupervise.host import processes
+from ftsupervise.host.oom import Kills
+from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.hang_detector import Verdict
+from ftsupervise.ranks.hang_monitor import Witness, words
+from ftsupervise.ranks.rank_table import Death, who_began
+from ftsupervise.run import exit_analysis, ledger
+from ftsupervise.run.cause import Failure, cause, failure
+from ftsupervise.run.events import STOP, Ears, Lookout
+from ftsupervise.run.settings import Options
+from ftsupervise.rundir.ledger import Reached, reached
+from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
+from ftsupervise.rundir.run_log import shown, tell, warn
+from ftsupervise.units import signal_name
+from ftsupervise.warm.manager import Warm
+
+_STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
+_RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
+_SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
+_UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
+_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
+_LISTEN = 0.1  # seconds between two looks at what srun says; deaths that agents tell of come at once
+_VICTIMS = 0.03  # seconds that the other ranks get after the first has died: to say what they saw, not to save
+_OUTLIVED = 60.0  # seconds after a rank's death at which its end is none of the command's; Slurm's KillWait is 30 s
+_HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended, before anybody has decided what to do about it."""
+
+    code: int  # negative for a signal
+    words: str  # the cause, for people
+    failure: Failure | None
+    seconds: float
+    reached: Reached
+    ready: float | None  # seconds to the first step
+    told: str  # the signal that told us to stop
+    warned: bool
+    newer: int | None  # the attempt that has taken our place
+    note: str
+    died_at: float | None = None  # monotonic time at which the end was first seen
+
+
+def not_started(why: str) -> End:
+    """The end of an attempt whose command was never started, because ``why``."""
+    words = f"not started: {why}"
+    return End(0, words, None, 0.0, Reached(), None, told="", warned=False, newer=None, note="")
+
+
+class Running:
+    """The command of one attempt, and what was done to it."""
+
+    def __init__(
+        self,
+        options: Options,
+        mine: ledger.Claim,
+        command: tuple[str, ...],
+        end: float | None,
+        ears: Ears,
+        kill_ranks: Callable[[], bool] = lambda: True,
+        agents: Agents | None = None,
+        *,
+        warm: Warm,
+        witness: Witness | None = None,
+    ) -> None:
+        self.agents = agents
+        self.warm = warm
+        self.crashes: list[Death] = []  # of ranks, as their nodes have told
+        self.death: Death | None = None  # of the rank that began it
+        self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
+        self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
+        self.pid = 0
+        # the batch script started them before it became us
+        self.others = frozenset(processes.below(os.getpid())) - warm.branch()
+        self.code: int | None = None
+        self.told = ""  # the signal that told us to stop
+        self.warned = False
+        self.ended = ""  # why we ended it ourselves, in the words of the ledger
+        self.untouched = True  # until we have told or killed any of it
+        self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
+        self.died_at: float | None = None  # monotonic: when we first saw that it is over
+        self.left_behind: list[int] = []
+        self.output = exit_analysis.Output()
+        self.kills = Kills()
+        self.lookout: Lookout | None = None
+        self.restarts = options.budgets.in_place > 0 and exit_analysis.may_end_with_a_rank(command)
+        self.names_ranks = self.restarts or exit_analysis.ends_with_a_rank(command)
+        self.witness = witness
+        self.hung: Verdict | None = None  # why it was ended, if it was for that
+        self.listens = options.budgets.in_place > 0 and exit_analysis.ends_with_a_rank(command) and self.output.is_file
+
+    # ------------------------------------------------------------------------------------------------- its life
+
+    def see_through(self, env: dict[str, str]) -> End:
+        """From start to end."""
+        began, started = time.time(), time.monotonic()
+        code = self._start(env)
+        if code is None:
+            self.lookout = Lookout(
+                self.options.rundir, self.mine.number, self.ears, self.options.look_every, self.warm.noticed
+            )
+            code = self._wait()
+            self._hear_the_last()
+            self.died_at = self.died_at or time.monotonic()
+            self._clear_away()
+            self.lookout.close()
+        return self._end(code, began, time.monotonic() - started)
+
+    def _start(self, env: dict[str, str]) -> int | None:
+        """None when it runs; else the exit code of a command that cannot be started, as a shell would give it."""
+        command = self.command
+        self.say(f"attempt {self.mine.number} of {self.options.name}: {shown(command)}")
+        before_exec = processes.become_subreaper()
+        dressed = self.warm.dress(command)
+        try:
+            child = subprocess.Popen(dressed, env=env, start_new_session=True, preexec_fn=before_exec)
+        except OSError as error:
+            self.say(f"cannot start {command[0]}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        self.pid = child.pid
+        child.returncode = 0  # reaped here, with everything else that is handed to us
+        return None
+
+    def _wait(self) -> int:
+        """Until the command has ended: reap, pass signals on, keep the bounds."""
+        while True:
+            self._reap()
+            if self.code is not None:
+                return self.code
+            for number in self.ears.heard(self._patience()):
+                self._on_signal(number)
+            self._look_around()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self._reap()
+                if self.code is None:
+                    self.untouched = False
+                    self.say("what is still there gets SIGKILL")
+                    self._end_by_force()
+                return self.code if self.code is not None else -signal.SIGKILL
+
+    def _hear_the_last(self) -> None:
+        """What came just before the command's end, and was not looked at any more."""
+        if self.kill_at is None:
+            self._told_death()
+        if self.death is not None and self.death.at < time.monotonic() - _OUTLIVED:
+            self.death = None  # what ended it now is another matter: its output tells
+        for number in self.ears.heard(0):
+            self._on_signal(number)
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        bounds = [_LISTEN] if self.listens else []
+        bounds += [self.witness.due - now] if self.witness is not None and self.kill_at is None else []
+        bounds += [until - now for until in (self.kill_at, self._stop_at()) if until is not None]
+        return max(0.0, min(bounds)) if bounds else None
+
+    def _stop_at(self) -> float | None:
+        """When a command that does not obey the kill switch is ended."""
+        since = self.lookout.seen.kill_since if self.lookout is not None and self.kill_at is None else None
+        return None if since is None else since + self.options.stop_within
+
+    def _look_around(self) -> None:
+        """What the lookout has seen and what srun has said."""
+        self.warm.tend()
+        if self.kill_at is not None or self.lookout is None:
+            return
+        if self.lookout.seen.newer is not None:
+            self._end_it(f"superseded by attempt {self.lookout.seen.newer}", _HOPELESS)
+            return
+        stop_at = self._stop_at()
+        if stop_at is not None and time.monotonic() >= stop_at:
+            self._end_it(f"kill switch: it did not leave within {self.options.stop_within:g} s", _HOPELESS)
+            return
+        death = self._told_death() or (self.output.next_death() if self.listens else "")
+        if death:
+            self.died_at, self.listens = time.monotonic(), False
+            since = self.death.at if self.death is not None else self.died_at
+            self.kill_at = max(self.died_at, since + _VICTIMS)
+            self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
+            return
+        self._look_for_a_hang()
+
+    def _look_for_a_hang(self) -> None:
+        """Evidence first. Then nobody waits for a SIGTERM: a stopped process cannot take it, one in a collective will not."""
+        at_rest = self.warned or (self.lookout is not None and self.lookout.seen.kill_since is not None)
+        verdict = None if self.witness is None or at_rest else self.witness.alarm()
+        if verdict is None:
+            return
+        self.say(f"{words(verdict)}; evidence in {self.mine.folder / 'evidence'}")
+        if not self.options.end_hung:
+            self.say("it is left alone: neither --hang nor --in-place was given")
+            self.witness = None
+            return
+        self.hung, self.ended, self.kill_at = verdict, words(verdict), time.monotonic()
+        self.died_at, ours = self.kill_at, self._ours()
+        if not processes.sruns(ours):
+            self.kill_at += _VICTIMS
+            odd = [one.pid for one in verdict.odd if one.state in ("T", "t", "D") and one.pid in ours]
+            processes.send(odd, signal.SIGKILL)
+            processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
+
+    def _told_death(self) -> str:
+        """The first crash that a node has told of; "" if none, and if nobody here would start again: then it is only noted."""
+        if self.agents is None:
+            return ""
+        self.agents.tend()
+        self.crashes += [one for one in self.agents.pulses.deaths() if one.crash]
+        if self.warned or not self.names_ranks:
+            return ""
+        self.death = who_began(self.crashes)
+        return self.death.words() if self.death is not None and self.restarts else ""
+
+    def _end_it(self, why: str, grace: float) -> None:
+        """End the command because of something we saw."""
+        self.ended = why
+        self.kill_at = time.monotonic() + grace
+        self.say(f"{why}: SIGTERM, then SIGKILL after {grace:g} s")
+        self._tell_to_leave(signal.SIGTERM, why)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.code = os.waitstatus_to_exitcode(status)
+
+    def _clear_away(self) -> None:
+        """End what the command left running, so that nothing of this attempt meets the next one."""
+        if self.left_behind or not self._ours():
+            return
+        patience = _STRAGGLERS if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+        if not self.told:
+            self.say("the command has ended and left processes running: SIGTERM")
+            processes.send(self._ours(), signal.SIGTERM)
+        if not self._gone_within(patience):
+            self._end_by_force()
+
+    def _end_by_force(self) -> None:
+        """Nobody is left after this, but for what cannot die: that is left behind and told, never waited for."""
+        if processes.sruns(self._ours()):
+            reached_all = self.kill_ranks()
+            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun tells their end and leaves
+                return
+            processes.send(processes.sruns(self._ours()), signal.SIGTERM)
+            if self._gone_within(_STRAGGLERS if reached_all else _SRUN_GONE):
+                return
+        for _ in range(10):  # until a look finds nobody new: they may fork while we look
+            if not processes.send(self._ours(), signal.SIGKILL):
+                break
+            time.sleep(0.01)
+            self._reap()
+        if not self._gone_within(_UNKILLABLE):
+            self.left_behind = self._ours()
+            self.say(f"processes that do not die of SIGKILL are left behind: {self.left_behind}")
+
+    def _ours(self) -> list[int]:
+        aside = self.agents.pids if self.agents is not None else frozenset()
+        return self.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
+
+    def _gone_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self._ours():
+            if time.monotonic() >= until:
+                return False
+            for number in self.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
+                self._on_signal(number)
+            self._reap()
+        self._reap()
+        return True
+
+    # -------------------------------------------------------------------------------------------------- signals
+
+    def _on_signal(self, number: int) -> None:
+        if number in (0, signal.SIGCHLD):
+            return
+        if number in STOP:
+            self._on_stop(number)
+        elif number == self.options.warning:
+            self.warned = True
+            self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
+            warn(self.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say)
+            self._forward(number)
+        elif number == signal.SIGCONT:
+            processes.send(self._ours(), number)
+        else:
+            self._forward(number)
+
+    def _on_stop(self, number: int) -> None:
+        if self.told:
+            if number == signal.SIGINT:
+                self.kill_at = time.monotonic()
+            return
+        self.told = signal_name(number)
+        self.kill_at = time.monotonic() + self.options.grace
+        self.say(f"{self.told}: passed on; SIGKILL in {self.options.grace:g} s for what is then left")
+        self._tell_to_leave(number, f"{self.told} at {_now():%Y-%m-%d %H:%M:%S} UTC")
+
+    def _tell_to_leave(self, number: int, why: str) -> None:
+        self.untouched = False
+        warn(self.mine.folder, why, self.say)
+        everyone = self._ours()
+        processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
+        hearers = self._who_hears(number)
+        if not hearers:  # srun would kill its ranks unsaved; Slurm tells them itself, and the file tells the guards
+            hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
+        processes.send(hearers, number)
+
+    def _forward(self, number: int) -> None:
+        """To the command if it lives through it; through launchers and shells that do not, to those below who do."""
+        if self.options.forward == "never":
+            return
+        if self.options.forward == "always":
+            processes.send([self.pid], number)
+        else:
+            processes.send(self._who_hears(number), number)
+
+    def _who_hears(self, number: int) -> list[int]:
+        return [pid for root in (self.pid, *self.warm.ranks()) for pid in processes.who_hears(root, number)]
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def _end(self, code: int, began: float, seconds: float) -> End:
+        rundir = self.options.rundir
+        said = self.output.since() if code else ""
+        output = said or ""
+        death = exit_analysis.first_death(output)
+        if code and self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
+            agents = self.agents
+            one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
+            death = exit_analysis.words_of(one, output, failed, untouched=self.untouched)
+        words = cause(
+            code,
+            finished=rundir.has_finished(),
+            stopped=exit_analysis.stopped(self.mine.folder / STOPPED),
+            told=self.told,
+            past_end=self.end is not None and time.time() > self.end - _NEAR_END,
+            death=death,
+            ended=self.ended,
+        )
+        if code in (126, 127) and not self.pid:
+            words = f"could not start ({words})"
+        if code and (root := exit_analysis.root_error(self.mine.folder / ERROR_FILE)):
+            output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
+        asked = bool(self.told) or self.warned
+        seen = self._reached()
+        newer = self.lookout.seen.newer if self.lookout is not None else None
+        return End(
+            code=code,
+            words=words,
+            failure=failure(code, words, asked=asked, death=death, output=output or said, oom=self.kills.more()),
+            seconds=seconds,
+            reached=seen,
+            ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
+            told=self.told,
+            warned=self.warned,
+            newer=newer,
+            note=f"left behind: {self.left_behind}" if self.left_behind else "",
+            died_at=self.died_at,
+        )
+
+    def _reached(self) -> Reached:
+        """As the beats tell; of the last step the pages know more, they are looked at more often."""
+        seen = reached(self.options.rundir, self.mine.number)
+        pulses = self.agents.pulses.newest() if self.agents is not None else []
+        told = [one.step for one in pulses if one.step is not None]
+        return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
+
+    def say(self, text: str) -> None:
+        tell(self.mine.folder / "run.log", text)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

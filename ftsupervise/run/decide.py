@@ -1,0 +1,185 @@
+"""What now? Pure: the ledger, the end of this attempt, the time left and the budgets go in; restart, leave or stop comes out.
+
+    restart  start the command again here, after a delay
+    leave    end the job, so that the next member of the chain takes over
+    stop     the same failure came too often without progress: end the job, and hold the chain for a person to look
+
+Progress is a place to resume from that lies further on than any before: the newest checkpoint the run told us of, else
+the first step of an attempt. A run that makes progress between its failures goes on for ever.
+
+A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
+step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ftsupervise.run.cause import NO_STEP, Kind
+from ftsupervise.truth import Attempt
+
+SAME_FAILURE = 3  # how often the same failure without progress is accepted
+BACK_OFF = 2.0  # seconds
+_MOST_DELAY = 300.0
+_TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
+_PATIENT = {Kind.NODE: 10}  # kinds whose budget is larger, because time cures them
+_LIVED = 600.0  # seconds: an attempt whose steps nobody knows has made progress when it lived for so long
+IDLE = "a run that is done says so: guard.finished(step), or a file marks/finished"
+_LEAST_TIME = 30.0  # seconds of the job that must be left
+_UNKNOWN_START = 60.0  # seconds from start to first step, as long as nobody has seen one
+
+
+class Move(Enum):
+    RESTART = "restart"
+    LEAVE = "leave"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """What a run may spend. ``same_failure`` 0: no brake. ``of_kind``: other numbers for single kinds of failure."""
+
+    in_place: int = 0  # restarts inside one job
+    same_failure: int = SAME_FAILURE
+    of_kind: Mapping[str, int] = field(default_factory=dict)
+    back_off: float = BACK_OFF
+
+    def of(self, kind: str) -> int:
+        given = self.of_kind.get(kind)
+        if given is not None:
+            return given
+        return max(self.same_failure, next((n for k, n in _PATIENT.items() if k.value == kind), 0))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known when an attempt has ended. ``attempts`` is the ledger since the brake was last released, with the
+    attempt that has just ended as its last one."""
+
+    attempts: Sequence[Attempt]
+    restarts: int = 0  # made in this job so far
+    asked: str = ""  # why nothing is to be started here again: warned, told to stop, kill switch, finished, superseded
+    time_left: float | None = None  # seconds until the job is ended; None: no limit is known
+
+
+@dataclass(frozen=True)
+class Verdict:
+    move: Move
+    why: str
+    delay: float = 0.0  # seconds, for a restart
+    times: int = 0  # how often this failure has come without progress
+    failure: str = ""  # the failure, in the fullest words that any of these times had for it
+    detail: str = ""  # the newest line of output that goes with it
+
+
+def decide(situation: Situation, budgets: Budgets) -> Verdict:
+    """The next move."""
+    if situation.asked:
+        return Verdict(Move.LEAVE, situation.asked)
+    last = situation.attempts[-1]
+    if not last.failure:
+        idle = idle_streak(situation.attempts)
+        if budgets.same_failure and len(idle) >= budgets.same_failure:
+            return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
+        return Verdict(Move.LEAVE, "the command has ended by itself")
+    if last.kind == Kind.GIVEN_UP.value:
+        return _stop("it says itself that starting it again is no use", 1, [last])
+    streak = since_progress(situation.attempts)
+    alike = [one for one in streak if same_failure(one.failure, last.failure)]
+    same = len(alike)
+    budget = budgets.of(last.kind)
+    if budgets.same_failure and same >= budget:
+        return _stop(f"the same failure {_times(same)} without progress", same, alike)
+    if budgets.same_failure and len(streak) >= _TOTAL * budget:
+        return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
+    if last.failure == NO_STEP:
+        return Verdict(Move.LEAVE, "this job's nodes take no step: the next member takes over", times=same)
+    if situation.restarts >= budgets.in_place:
+        spent = (
+            f"all {budgets.in_place} restarts in place are used up"
+            if budgets.in_place
+            else "no restart in place (--in-place 0)"
+        )
+        return Verdict(Move.LEAVE, f"{spent}: the next member takes over", times=same)
+    pause = delay(streak, budgets)
+    need = time_needed(situation.attempts) + pause
+    if situation.time_left is not None and situation.time_left < need:
+        left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"
+        return Verdict(Move.LEAVE, f"{left}: the next member takes over", times=same)
+    return Verdict(Move.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same)
+
+
+def same_failure(one: str, other: str) -> bool:
+    """Are two signs the same failure? "exit 1" is the same as "exit 1 (ValueError)": srun can lose the end of what a rank
+    says when it ends its step, and with it the exception's name."""
+    if one == other:
+        return True
+    (plain, _, name), (other_plain, _, other_name) = one.partition(" ("), other.partition(" (")
+    return plain == other_plain and not (name and other_name)
+
+
+def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts at the end of the ledger that left with 0 and had done nothing: no step, no checkpoint, and not so long a
+    life that they may have trained without telling. Those that were never started, and those that somebody stopped, count
+    neither way."""
+    streak: list[Attempt] = []
+    for one in reversed(attempts):
+        if one.failure or one.last_step is not None or one.saved is not None or _lived(one) >= _LIVED:
+            break
+        if one.cause == "exit 0":
+            streak.append(one)
+    return streak[::-1]
+
+
+def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> Verdict:
+    fullest = max((one.failure for one in alike), key=len)
+    detail = detail or next((one.detail for one in reversed(alike) if one.detail), "")
+    return Verdict(Move.STOP, why, times=times, failure=fullest, detail=detail)
+
+
+def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The failures at the end of the ledger between which the run has not come further, oldest first."""
+    streak: list[Attempt] = []
+    best: int | None = None
+    for one in attempts:
+        place = _place(one)
+        if _moved(one, place, best):
+            streak.clear()
+            best = place if place is not None else best
+        if one.failure:
+            streak.append(one)
+    return streak
+
+
+def delay(streak: Sequence[Attempt], budgets: Budgets) -> float:
+    """Seconds to wait before the next start: none after the first failure, then the back-off, doubling."""
+    repeated = len(streak) - 1
+    return 0.0 if repeated < 1 else min(_MOST_DELAY, budgets.back_off * 2 ** min(repeated - 1, 20))
+
+
+def time_needed(attempts: Sequence[Attempt]) -> float:
+    """Seconds a start needs to be worth it: three times what the slowest of the last five took to its first step."""
+    seen = [one.ready for one in attempts[-5:] if one.ready is not None]
+    return max(_LEAST_TIME, 3 * max(seen)) if seen else _UNKNOWN_START
+
+
+def _place(one: Attempt) -> int | None:
+    """How far on a successor would resume, as far as this attempt tells."""
+    told = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
+    return max(told, default=None)
+
+
+def _moved(one: Attempt, place: int | None, best: int | None) -> bool:
+    if place is not None:
+        return best is None or place > best
+    return one.last_step is None and _lived(one) >= _LIVED
+
+
+def _lived(one: Attempt) -> float:
+    return (one.ended - one.started).total_seconds() if one.ended else 0.0
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count} times"

@@ -1,0 +1,122 @@
+"""The job ring's side of the fence: seal what older attempts write through, open what ours will, sweep when there is time.
+
+Bounded: a checkpoint file system that hangs is waited for, told, and not waited for any longer. What cannot be sealed holds
+no run up: then only the guard's look for a newer attempt stands between the two, and the log says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from ftsupervise.rundir import beats, fence, switches
+from ftsupervise.rundir.ledger import LATE, LOST, ledger, numbers
+from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, ENV_DESK, ENV_STAGING, RunDir
+
+_PATIENCE = 60.0  # seconds for one file system
+_LATELY = 120.0  # seconds after its last beat in which a rank may still be at work
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What attempt ``number`` writes through. None: there is none, and its writes have no fence but the guard's look."""
+
+    number: int
+    desk: Path | None
+    staging: Path | None
+
+    def env(self) -> dict[str, str]:
+        found = {ENV_DESK: self.desk, ENV_STAGING: self.staging}
+        return {key: str(path) for key, path in found.items() if path is not None}
+
+
+def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> Hold:
+    """Seal every older attempt's desk and staging folder, and open those of attempt ``number``."""
+    swept: list[Path] = []
+    try:
+        known = numbers(rundir)
+    except OSError:
+        known = []
+    desk = _one("the run directory", lambda: rundir.desks, number, known, swept, say)
+    for folder in swept:
+        try:
+            if switches.put_back(rundir, folder):
+                say("an older attempt was just taking the save switch down: it is up again")
+        except OSError as error:
+            say(f"cannot look at what an older attempt left in {folder}: {error.strerror}")
+    checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or rundir.checkpoints).absolute()
+    staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
+    if swept:
+        threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
+    return Hold(number, desk, staging)
+
+
+def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
+    """The newest attempt, if it may still be at work; None when it is over.
+
+    Its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives``: does Slurm have that job?
+    None: cannot tell. ``job`` is our own: Slurm starts a job again only after its end. What cannot be seen may be at work.
+    """
+    try:
+        attempts = ledger(rundir)
+    except OSError:
+        return max(1, fence.last_desk(rundir.desks))
+    last = attempts[-1] if attempts else None
+    if last is None or last.ended:
+        return None
+    if not last.cause or _beats_lately(rundir, last.number, now):
+        return last.number
+    if last.cause == LOST or last.cause.endswith(LATE) or not last.job_id or last.job_id == job:
+        return None
+    return None if lives(last.job_id) is False else last.number
+
+
+def _beats_lately(rundir: RunDir, number: int, now: datetime) -> bool:
+    try:
+        found = [one for one in beats.read_beats(rundir) if one.facts.get("attempt") == str(number)]
+    except OSError:
+        return True
+    return any(abs((now - one.at).total_seconds()) < _LATELY for one in found)
+
+
+def _one(
+    what: str,
+    place: Callable[[], Path],
+    number: int,
+    known: Iterable[int],
+    swept: list[Path],
+    say: Callable[[str], None],
+) -> Path | None:
+    """Seal and open in one place, in bounded time; the desk, None when there can be none."""
+    found: list[Path | None] = []
+    trouble: list[OSError] = []
+
+    def work() -> None:
+        try:
+            desks = place()
+            try:
+                swept.extend(fence.seal(desks, number, known))
+            except OSError as error:
+                trouble.append(error)
+            found.append(fence.open_desk(desks, number))
+        except OSError as error:
+            trouble.append(error)
+
+    worker = threading.Thread(target=work, name="seal", daemon=True)
+    worker.start()
+    worker.join(_PATIENCE)
+    if worker.is_alive():
+        say(f"{what} cannot be sealed against older attempts: no answer within {_PATIENCE:.0f} s")
+    for error in trouble:
+        say(f"{what} cannot be sealed against older attempts: {error.strerror}: {error.filename or ''}".rstrip(": "))
+    return found[0] if found else None
+
+
+def _sweep(folders: list[Path]) -> None:
+    """Delete what older attempts staged and did not commit: maybe terabytes. What stays, the next attempt deletes."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""The gate: is there a reason not to start? A queued array burns through here, a second or so for each member."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ftsupervise.errors import from_os_error
+from ftsupervise.host import files
+from ftsupervise.host.modes import FOLDER, make_folder, make_root
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.paths import RunDir, for_the_group, read_json
+from ftsupervise.rundir.reading import as_whole
+from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+
+_ROOM = 16_384  # bytes
+
+
+def prepare(rundir: RunDir) -> None:
+    """Make what is missing of the run directory, and see that there is room for an attempt's pages.
+
+    Before one is claimed: a claim tells an older attempt that it is over. Raises CannotWrite, DiskFull, NotPermitted.
+    """
+    try:
+        make_root(rundir.root)
+        for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.desks, rundir.checkpoints):
+            make_folder(folder, FOLDER)
+        for_the_group(rundir.switches)
+        incidents.prepare(rundir.nodes)
+        _probe(rundir.attempts)
+        _close_output(rundir)
+    except OSError as error:
+        raise from_os_error(error, f"use the run directory {rundir.root}") from None
+
+
+def _close_output(rundir: RunDir) -> None:
+    """Slurm made the job's output with the umask of whoever submitted it. We read causes in it: nobody else writes it."""
+    for fd in (1, 2):
+        try:
+            found = os.fstat(fd)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if (
+                ours
+                and found.st_mode & 0o022
+                and Path(f"/proc/self/fd/{fd}").resolve().is_relative_to(rundir.root.resolve())
+            ):
+                os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o022)
+        except OSError:
+            continue
+
+
+def _probe(folder: Path) -> None:
+    fd, path = files.create_temporary(folder, "room", 0o600)
+    try:
+        os.write(fd, bytes(_ROOM))
+        os.fsync(fd)  # quotas of network file systems speak up only now
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def another_place(rundir: RunDir, attempt: Path) -> str:
+    """Does the run directory no longer hold the attempt that was begun in it? Then what stands there is another one: the disk
+    beneath a mount that is gone, or a folder that somebody put in its place. One sentence, or ""; what cannot be seen is "".
+    """
+    try:
+        attempt.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
+    except OSError:
+        pass
+    return ""
+
+
+def reason_not_to_start(rundir: RunDir) -> str:
+    """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
+    try:
+        os.listdir(rundir.switches)
+        finished = rundir.finished.name in os.listdir(rundir.marks)
+        brake = read_brake(rundir)
+    except OSError as error:
+        raise from_os_error(error, f"look into the run directory {rundir.root}") from None
+    if finished:
+        return f"the run has finished{_at_step(rundir)}: nothing to do (to train on, remove {rundir.finished})"
+    switch = read_switch(rundir, KILL)
+    if switch.up:
+        why = f": {switch.why}" if switch.why else ""
+        return (
+            f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {rundir.root})"
+        )
+    if brake is not None:
+        return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {rundir.root})"
+    return ""
+
+
+def odd_switches(rundir: RunDir) -> tuple[str, ...]:
+    """What lies in a switch's place and is not obeyed, one sentence each."""
+    return tuple(switch.problem for name in (KILL, SAVE) if (switch := read_switch(rundir, name)).problem)
+
+
+def _at_step(rundir: RunDir) -> str:
+    try:
+        step = (read_json(rundir.finished) or {}).get("step")
+    except (OSError, ValueError):  # ``touch marks/finished`` is enough
+        return ""
+    return f" at step {step}" if as_whole(step) is not None else ""

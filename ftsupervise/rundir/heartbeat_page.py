@@ -1,0 +1,201 @@
+"""Pages: what one rank says of itself, in memory that its node's other processes can read. Some 100 ns a step, no system call.
+
+    DIR/rank-N     one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
+    DIR/stack-N    its stacks, when it was asked for them (guard/stacks.py)
+
+The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
+phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
+Beats in the run directory (``beats.py``) say the same slowly and everywhere; who cannot make a page does without.
+
+Standard library only: the guard imports this inside the training loop.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from ftsupervise.host import files, procfs
+from ftsupervise.truth import Reading
+
+ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
+
+STACK_SIGNAL = (
+    signal.SIGRTMIN + 7
+)  # asks a rank for its stacks (guard/stacks.py); of no use to anybody else that we know of
+
+BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/exit_fifo.py)
+
+SIZE = 256  # bytes
+_MAGIC = 0x3147504554535446  # "FTSETPG1"
+_NONE = -(1 << 63)  # no step yet
+# Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
+_IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN, _CODE = range(1, 11)
+_PHASE, _PHASE_SIZE = 96, 64
+_LEAVING = 1  # an exception is on its way out, the loop was told to leave, or the interpreter ends in order
+_FAILED = 2  # it is an exception
+_ENDS = 4  # the interpreter ends for it, with _CODE
+_TRIES = 8
+
+
+class Page:
+    """The rank's own page. ``step`` is the hot call."""
+
+    __slots__ = ("_d", "_map", "_q", "path", "pid")
+
+    def __init__(self, directory: str | os.PathLike[str], rank: int, attempt: int | None) -> None:
+        """Raises OSError when there can be no page here: no such memory, full, or a directory that is not ours."""
+        folder = Path(directory)
+        for one in (folder.parent, folder):  # each 0700, whatever the umask; another rank may be first
+            try:
+                os.mkdir(one, mode=0o700)  # noqa: PTH102
+            except FileExistsError:
+                pass
+        found = os.lstat(folder)
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError(13, "not ours alone", str(folder))
+        self.path = folder / f"rank-{rank}"
+        fd, temp = files.create_temporary(folder, self.path.name, 0o600, read=True)
+        try:
+            os.posix_fallocate(fd, 0, SIZE)  # a full memory says so here, and not by SIGBUS in the loop
+            self._map = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        view = memoryview(self._map)
+        self._q, self._d = view.cast("q"), view.cast("d")
+        self.pid = os.getpid()
+        self._q[_IDENTITY], self._q[_PID] = rank, self.pid
+        self._q[_START] = procfs.identity(self.pid) or 0
+        self._q[_ATTEMPT] = attempt or 0
+        self._q[_STEP] = _NONE
+        self._d[_STEPPED] = self._d[_BEATEN] = monotonic()
+        self.phase("start")
+        self._q[0] = _MAGIC
+        os.replace(temp, self.path)
+
+    def step(self, step: Any, now: float) -> None:
+        """The step just made, at monotonic ``now``. A step that is no whole number leaves the last one, with the new time."""
+        try:
+            self._q[_STEP] = step
+        except (TypeError, ValueError, struct.error):
+            try:
+                self._q[_STEP] = int(step)
+            except Exception:  # NaN, None, or whatever a foreign type raises
+                pass
+        self._d[_STEPPED] = now
+
+    def beat(self, now: float) -> None:
+        """It lives, without having made a step."""
+        self._d[_BEATEN] = now
+
+    def phase(self, name: str) -> None:
+        text = name.encode("utf-8", "replace")[: _PHASE_SIZE - 1]
+        self._q[_TURN] += 1  # odd: being written
+        self._map[_PHASE : _PHASE + _PHASE_SIZE] = text.ljust(_PHASE_SIZE, b"\0")
+        self._d[_BEATEN] = monotonic()
+        self._q[_TURN] += 1
+
+    @property
+    def in_order(self) -> bool:
+        """It leaves, and has not failed before it left."""
+        return self._q[_FLAGS] & (_LEAVING | _FAILED) == _LEAVING
+
+    def leaving(self) -> None:
+        """This rank is on its way out; what it does from here on is no hang, and no progress."""
+        self._q[_FLAGS] |= _LEAVING
+
+    def stays(self) -> None:
+        """Whatever was on its way out has been caught: the loop goes on, or has come to its end."""
+        self._q[_FLAGS] = 0
+
+    def failed(self) -> None:
+        """An exception is on its way out of the loop."""
+        self._q[_FLAGS] |= _LEAVING | _FAILED
+
+    def ends(self, code: int) -> None:
+        """The interpreter ends for a failure, with exit code ``code``: from here on there is only teardown. Never raises."""
+        self._q[_CODE] = code
+        self._q[_FLAGS] |= _LEAVING | _FAILED | _ENDS
+        base = self.path.parent.parent
+        try:
+            bells = [name for name in os.listdir(base) if name.startswith(BELL)]
+        except OSError:
+            return
+        for name in bells:
+            try:
+                fd = os.open(base / name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except OSError:  # nobody listens any more
+                continue
+            try:
+                os.write(fd, b"\0")
+            except OSError:  # full of such bytes
+                pass
+            finally:
+                os.close(fd)
+
+
+def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
+    """Where the rank writes its stacks when it is asked to."""
+    return Path(directory, f"stack-{rank}")
+
+
+def read_page(path: Path) -> Reading | None:
+    """What a rank says now; None when there is no page, or it is not one whole. Never blocks: node-local memory."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return read_open(fd)
+    finally:
+        os.close(fd)
+
+
+def read_open(fd: int) -> Reading | None:
+    """The same of a page that is open already."""
+    try:
+        for _ in range(_TRIES):
+            reading, turn = _parse(os.pread(fd, SIZE, 0))
+            if reading is None or not turn & 1:
+                return reading
+        return reading
+    except OSError:
+        return None
+
+
+def read_pages(directory: str | os.PathLike[str]) -> tuple[Reading, ...]:
+    """All ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be looked into."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith("rank-")]
+    except FileNotFoundError:
+        return ()
+    found = (read_page(Path(directory, name)) for name in names)
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.rank))
+
+
+def _parse(raw: bytes) -> tuple[Reading | None, int]:
+    if len(raw) < SIZE:
+        return None, 0
+    q, d = memoryview(raw).cast("q"), memoryview(raw).cast("d")
+    if q[0] != _MAGIC:
+        return None, 0
+    step, turn = q[_STEP], q[_TURN]
+    name = raw[_PHASE : _PHASE + _PHASE_SIZE].partition(b"\0")[0].decode("utf-8", "replace")
+    return Reading(
+        rank=q[_IDENTITY],
+        attempt=q[_ATTEMPT],
+        pid=q[_PID],
+        pid_start=q[_START],
+        step=None if step == _NONE else step,
+        phase=name,
+        stepped=d[_STEPPED],
+        beaten=max(d[_BEATEN], d[_STEPPED]),
+        leaving=bool(q[_FLAGS] & _LEAVING),
+        failed=bool(q[_FLAGS] & _FAILED),
+        code=q[_CODE] if q[_FLAGS] & _ENDS else None,
+    ), turn

@@ -1,0 +1,212 @@
+"""The run directory: everything about one run, readable with ``ls`` and ``cat``, driven with ``touch``.
+
+    RUN/
+      README              what this directory is and which switches it has
+      run.yaml            the configuration as launched (paths made absolute, no secrets)
+      launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
+      switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
+      marks/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
+      desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
+      nodes/              troubles by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
+      beats/              rank-N: one JSON line, rewritten whole by that rank only
+      logs/               output of the jobs
+      watch/              journal, outbox and beats of those who watch
+      checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
+
+Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
+a file that vanishes or is half there. Standard library only: the guard uses this inside the training loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ftsupervise.host import files
+from ftsupervise.host.modes import PAGE, SHARED, make_folder, set_file_mode
+from ftsupervise.rundir.reading import parse_object
+
+FINISHED = "finished"
+WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
+ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
+STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
+
+ENV_RUN_DIR = "FTSUPERVISE_RUN_DIR"
+ENV_RUN = "FTSUPERVISE_RUN"
+ENV_ATTEMPT = "FTSUPERVISE_ATTEMPT"
+ENV_ATTEMPT_DIR = "FTSUPERVISE_ATTEMPT_DIR"
+ENV_RESTART = "FTSUPERVISE_RESTART"  # restarts in place made in this job before this attempt: 0, 1, ...
+ENV_NODES = "FTSUPERVISE_NODES"  # the nodes chosen for this attempt, as a host list
+ENV_PORT = "FTSUPERVISE_PORT"  # a TCP port of this attempt's own, for launchers that want one
+ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
+ENV_DESK = "FTSUPERVISE_DESK"  # RUN/desks/NNNN of this attempt, see fence.py
+ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
+ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
+ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
+ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # what the local scheduler calls this job; Slurm's jobs have SLURM_JOB_ID
+ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: what `ftsupervise run` tells the guard
+
+
+class RunDir:
+    """The paths of one run. Holds no state, opens nothing by itself."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.root)!r})"
+
+    @property
+    def switches(self) -> Path:
+        return self.root / "switches"
+
+    @property
+    def marks(self) -> Path:
+        return self.root / "marks"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    @property
+    def desks(self) -> Path:
+        return self.root / "desks"
+
+    @property
+    def launches(self) -> Path:
+        return self.root / "launches"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / "nodes"
+
+    @property
+    def beats(self) -> Path:
+        return self.root / "beats"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def watch(self) -> Path:
+        return self.root / "watch"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def finished(self) -> Path:
+        return self.marks / FINISHED
+
+    def has_finished(self) -> bool:
+        """Does the mark stand? False where that cannot be seen: then all goes on as it is."""
+        try:
+            return self.finished.exists()
+        except OSError:
+            return False
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / f"{number:04d}"
+
+
+def write_whole(
+    path: Path, data: bytes | str, *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
+) -> None:
+    """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
+
+    ``desk``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
+    leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut. ``mode`` is what it
+    gets, whatever the umask.
+
+    Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
+    in between: such leftovers start with ``.tmp-`` and are nobody's input).
+    """
+    payload = data.encode() if isinstance(data, str) else data
+    fd, temp = files.create_temporary(desk or path.parent, path.name, mode)
+    try:
+        try:
+            set_file_mode(fd, mode)
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temp, path)
+    except BaseException:
+        try:
+            os.unlink(temp)
+        except OSError:
+            pass
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def for_the_group(folder: Path) -> None:
+    """Make ``folder`` if it is not there, for the group to write in. Others may make it at the same moment. Raises OSError."""
+    make_folder(folder, SHARED, parents=True)  # whose group that is, is the business of the directory above
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` durable. File systems that cannot are left in peace."""
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def write_json(
+    path: Path, value: Mapping[str, object], *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
+) -> None:
+    text = json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n"
+    write_whole(path, text, mode=mode, sync=sync, desk=desk)
+
+
+def read_json(
+    path: Path, *, limit: int = 4_000_000, distrust: Callable[[os.stat_result], str] | None = None
+) -> dict[str, object] | None:
+    """The object in ``path``; None if there is no such file.
+
+    Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes, OSError
+    if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO. ``distrust`` says of the
+    opened file why it is not believed, "" if it is: a ValueError too.
+    """
+    try:
+        fd = files.open_regular(path)
+    except FileNotFoundError:
+        return None
+    try:
+        reason = distrust(os.fstat(fd)) if distrust is not None else ""
+        raw = b"" if reason else files.read_open(fd, limit, path)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(f"{path} is larger than {limit} bytes") from None
+        raise
+    finally:
+        os.close(fd)
+    if reason:
+        raise ValueError(f"{path} is not believed: {reason}")
+    try:
+        return parse_object(raw)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,49 @@
+"""The job ring's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.host.modes import PAGE, as_page
+from ftsupervise.printable import printable
+from ftsupervise.rundir.paths import WARNING, write_whole
+
+
+def tell(log: Path | None, text: str) -> None:
+    """One line, whatever is in ``text``: much of it is a job's, a health command's or Slurm's."""
+    text = printable(text)
+    try:
+        print(f"ftsupervise: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        pass
+    if log is None:
+        return
+    try:
+        with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
+    except OSError:
+        return
+
+
+def warn(folder: Path, words: str, say: Callable[[str], None]) -> None:
+    """The file that the guards of an attempt find, on any node: leave. On a full disk an empty one says enough."""
+    path = folder / WARNING
+    try:
+        write_whole(path, words + "\n")
+    except OSError as error:
+        try:
+            path.touch(mode=PAGE)
+        except OSError:
+            say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
+
+
+def shown(command: tuple[str, ...]) -> str:
+    """A command in one line that is not too long."""
+    import shlex
+
+    text = shlex.join(command)
+    return text if len(text) <= 200 else text[:199] + "…"

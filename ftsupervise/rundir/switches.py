@@ -1,0 +1,166 @@
+"""Switches: files in RUN/switches that anyone in the directory's group can ``touch``, and who may be obeyed.
+
+Standard library only, and nothing here blocks on what lies in a switch's place: the guard reads it inside the training loop.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+
+from ftsupervise.host.modes import in_group
+from ftsupervise.host.ownership import user_name
+from ftsupervise.rundir.paths import RunDir, sync_directory, write_json
+from ftsupervise.rundir.reading import as_text, parse_object, time_of
+from ftsupervise.truth import Health, SwitchState
+
+KILL = "kill-switch"
+SAVE = "save-switch"
+SWITCH_LIMIT = 64 * 1024  # bytes; a switch that is longer is none
+_ANSWERED = ".answered-"
+Identity = tuple[int, int]  # inode and mtime in ns: which raising of a switch this is
+
+
+def read_switch(rundir: RunDir, name: str) -> SwitchState:
+    """Is the switch ``name`` (KILL or SAVE) up? Never raises, never blocks on what lies in its place.
+
+    A plain file is enough; who and why come from its JSON, else from its owner, mtime and first line. A file that may not
+    be obeyed (not a regular file, linked twice, huge, or owned by somebody outside the directory's group) leaves the
+    switch down and stands in ``problem``. UNKNOWN means the directory could not be looked at.
+    """
+    return look_at_switch(rundir, name)[0]
+
+
+def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | None]:
+    """``read_switch``, and which raising it is, so that only the one that was answered is taken down.
+
+    The dedicated directory is opened afresh and listed: on NFS a missing name may be cached for a minute.
+    """
+    try:
+        directory = os.open(rundir.switches, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        return SwitchState(name, Health.UNKNOWN, problem=f"cannot look into {rundir.switches}: {error.strerror}"), None
+    try:
+        if name not in os.listdir(directory):
+            return SwitchState(name, Health.OK), None
+        return _judge_switch(directory, name)
+    except FileNotFoundError:  # taken down while we looked
+        return SwitchState(name, Health.OK), None
+    except OSError as error:
+        return SwitchState(name, Health.UNKNOWN, problem=f"cannot look at {name}: {error.strerror}"), None
+    finally:
+        os.close(directory)
+
+
+def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | None]:
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    problem = _switch_problem(os.fstat(directory), found)
+    if problem:
+        return SwitchState(name, Health.OK, problem=f"{name} is {problem}; it is not obeyed"), None
+    owner = user_name(found.st_uid)
+    said = _read_switch_text(directory, name)
+    who = said.get("who") or owner
+    if who != owner:
+        who = f"{who} (the file is {owner}'s)"
+    if said.get("host"):
+        who = f"{who} on {said['host']}"
+    since = time_of(found)
+    state = SwitchState(name, Health.BAD, who=who, why=said.get("why", ""), since=since)
+    return state, (found.st_ino, found.st_mtime_ns)
+
+
+def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
+    """Why ``found`` may not act as a switch; "" if it may."""
+    kinds = ((stat.S_ISLNK, "symbolic link"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISDIR, "directory"))
+    for is_kind, word in kinds:
+        if is_kind(found.st_mode):
+            return f"a {word}"
+    if not stat.S_ISREG(found.st_mode):
+        return "not a regular file"
+    if found.st_nlink != 1:
+        return "a file with a second hard link"
+    if found.st_size > SWITCH_LIMIT:
+        return f"{found.st_size} bytes long"
+    if directory.st_mode & stat.S_IWOTH and not directory.st_mode & stat.S_ISVTX:
+        return "in a directory everybody may write (chmod o-w switches)"
+    if found.st_uid not in (0, directory.st_uid) and not in_group(found.st_uid, directory.st_gid):
+        return f"owned by {user_name(found.st_uid)}, who is not in the directory's group"
+    return ""
+
+
+def _read_switch_text(directory: int, name: str) -> dict[str, str]:
+    """Who, host and why as the file says; its first line is the why if it is no JSON. Made harmless to print."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:  # raised by somebody who keeps the content to himself: up all the same
+        return {}
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(SWITCH_LIMIT)
+    try:
+        raw = parse_object(data)
+    except ValueError:
+        raw = {"why": data.decode("utf-8", "replace").strip().partition("\n")[0]}
+    return {key: text for key in ("who", "host", "why") if (text := as_text(raw.get(key)))}
+
+
+def raise_switch(rundir: RunDir, name: str, *, who: str, host: str, why: str, now: datetime) -> None:
+    """Raise a switch and say who did it and why. Raises OSError when it cannot be written."""
+    write_json(rundir.switches / name, {"who": who, "host": host, "why": why, "since": now.isoformat()})
+
+
+def clear_switch(rundir: RunDir, name: str) -> bool:
+    """Take a switch down; False if it was not up. Raises OSError when it may not be removed."""
+    try:
+        os.unlink(rundir.switches / name)
+    except FileNotFoundError:
+        return False
+    sync_directory(rundir.switches)
+    return True
+
+
+def clear_answered(rundir: RunDir, name: str, answered: Identity, desk: Path | None = None) -> bool:
+    """Take down the switch only if it is the one that was ``answered``; False if it is gone or was raised anew.
+
+    It is renamed first and looked at again, so that a touch between the look and the removal is not lost. ``desk``: it is
+    taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
+    """
+    place = rundir.switches / name
+    aside = (desk or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
+    try:
+        if _identity(place) != answered:
+            return False
+        os.rename(place, aside)
+        if _identity(aside) != answered:
+            try:
+                os.link(aside, place)  # somebody touched it just now; unless they made a new one too, put it back
+            except FileExistsError:
+                pass
+            os.unlink(aside)
+            return False
+        os.unlink(aside)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def put_back(rundir: RunDir, swept: Path) -> bool:
+    """A save switch that a sealed attempt was just taking down goes up again: whether it was answered nobody can tell.
+
+    ``swept``: what lay on its desk. True if there was one. Raises OSError.
+    """
+    for name in os.listdir(swept):
+        if name.startswith(f"{_ANSWERED}{SAVE}"):
+            try:
+                os.link(swept / name, rundir.switches / SAVE)
+            except FileExistsError:  # raised anew
+                pass
+            os.unlink(swept / name)
+            return True
+    return False
+
+
+def _identity(path: Path) -> Identity:
+    found = path.lstat()
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,101 @@
+"""Who watches a run: one small file for each watcher in RUN/watch/watchers, rewritten at every tick.
+
+The run's guard and the other watchers read it, so that a watch that died does not die in silence. Only a watcher that says how
+often it means to look (``every``) can be late; a person who types ``ftsupervise watch`` once promises nothing.
+Standard library only: the guard uses this inside the training loop.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host.modes import make_folder, may_be_changed, stranger
+from ftsupervise.rundir.paths import RunDir, read_json, write_json
+from ftsupervise.rundir.reading import as_number, as_text, as_time
+
+LATE = 3  # times its own interval, and …
+MOST = 200  # watchers of one run that are read
+_LISTED = 10_000
+_LONGEST = 366 * 86400.0  # seconds between two looks
+AT_LEAST = timedelta(minutes=10)  # … never sooner: a tick over a thousand runs, a node that is rebooted
+
+
+class Watcher(NamedTuple):
+    name: str
+    host: str
+    at: datetime
+    every: timedelta | None
+
+    def late_by(self, now: datetime) -> timedelta | None:
+        """For how long nothing has been heard of it, if that is too long; None while all is well."""
+        silent = now - self.at
+        if self.every is None or silent <= max(self.every * LATE, AT_LEAST):
+            return None
+        return silent
+
+
+def folder(rundir: RunDir) -> Path:
+    return rundir.watch / "watchers"
+
+
+def own_name() -> str:
+    return f"{os.uname().nodename}-{os.getuid()}"
+
+
+def beat(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
+    """This watcher has looked. Raises OSError."""
+    place = folder(rundir)
+    make_folder(place)
+    record: dict[str, object] = {"at": now.isoformat(), "host": os.uname().nodename, "pid": os.getpid()}
+    if every is not None:
+        record["every"] = every.total_seconds()
+    write_json(place / own_name(), record, sync=False)
+
+
+def leave(rundir: RunDir) -> None:
+    """This watcher was stopped on purpose: nobody need miss it."""
+    try:
+        os.unlink(folder(rundir) / own_name())
+    except OSError:
+        return
+
+
+def watchers(rundir: RunDir) -> tuple[Watcher, ...]:
+    """Everybody who has looked and not taken leave, MOST at most. Raises OSError when the directory cannot be read."""
+    return look(rundir)[0]
+
+
+def look(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
+    """``watchers``, and a clause about what is odd there; "" if nothing is. Raises OSError."""
+    place = folder(rundir)
+    try:
+        whose = place.stat()
+        with os.scandir(place) as entries:
+            names = [entry.name for entry in islice(entries, _LISTED) if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return (), ""
+    if own_name() in names:  # whoever fills the folder does not push out the watcher that asks
+        names = [own_name(), *(name for name in names if name != own_name())]
+    found = (_read(place / name, whose) for name in names[:MOST])
+    odd = f"holds {len(names)} files or more, of which {MOST} are read" if len(names) > MOST else ""
+    return tuple(sorted((watcher for watcher in found if watcher is not None), key=lambda one: one.name)), odd
+
+
+def _read(path: Path, whose: os.stat_result) -> Watcher | None:
+    """None for a page that is damaged, or by somebody with whom the watch is not shared."""
+    try:
+        raw = read_json(
+            path, limit=10_000, distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path)
+        )
+    except (OSError, ValueError):
+        return None
+    at = as_time((raw or {}).get("at"))
+    if raw is None or at is None:
+        return None
+    every = as_number(raw.get("every"))
+    bound = timedelta(seconds=every) if every is not None and 0 < every < _LONGEST else None
+    return Watcher(as_text(path.name), as_text(raw.get("host")), at, bound)

@@ -1,0 +1,255 @@
+"""What Slurm knows of the job we are in: its nodes and how they are, its steps, and how to end one. All of it bounded.
+
+Without Slurm, and when the controller does not answer, every question has an empty answer: who restarts does not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ftsupervise.host import bounded
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+from ftsupervise.scheduler import slurmd_ping
+from ftsupervise.scheduler.slurm import is_answer
+
+_TELL = 2.0  # seconds for what nobody waits for
+_ASK = 10.0  # seconds for one question
+_OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
+# All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
+_KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
+p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
+AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and none of the run's
+STANDBYS = "ftsupervise-standbys"
+_STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
+_ENDING = 15.0  # seconds for a step to be gone after SIGKILL
+
+T = TypeVar("T")
+
+GONE = "no longer in the job*"
+
+
+class Allocation:
+    """The job of this process, from its environment."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.job = env.get("SLURM_JOB_ID", "")
+        self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
+        self._silent: frozenset[str] = frozenset()
+        self._steps: frozenset[str] | None = None  # as they are, for the end_steps that follows
+        self._addresses: dict[str, tuple[str, int]] = {}
+        text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
+        try:
+            self.nodes = expand_hostlist(text) if text else ()
+        except ValueError:
+            self.nodes = ()
+
+    def states(self) -> dict[str, str]:
+        """node -> state as sinfo says it ("mixed", "down*"), GONE for one the job has lost; {} when it cannot be asked."""
+        if len(self.nodes) < 2:
+            return {}
+        words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
+        asked = _beside(self._held)
+        code, out = self._ask(*words)
+        held = asked()
+        pairs = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
+        return {node: state if held is None or node in held else GONE for node, bar, state in pairs if bar}
+
+    def _held(self) -> frozenset[str] | None:
+        """The nodes that are the job's still: with --no-kill it loses those that fail, and does not get them back when they
+        are well again. None when it cannot be told."""
+        code, out = self._ask("squeue", "-h", "-j", self.job, "-o", "%N")
+        try:
+            return frozenset(expand_hostlist(out.strip())) if code == 0 and out.strip() else None
+        except ValueError:
+            return None
+
+    def steps(self) -> frozenset[str]:
+        """The job's steps that live, without the batch script's own and our agents'."""
+        if not self.job:
+            return frozenset()
+        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%j")
+        lines = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
+        found = (step for step, _, name in lines if name not in (AGENTS, STANDBYS))
+        return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
+
+    def lives(self, job: str) -> bool | None:
+        """Does Slurm have this job, waiting, running or completing? None: cannot tell."""
+        try:
+            done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
+            if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
+                return bool(done.stdout.strip())
+        except OSError:
+            return None
+        return False if done.code == 1 and "Invalid job id" in done.stderr else None
+
+    def of_others(self, attempts: Path) -> frozenset[str]:
+        """Steps that somebody else has begun beside the run, with a living srun: one that is on this host and has nothing of
+        an attempt in its environment, or one on a host outside the job. What cannot be told is not among them.
+        """
+        code, out = self._ask("scontrol", "-o", "show", "step", self.job)
+        found = _STEP.findall(out) if code == 0 else ()
+        here, ours = _short(os.uname().nodename), {_short(node) for node in self.nodes}
+        theirs = set()
+        for step, host, pid in found:
+            if not int(pid) or host == "(null)":
+                continue
+            if _short(host) == here:
+                if _is_stranger(int(pid), attempts):
+                    theirs.add(step)
+            elif _short(host) not in ours:
+                theirs.add(step)
+        return frozenset(theirs)
+
+    def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
+        """``states()``, with "silent*" for the ``silent()`` ones. All is asked at the same time: here others wait for the
+        answers. ``ended``: the steps too, for the ``end_steps`` that follows.
+
+        Not while a command runs: its supervisor reaps all that ends below it, these questions too.
+        """
+        silent = _beside(self.silent)
+        steps = _beside(self.steps) if ended else None
+        states = self.states()
+        self._steps = steps() if steps is not None else None
+        return {**states, **dict.fromkeys(silent(), "silent*")}
+
+    @property
+    def last_silent(self) -> frozenset[str]:
+        """What ``silent()`` has said last; nobody is asked."""
+        return self._silent
+
+    def silent(self) -> frozenset[str]:
+        """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
+        where = self._where()
+        if where:
+            self._silent = frozenset(slurmd_ping.silent(where))
+        return self._silent
+
+    def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
+        """SIGKILL for every process of an attempt on ``nodes`` (all), through a small step beside theirs. Bounded.
+
+        Once a step is being terminated (``--kill-on-bad-exit``, a SIGTERM to srun), its slurmstepd waits for KillWait, 30 s
+        by default, and takes no SIGKILL from ``scancel`` meanwhile: seen on 22.05. False when not all could be reached.
+        """
+        if not self.job:
+            return False
+        silent = self.silent()
+        where = tuple(node for node in nodes or self.nodes if node not in silent)
+        if not where:
+            return False
+        mark = shlex.quote(f"{ENV_ATTEMPT_DIR}={attempt_dir}")
+        words = self.side_step(where, "sh", "-c", _KILL.format(mark=mark))
+        try:
+            done = bounded.run(words, timeout=_ASK, env=self.side_env())
+        except OSError:
+            return False
+        return done.code == 0 and not silent
+
+    def side_step(
+        self,
+        nodes: Sequence[str],
+        *command: str,
+        output: str = "/dev/null",
+        options: Sequence[str] = (),
+        whole: bool = False,
+    ) -> list[str]:
+        """The srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
+
+        To be run with ``side_env()``, so that nothing of the job's own step options gets into it. ``whole``: with the GPUs
+        of the job too, for what is to do the ranks' work.
+        """
+        count = len(nodes)
+        words = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
+        words += [] if whole else ["--gres=none"]
+        words += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(tuple(nodes))}"]
+        words += ["--input=none", f"--output={output}", *options]
+        return ["srun", f"--jobid={self.job}", *words, *command]
+
+    def side_env(self) -> dict[str, str]:
+        return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+
+    def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
+        """SIGKILL, on all nodes, for every step but those in ``without`` and those of others; those that are left.
+
+        A step with a node that does not answer ends only when Slurm has given that node up: that is not waited for.
+        """
+        until = time.monotonic() + (_ENDING if not self._silent else 0.3)
+        told: frozenset[str] = frozenset()
+        seen, self._steps = self._steps, None
+        while left := (self.steps() if seen is None else seen) - without:
+            seen = None
+            if not left <= told and (theirs := self.of_others(attempts) & left):
+                without |= theirs
+                continue
+            if left - told and not self._silent:
+                self._ask("scancel", "--signal=KILL", *sorted(left))
+                told = told | left
+            if time.monotonic() >= until:
+                return tuple(sorted(left))
+            time.sleep(0.05)
+        return ()
+
+    def kill_steps(self, without: frozenset[str]) -> None:
+        """SIGKILL for every step but those in ``without``; waits for none of them."""
+        if left := self.steps() - without:
+            self._ask("scancel", "--signal=KILL", *sorted(left))
+
+    def tell_step(self, step: str) -> None:
+        """SIGTERM for the tasks of one step, on all its nodes."""
+        self._ask("scancel", "--signal=TERM", step, timeout=_TELL)
+
+    def _where(self) -> dict[str, tuple[str, int]]:
+        """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
+        if len(self.nodes) > 1 and not self._addresses:
+            code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
+            if code == 0:
+                self._addresses = slurmd_ping.addresses(shown, self._usual_port())
+        return self._addresses
+
+    def _usual_port(self) -> int:
+        _, out = self._ask("scontrol", "show", "config")
+        found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
+        return int(found[1]) if found else slurmd_ping.DEFAULT_PORT
+
+    def _ask(self, *words: str, timeout: float = _ASK) -> tuple[int | None, str]:
+        try:
+            done = bounded.run(list(words), timeout=timeout, env=self._env)
+        except OSError:  # no Slurm commands here
+            return None, ""
+        return done.code, done.stdout
+
+
+def _beside(question: Callable[[], T]) -> Callable[[], T]:
+    """Ask in a thread; to call what comes back is to wait for the answer."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
+    thread.start()
+
+    def answer() -> T:
+        thread.join()
+        return found[0]
+
+    return answer
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
+
+
+def _is_stranger(pid: int, attempts: Path) -> bool:
+    """Does it live, without an attempt of this run in its environment? One of another user cannot be read: a stranger."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    mark = os.fsencode(f"{ENV_ATTEMPT_DIR}={attempts}/")
+    return bool(environ) and not any(one.startswith(mark) for one in environ.split(b"\0"))

@@ -1,0 +1,199 @@
+"""One pass of looking: the queue once, then every watchdog of every run. Tells nobody; ``tick.py`` does that.
+
+A watchdog that breaks must not blind the others: its failure is a finding of its own.
+"""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.errors import SchedulerUnavailable
+from ftsupervise.model import Finding, Health, Job, Severity
+from ftsupervise.probe import Probe
+from ftsupervise.rundir.launches import launches
+from ftsupervise.rundir.ledger import newest
+from ftsupervise.rundir.paths import RunDir, read_json, write_json
+from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
+from ftsupervise.watch import Look
+from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+    from ftsupervise.scheduler import Scheduler
+
+_MEMORY = "memory.json"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What the scheduler answered this time: jobs, or why it could not be asked."""
+
+    jobs: tuple[Job, ...] | None
+    blind: str = ""
+    kind: str = ""  # of the scheduler
+
+    @cached_property
+    def by_mark(self) -> dict[str, tuple[Job, ...]]:
+        """So that a thousand runs do not each go through the jobs of all the others."""
+        return by_mark(self.jobs or ())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one pass saw of one run."""
+
+    run: Run
+    rundir: RunDir
+    jobs: tuple[Job, ...] | None
+    findings: tuple[Finding, ...]
+    memory: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def ask(scheduler: Scheduler, users: Sequence[str]) -> Queue:
+    """The queue of ``users``, by one request."""
+    try:
+        return Queue(scheduler.queue(users=users), kind=scheduler.kind)
+    except SchedulerUnavailable as error:
+        return Queue(None, error.message, scheduler.kind)
+
+
+def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
+    """Whether the controller answers: an alert of its own, one for all runs."""
+    blind = queue.jobs is None
+    return Finding(
+        run="",
+        watchdog="slurm",
+        subject="controller",
+        health=Health.BAD if blind else Health.OK,
+        severity=Severity.WARNING,
+        summary=f"slurm unreachable: {queue.blind}" if blind else "Slurm answers",
+        at=now,
+        meaning=f"Nobody can tell whether these run: {', '.join(sorted(runs)) or 'none'}. Nothing is known to be wrong.",
+        look="scontrol ping; sinfo",
+        do="wait for it, or tell your administrator; running jobs are not harmed by it",
+    )
+
+
+class Unanswered(str):
+    """Why settings could not be read, where the storage they lie on does not answer: nobody should touch it by hand."""
+
+
+HERE = "this directory"  # what a run is called that was not named
+
+
+def settings_finding(name: str, why: str, now: datetime) -> Finding:
+    """Could the settings of a run that is to be watched be read? ``why`` not, "" if they could."""
+    typed = "ftsupervise config check" + ("" if name == HERE else f" {shlex.quote(name)}")
+    dead, once = isinstance(why, Unanswered), why.removeprefix(f"{name}: ")
+    return Finding(
+        run="",
+        watchdog="watch",
+        subject=f"settings of {name}",
+        health=Health.BAD if why else Health.OK,
+        severity=Severity.CRITICAL,
+        summary=f"the settings of {name} cannot be read: {once}" if why else f"the settings of {name} can be read",
+        at=now,
+        meaning="This run is watched by the settings it had before, or not at all.",
+        look=f"squeue --me  (do not ls {name}: your shell would hang)" if dead else typed,
+        do="tell your storage people; nothing was changed" if dead else "mend the file; the next tick reads it again",
+    )
+
+
+def look_at(
+    run: Run,
+    rundir: RunDir,
+    queue: Queue,
+    now: datetime,
+    *,
+    own: frozenset[str],
+    only: Sequence[str] = (),
+    due_only: bool = False,
+    probe: Probe | None = None,
+    at: Callable[[str], None] = lambda name: None,
+) -> Seen:
+    """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
+    ``at`` is told the name of each before it looks.
+
+    ``probe``: the bounded eyes of this tick, to be shared by all its runs; without one this run gets its own.
+    """
+    if probe is None:
+        with Probe() as own_probe:
+            return look_at(run, rundir, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
+    jobs = None
+    if queue.jobs is not None:
+        launched = launches(rundir)
+        attempt = newest(rundir)
+        few = candidates(run.name, launched, queue.by_mark, attempt)
+        whose = whose_run(rundir, launched) if few else None
+        jobs = () if whose is None else jobs_of_run(run.name, launched, few, own, whose, attempt)
+    memory = read_memory(rundir)
+    findings: list[Finding] = []
+    for name in WATCHDOGS:
+        settings = getattr(run.watch, name.replace("-", "_"), None)
+        if settings is None or (only and name not in only):
+            continue
+        mine = memory.setdefault(name, {})
+        if due_only and not _due(mine, settings, now):
+            continue
+        at(name)
+        look = Look(run=run, rundir=rundir, now=now, jobs=jobs, memory=mine, blind=queue.blind, probe=probe)
+        findings += _check(name, look, settings)
+    return Seen(run, rundir, jobs, tuple(findings), memory)
+
+
+def _due(memory: dict[str, Any], settings: object, now: datetime) -> bool:
+    """A watchdog with an ``every`` of its own is asked again when that has passed (less a tenth, for ticks that come
+    a little early); the others each time."""
+    every = getattr(settings, "every", None)
+    last = memory.get("_at")
+    due = (
+        not isinstance(every, timedelta)
+        or not isinstance(last, (int, float))
+        or not 0 <= now.timestamp() - last < every.total_seconds() * 0.9
+    )
+    if due:
+        memory["_at"] = now.timestamp()
+    return due
+
+
+def _check(name: str, look: Look, settings: object) -> list[Finding]:
+    broken = Finding(
+        run=look.run.name,
+        watchdog=name,
+        subject="watchdog",
+        health=Health.OK,
+        severity=Severity.WARNING,
+        summary=f"the {name} watchdog works",
+        at=look.now,
+        meaning="What it looks after is not being looked after.",
+        look=f"ftsupervise check {name} {shlex.quote(str(look.rundir.root))}",
+        do="report it with the lines below",
+    )
+    try:
+        return [*load_watchdog(name).check(look, settings), broken]
+    except Exception as error:  # one broken watchdog must neither end the tick nor go unnoticed
+        import dataclasses
+
+        detail = "".join(traceback.format_exception(error)[-6:])
+        summary = f"the {name} watchdog itself failed: {type(error).__name__}: {error}"
+        return [dataclasses.replace(broken, health=Health.BAD, summary=summary, detail=detail)]
+
+
+def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:
+    """What the watchdogs remember from the last pass. Lost or damaged memory is no memory: trends start anew."""
+    try:
+        raw = read_json(rundir.watch / _MEMORY) or {}
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in raw.items() if isinstance(value, dict)}
+
+
+def write_memory(rundir: RunDir, memory: Mapping[str, dict[str, Any]]) -> None:
+    """Raises OSError. Not synced: a power cut costs the trends of some minutes."""
+    write_json(rundir.watch / _MEMORY, memory, sync=False)

@@ -1,0 +1,123 @@
+"""Run directories that do not answer, or are gone. The tick must not touch them: it would hang, and with it the watch of
+every other run, or make anew what somebody moved away. They are an alert of their own, kept in this account's state
+directory, because theirs cannot be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import traceback
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.errors import Error, from_os_error
+from ftsupervise.host.modes import PAGE, make_folder
+from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+
+def answers(run: Run, now: datetime) -> Finding:
+    """Its directory can be looked at."""
+    return Finding(
+        run=run.name,
+        watchdog="storage",
+        subject="run directory",
+        health=Health.OK,
+        severity=Severity.CRITICAL,
+        summary=f"the storage of {run.run_dir} answers",
+        at=now,
+    )
+
+
+def silent(run: Run, seconds: float, doing: str, why: str, now: datetime) -> Finding:
+    """A look at it has not come back: nothing is known of the run."""
+    return replace(
+        answers(run, now),
+        health=Health.BAD,
+        summary=f"the storage of {run.run_dir} has not answered for {show_duration(seconds)}: could not {doing}",
+        meaning="Nothing can be said about this run until it answers, and the run itself is probably standing still.",
+        look=f"squeue --me  (do not ls {run.run_dir}: your shell would hang)",
+        do="tell your storage people; nothing was changed",
+        detail=why,
+    )
+
+
+def missing(run: Run, now: datetime) -> Finding:
+    """There is no such directory. Whether that is as it should be, ``launched_or_not`` says."""
+    return replace(
+        answers(run, now),
+        health=Health.BAD,
+        summary=f"the run directory {run.run_dir} is gone",
+        meaning="Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
+        look=f"ls -la {shlex.quote(str(Path(str(run.run_dir)).parent))}; squeue --me",
+        do="if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
+    )
+
+
+def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
+    """``gone``, or, of a run that was never launched, that it was not. Touches ``state`` unless it is ``away``."""
+    if away:
+        why = f"{run.run_dir} is not there; whether the run was ever launched cannot be looked up: {away}"
+        return replace(gone, health=Health.UNKNOWN, summary=why)
+    if _was_launched(run, state):
+        return gone
+    return replace(gone, health=Health.UNKNOWN, severity=Severity.INFO, summary="it has not been launched yet")
+
+
+def remember(run: Run, state: Path) -> None:
+    """That its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
+    mark = _seen_mark(run, state)
+    try:
+        if not mark.exists():
+            make_folder(mark.parent, parents=True)
+            mark.touch(mode=PAGE)
+    except OSError:
+        return
+
+
+def _was_launched(run: Run, state: Path) -> bool:
+    """Has this account launched it (then STATE/runs/NAME points there), or seen its directory before?"""
+    try:
+        launched = str((state / "runs" / run.name).readlink()) == str(run.run_dir)
+    except OSError:
+        launched = False
+    return launched or _seen_mark(run, state).exists()
+
+
+def _seen_mark(run: Run, state: Path) -> Path:
+    return state / "watch" / "seen" / _name_of(run)
+
+
+def _name_of(run: Run) -> str:
+    mark = hashlib.sha256(str(run.run_dir).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return f"{run.name}-{mark}"
+
+
+def unusable(run: Run, error: Exception, now: datetime) -> Finding:
+    """A run directory that answers, but in which the watch could not do its work: unreadable, or not what it should be."""
+    known = from_os_error(error, f"use {error.filename or run.run_dir}") if isinstance(error, OSError) else error
+    words = known.message if isinstance(known, Error) else f"{type(error).__name__}: {error}"
+    return Finding(
+        run=run.name,
+        watchdog="storage",
+        subject="run directory",
+        health=Health.BAD,
+        severity=Severity.CRITICAL,
+        summary=f"the run directory {run.run_dir} cannot be watched: {words}",
+        at=now,
+        meaning="Nothing can be said about this run until this is repaired; other runs are watched as before.",
+        look=f"ls -la {run.run_dir}",
+        do=(known.hint if isinstance(known, Error) else "") or "repair it, or report it with the lines below",
+        detail="" if isinstance(known, Error) else "".join(traceback.format_exception(error)[-6:]),
+    )
+
+
+def journal_of(run: Run, state: Path) -> Path:
+    """Where the alert about this run's storage is kept: one directory for each run directory."""
+    return state / "watch" / "storage" / _name_of(run)

@@ -1,0 +1,209 @@
+"""The signs of progress of one run, gathered through bounded probes; ages by the clock of the file server.
+
+``memory`` holds, for each sign, its last value and when it last moved (seconds of the file server's clock).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.model import Beat, Job, JobState
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen
+from ftsupervise.units import show_size
+from ftsupervise.watch.watchdogs import joblog, logtext
+from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number
+from ftsupervise.watch.watchdogs.stall_judge import Signal
+
+if TYPE_CHECKING:
+    from ftsupervise.config.watchdogs import Hang
+    from ftsupervise.watch import Look
+
+AT_WORK = frozenset({JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING, JobState.OTHER})
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What was seen. ``phases``: of the newest attempt's ranks; ``beats``: those read, with the age of each."""
+
+    signals: tuple[Signal, ...]
+    phases: frozenset[str]
+    started: float  # seconds since the command, or else its job, was started; infinite if nobody can tell
+    beats: tuple[tuple[Beat, float], ...]
+    step: int | None
+    beat_every: float  # seconds between two beats of one rank
+    naive: str  # why ages are by this node's own clock; "" if they are not
+
+
+def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
+    """All signs of the run. ``job``: the one that is at work, if the scheduler could tell."""
+    ahead = look.probe.clock_ahead(look.rundir.watch)
+    if isinstance(ahead, Missing):  # nobody made the directory yet
+        ahead = look.probe.clock_ahead(look.rundir.root)
+    naive = "" if isinstance(ahead, float) else ahead.why if isinstance(ahead, NotSeen) else "there is no run directory"
+    now = look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
+    wanted = settings.signals or ("step", "beat", "checkpoint", "log")
+    signals: list[Signal] = []
+    beats, blind = newest_beats(look, now)
+    step = max((beat.step for beat, _ in beats if beat.step is not None), default=None)
+    if "beat" in wanted:
+        signals += _beat_signal(beats, blind)
+    if "step" in wanted:
+        signals += _step_of_beats(look.memory, beats, step, now, blind)
+    if "step" in wanted or "log" in wanted:
+        signals += _of_log(look, settings, wanted)
+    if "checkpoint" in wanted:
+        signals += _checkpoint(look, now)
+    if "gpu" in wanted:
+        signals += _gpu(look, now)
+    look.memory["looked"] = now
+    return Signs(
+        signals=tuple(_without_weak(signals, look.memory) if not settings.signals else signals),
+        phases=frozenset(beat.phase for beat, _ in beats),
+        started=_started(look, job, now),
+        beats=beats,
+        step=step if step is not None else look.memory.get("step", {}).get("step in the log"),
+        beat_every=max((number(beat.facts.get("every")) or 0.0 for beat, _ in beats), default=0.0),
+        naive=naive,
+    )
+
+
+def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]:
+    """A growing log proves little (runs have hung for hours while their launcher went on talking), so it counts only for
+    runs that have never shown anything better."""
+    strong = [signal for signal in signals if signal.name != "log"]
+    if any(signal.age is not None for signal in strong):
+        memory["strong"] = True
+    return strong if memory.get("strong") else signals
+
+
+def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
+    """When ``name`` last changed its value: ``at`` if it did now, or if nothing is remembered of it.
+
+    What changed since the last look did so after it, however old the file claims to be (some clients write mtime late).
+    """
+    values, times = memory.setdefault("step", {}), memory.setdefault("moved", {})
+    if name not in times:
+        values[name], times[name] = value, at
+    elif values.get(name) != value:
+        values[name], times[name] = value, max(at, memory.get("looked", at))
+    return float(times[name])
+
+
+# ------------------------------------------------------------------------------------------------------------ beats
+
+
+def _beat_signal(beats: tuple[tuple[Beat, float], ...], blind: str) -> list[Signal]:
+    if blind:
+        return [Signal("beat", None, blind=blind)]
+    if not beats:
+        return []
+    beat, age = min(beats, key=lambda pair: pair[1])
+    return [Signal("beat", age, f"rank {beat.rank} on {beat.host} in phase {beat.phase or 'unnamed'}")]
+
+
+def _step_of_beats(
+    memory: dict[str, Any], beats: tuple[tuple[Beat, float], ...], step: int | None, now: float, blind: str
+) -> list[Signal]:
+    if blind:
+        return [Signal("step", None, blind=blind)]
+    if step is None:
+        return []
+    youngest = min(age for beat, age in beats if beat.step == step)
+    moved = _moved(memory, "step", step, now - youngest)
+    return [Signal("step", max(0.0, now - moved), f"step {step}")]
+
+
+# -------------------------------------------------------------------------------------------------- log, checkpoints
+
+
+def _server_now(look: Look, folder: Path) -> float:
+    """Now by the clock of the server of ``folder``; by this node's where that cannot be asked."""
+    ahead = look.probe.clock_ahead(folder)
+    return look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
+
+
+def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
+    """The step in the log, and that the log grows by lines that are not our own."""
+    mine = look.memory.setdefault("log", {})
+    piece = joblog.read_on(look, settings.log, mine)
+    if isinstance(piece, NotSeen):
+        return [Signal("step in the log" if "step" in wanted else "log", None, blind=piece.sentence)]
+    if isinstance(piece, Missing):
+        return []
+    now = _server_now(look, piece.path.parent)
+    pattern = re.compile(settings.pattern) if settings.pattern else logtext.STEP
+    signals = []
+    step = logtext.last_step(piece.data, pattern)
+    if step is None:
+        step = look.memory.get("step", {}).get("step in the log")
+    if "step" in wanted and step is not None:
+        moved = _moved(look.memory, "step in the log", step, piece.entry.mtime)
+        signals.append(Signal("step in the log", max(0.0, now - moved), f"step {step} in {piece.path.name}"))
+    if "log" in wanted:
+        theirs = piece.fresh or any(True for _ in logtext.lines(piece.data))
+        grown = mine.get("grown", 0) + (1 if theirs and mine["size"] != mine.get("seen") else 0)
+        mine.update(grown=grown, seen=mine["size"])
+        moved = _moved(look.memory, "log", grown, piece.entry.mtime)
+        words = f"{piece.path.name} at {show_size(piece.entry.size)}"
+        signals.append(Signal("log", max(0.0, now - moved), words))
+    return signals
+
+
+def _checkpoint(look: Look, now: float) -> list[Signal]:
+    section = look.run.watch.checkpoints
+    folder = section.path if section is not None and section.path is not None else look.rundir.checkpoints
+    got = look.probe.listing(folder, most=5000)
+    if isinstance(got, NotSeen):
+        return [Signal("checkpoint", None, blind=got.sentence)]
+    if isinstance(got, Missing) or not got.entries:
+        return []
+    newest = max(got.entries, key=lambda entry: entry.mtime)
+    now = _server_now(look, folder)
+    return [Signal("checkpoint", max(0.0, now - newest.mtime), f"checkpoint {newest.name}")]
+
+
+def _gpu(look: Look, now: float) -> list[Signal]:
+    """A GPU of this node at work; only where the watch runs beside the job."""
+    from ftsupervise.watch.watchdogs import nvml
+
+    seen = nvml.ask(look.probe)
+    if isinstance(seen, str):
+        return [Signal("gpu", None, blind=seen)]
+    at_work = any((one.utilisation or 0) > 0.05 for one in seen)
+    moved = now if at_work else look.memory.get("moved", {}).get("gpu")
+    if moved is None:
+        return [Signal("gpu", None)]
+    look.memory.setdefault("moved", {})["gpu"] = moved
+    return [Signal("gpu", max(0.0, now - moved), "a GPU at work")]
+
+
+# ------------------------------------------------------------------------------------------------------------ start
+
+
+def _started(look: Look, job: Job | None, now: float) -> float:
+    """Seconds since the newest of: the job's start, the start or the end of the newest attempt.
+
+    The job's start is by Slurm's clock, the others by the file server's; both are taken to be the cluster's time.
+    """
+    ages = [now - job.start_time.timestamp()] if job is not None and job.start_time is not None else []
+    attempts = look.probe.listing(look.rundir.attempts, most=20_000)
+    if isinstance(attempts, Listing):
+        names = sorted(
+            (entry.name for entry in attempts.entries if entry.name.isascii() and entry.name.isdigit()), key=int
+        )
+        for page in ("start.json", "end.json") if names else ():
+            entry = look.probe.look(look.rundir.attempts / names[-1] / page)
+            if isinstance(entry, Entry):
+                ages.append(now - entry.mtime)
+    if not ages and job is None:
+        return float("inf")
+    if not ages and job is not None:  # the scheduler does not say: counted from when it was first seen
+        known = look.memory.setdefault("first_seen", {})
+        if job.id not in known:
+            known.clear()
+            known[job.id] = now
+        ages.append(now - float(known[job.id]))
+    return max(0.0, min(ages))
