@@ -157,13 +157,11 @@ def _settings(rundir: RunDir) -> tuple[incidents.Settings, list[Path]]:
     from ftsupervise.nodes import incidents
     from ftsupervise.units import parse_duration
 
-    given, launch = _section(rundir, "nodes"), _section(rundir, "launch")
+    given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), incidents.Settings()
     try:
         margin = incidents.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
-        half_life = (
-            parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else incidents.HALF_LIFE
-        )
-        exclude_at = float(given.get("exclude_at", incidents.EXCLUDE_AT))
+        half_life = parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else usual.half_life
+        exclude_at = float(given.get("exclude_at", usual.exclude_at))
         at_most = margin if given.get("at_most") is None else int(given["at_most"])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None

@@ -17,6 +17,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
@@ -28,6 +29,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ftsupervise import secrecy, units
 from ftsupervise.config.strict_yaml import control_character
+from ftsupervise.config.supervisor import BY_KEY, Form
 
 VARIABLE = r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}"
 
@@ -228,3 +230,17 @@ Share = Annotated[
 SecretFile = Annotated[Path, BeforeValidator(_secret_file)]
 SecretVariable = Annotated[str, BeforeValidator(_secret_variable)]
 Positive = AfterValidator(_positive)
+
+
+def declared(key: str) -> Any:
+    """The pydantic field of a key of the settings: default, bounds and description."""
+    setting = BY_KEY[key]
+    of_time = setting.form is Form.SECONDS
+    bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
+    if of_time or setting.form is Form.COUNTS:  # a type of its own says it: Positive, the values' bounds
+        bounds = {}
+    default = timedelta(seconds=setting.default) if of_time and setting.default is not None else setting.default
+    if setting.form is Form.TEXT:  # what switches its section on has no default
+        default = ...
+    kept = {name: bound for name, bound in bounds.items() if bound is not None}
+    return Field(default, description=setting.help, **kept)

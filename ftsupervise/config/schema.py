@@ -6,7 +6,6 @@ The text under each attribute is what ``ftsupervise config schema`` says about i
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +22,7 @@ from ftsupervise.config.fields import (
     Share,
     Strict,
     TimeLimit,
+    declared,
     off_is_null,
     wrong_at,
 )
@@ -64,34 +64,21 @@ Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "num
 class HangSettings(Strict):
     """When a command that stands still is ended and started again."""
 
-    at_least: Annotated[Duration, Positive] = timedelta(seconds=10)
-    """Standing still for less is never a hang; half of it is enough where a rank stays stopped (SIGSTOP)."""
-    factor: Annotated[float, Field(ge=1, le=1000)] = 3.0
-    """So many times the longest pause seen so far in that phase is a hang."""
-    start: Annotated[Duration, Positive] = timedelta(minutes=30)
-    """How long the first step may take."""
-    unknown: Annotated[Duration, Positive] = timedelta(minutes=10)
-    """How long a phase may take that was not seen often enough."""
+    at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
+    factor: float = declared("launch.restart.hang.factor")
+    start: Annotated[Duration, Positive] = declared("launch.restart.hang.start")
+    unknown: Annotated[Duration, Positive] = declared("launch.restart.hang.unknown")
 
 
 class Restart(Strict):
     """What is done when the command fails: start it again in the same job, leave to the next member, or stop the chain."""
 
-    in_place: Annotated[int, Field(ge=0, le=100_000)] = 100
-    """Most restarts inside one job, on the nodes it holds; then the next member takes over. 0: never in place."""
-    same_failure: Annotated[int, Field(ge=0, le=1000)] = 3
-    """So many times the same failure without progress, over restarts and members, and the chain is stopped: its members
-    are held, the brake alert fires. Progress is a newer checkpoint or a later first step. 0: never, whatever budgets say."""
-    budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = {}  # noqa: RUF012 - pydantic copies it
-    """Another number than same_failure for one kind of failure, such as {node: 20, memory: 1}. node is 10 by itself."""
-    back_off: Duration = timedelta(seconds=2)
-    """The second start without progress comes at once; the third waits so long, and each later one twice as long, up to 5m."""
-    stop_within: Annotated[Duration, Positive] = timedelta(minutes=10)
-    """How long the command may take to leave after the kill switch was raised, before it is ended."""
-    warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = "auto"
-    """A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto (what
-    the run turned out to import by its first step, where memory is not tight), a list such as [torch, numpy], or null:
-    restarts are cold."""
+    in_place: int = declared("launch.restart.in_place")
+    same_failure: int = declared("launch.restart.same_failure")
+    budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = declared("launch.restart.budgets")
+    back_off: Duration = declared("launch.restart.back_off")
+    stop_within: Annotated[Duration, Positive] = declared("launch.restart.stop_within")
+    warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = declared("launch.restart.warm")
     hang: Annotated[HangSettings | None, off_is_null(HangSettings | None | Off)] = HangSettings()
     """When a command that stands still is ended; null: never."""
 
@@ -225,14 +212,10 @@ class Launch(Strict):
 class GuardSettings(Strict):
     """What the guard inside the training loop looks at."""
 
-    poll: Annotated[Duration, Positive] = timedelta(seconds=1)
-    """How often, at most, it looks at the shared file system."""
-    memory: Annotated[Share, Field(gt=0, le=1)] | None = 0.95
-    """Share of the host memory at which the run saves and leaves; null: never."""
-    stop_before: Annotated[Duration, Positive] | None = None
-    """Stop this long before the end of the job, besides Slurm's signal."""
-    run_for: Annotated[Duration, Positive] | None = None
-    """Stop after so long, whatever the limit of the job."""
+    poll: Annotated[Duration, Positive] = declared("guard.poll")
+    memory: Share | None = declared("guard.memory")
+    stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
+    run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
 
 
 class Sharing(Strict):

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError
 from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.nodes.incidents import EXCLUDE_AT, HALF_LIFE
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
-    from ftsupervise.config.schema import HangSettings, Launch, Run
+    from ftsupervise.config.schema import Launch, Run
     from ftsupervise.nodes.incidents import Node
 
 COMMENT = "ftsupervise"
@@ -125,7 +125,8 @@ def plan(
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
     options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
-    command = (*_supervisor(run, python), *train_command(launch, kind))
+    supervisor = interpreter.command("run", "--run-dir", str(run.run_dir), *_settings(run), "--", python=python)
+    command = (*supervisor, *train_command(launch, kind))
     return Plan(
         name=run.name,
         token=token,
@@ -185,56 +186,40 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
     return [*options, *launch.sbatch]
 
 
-def _supervisor(run: Run, python: str) -> list[str]:
-    guard, restart = run.guard, run.launch.restart
-    words = interpreter.command("run", "--run-dir", str(run.run_dir), python=python)
-    words += ["--in-place", f"{restart.in_place}", "--same-failure", f"{restart.same_failure}"]
-    words += ["--back-off", f"{restart.back_off.total_seconds():g}"]
-    words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
-    if restart.warm != "auto":
-        words += ["--warm", ",".join(restart.warm or ()) or "off"]
-    words += hang_words(restart.hang)
-    for kind, number in restart.budgets.items():
-        words += ["--budget", f"{kind}={number}"]
-    words += _care(run)
-    words += ["--guard-poll", f"{guard.poll.total_seconds():g}"]
-    words += ["--guard-memory", "off" if guard.memory is None else f"{float(guard.memory):g}"]
-    if guard.stop_before is not None:
-        words += ["--guard-stop-before", f"{guard.stop_before.total_seconds():g}"]
-    if guard.run_for is not None:
-        words += ["--guard-run-for", f"{guard.run_for.total_seconds():g}"]
-    return [*words, "--"]
+def _settings(run: Run) -> list[str]:
+    """What the batch script says of ``run``'s settings: what differs from the default, and a few that people look for."""
+    found: list[str] = []
+    for setting in BY_KEY.values():
+        value = _value(run, setting)
+        if value is ...:
+            continue
+        if value is None and setting.off is not None:
+            found += [setting.flag, setting.off]
+        elif value is not None and (setting.always or value != setting.default):
+            found += [word for text in _texts(setting.form, value) for word in (setting.flag, text)]
+    return found
 
 
-def _care(run: Run) -> list[str]:
-    """What is said of nodes and is not the default anyway."""
-    nodes, words = run.nodes, []
-    if nodes.directory is not None:
-        words += ["--nodes-dir", str(nodes.directory)]
-    if nodes.half_life.total_seconds() != HALF_LIFE:
-        words += ["--nodes-half-life", f"{nodes.half_life.total_seconds():g}"]
-    if nodes.exclude_at != EXCLUDE_AT:
-        words += ["--nodes-exclude-at", f"{nodes.exclude_at:g}"]
-    if nodes.at_most is not None:
-        words += ["--nodes-at-most", f"{nodes.at_most}"]
-    if nodes.health is not None:
-        words += ["--health", nodes.health.command, "--health-timeout", f"{nodes.health.timeout.total_seconds():g}"]
-        words += [word for when in nodes.health.when for word in ("--health-when", when)]
-    return words
+def _value(run: Run, setting: Setting) -> Any:
+    """Seconds as a number; None where it is null, or its section; ... where nothing is to be said of a section that is null."""
+    value: Any = run
+    *sections, last = setting.key.split(".")
+    for name in sections:
+        value = getattr(value, name)
+        if value is None:
+            return None if setting.off is not None else ...
+    value = getattr(value, last)
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-def hang_words(hang: HangSettings | None) -> list[str]:
-    """What differs from the usual is said; the rest is the usual."""
-    if hang is None:
-        return ["--hang", "off"]
-    usual, words = type(hang)(), ["--hang", f"{hang.at_least.total_seconds():g}"]
-    if hang.factor != usual.factor:
-        words += ["--hang-factor", f"{hang.factor:g}"]
-    if hang.start != usual.start:
-        words += ["--hang-start", f"{hang.start.total_seconds():g}"]
-    if hang.unknown != usual.unknown:
-        words += ["--hang-unknown", f"{hang.unknown.total_seconds():g}"]
-    return words
+def _texts(form: Form, value: Any) -> list[str]:
+    if form is Form.CHOICES:
+        return list(value)
+    if form is Form.COUNTS:
+        return [f"{kind}={number}" for kind, number in value.items()]
+    if form is Form.MODULES:
+        return [value if isinstance(value, str) else ",".join(value) or "off"]
+    return [f"{value:g}" if isinstance(value, float) else str(value)]
 
 
 def train_command(launch: Launch, kind: str) -> list[str]:

@@ -22,14 +22,13 @@ from math import ceil, log2
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.config.supervisor import default
 from ftsupervise.host.modes import FOLDER, make_folder, may_be_changed, stranger
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import read_json, sync_directory, write_json
 from ftsupervise.rundir.reading import as_text, as_texts, as_time, as_whole, time_of
 
 WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
-HALF_LIFE = 24 * 3600.0  # seconds after which a trouble counts half
-EXCLUDE_AT = 1.5  # two deaths within half a day; one failed health command
 SHARE = 0.02  # of the run's nodes that may be kept away from, when it has fewer spares
 
 # What a trouble weighs. Of the first ones the node itself is the witness, wherever the rank went afterwards.
@@ -84,8 +83,8 @@ class Mark(NamedTuple):
 
 
 class Settings(NamedTuple):
-    half_life: float = HALF_LIFE  # seconds
-    exclude_at: float = EXCLUDE_AT
+    half_life: float = default("care.half_life")  # seconds
+    exclude_at: float = default("care.exclude_at")
     at_most: int = 1  # nodes kept away from because of their score; a person's own come besides
 
 

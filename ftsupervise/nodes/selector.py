@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.config.supervisor import default
 from ftsupervise.host import procfs
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
@@ -41,11 +42,11 @@ class Care:
     """How nodes are judged and looked after. Seconds."""
 
     directory: Path | None = None  # troubles shared with other runs
-    half_life: float = incidents.HALF_LIFE
-    exclude_at: float = incidents.EXCLUDE_AT
+    half_life: float = default("care.half_life")
+    exclude_at: float = default("care.exclude_at")
     at_most: int | None = None  # nodes kept away from because of their score; None: the spare margin
     health: str = ""  # a shell command; "": none
-    health_timeout: float = 30.0
+    health_timeout: float = default("care.health_timeout")
     health_when: tuple[str, ...] = (START, FAILURE)
 
 

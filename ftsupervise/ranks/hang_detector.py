@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from ftsupervise.config.supervisor import default
 from ftsupervise.truth import Pulse
 
 START = "start"
@@ -56,10 +57,10 @@ class Health(Enum):
 class Patience:
     """Seconds; ``factor`` times the largest gap of a phase."""
 
-    floor: float = 10.0
-    factor: float = 3.0
-    start: float = 1800.0  # up to the first step
-    unknown: float = 600.0  # a phase of which not enough is known
+    floor: float = default("hang.floor")
+    factor: float = default("hang.factor")
+    start: float = default("hang.start")  # up to the first step
+    unknown: float = default("hang.unknown")  # a phase of which not enough is known
 
     @property
     def period(self) -> float:

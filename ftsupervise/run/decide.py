@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftsupervise.config.supervisor import default
 from ftsupervise.run.cause import NO_STEP, Kind
 from ftsupervise.truth import Attempt
 
-SAME_FAILURE = 3  # how often the same failure without progress is accepted
-BACK_OFF = 2.0  # seconds
 _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
 _PATIENT = {Kind.NODE: 10}  # kinds whose budget is larger, because time cures them
@@ -42,9 +41,9 @@ class Budgets:
     """What a run may spend. ``same_failure`` 0: no brake. ``of_kind``: other numbers for single kinds of failure."""
 
     in_place: int = 0  # restarts inside one job
-    same_failure: int = SAME_FAILURE
+    same_failure: int = default("budgets.same_failure")
     of_kind: Mapping[str, int] = field(default_factory=dict)
-    back_off: float = BACK_OFF
+    back_off: float = default("budgets.back_off")
 
     def of(self, kind: str) -> int:
         given = self.of_kind.get(kind)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from ftsupervise.config.supervisor import SETTINGS, default
 from ftsupervise.nodes.selector import Care
 from ftsupervise.ranks.hang_detector import Patience
 from ftsupervise.run.decide import Budgets
@@ -22,9 +25,9 @@ class Options:
     name: str
     forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
     warning: int = signal.SIGUSR1
-    grace: float = 25.0  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
-    space_wait: float = 600.0  # for a full disk, before an attempt and after the last one
-    stop_within: float = 600.0  # what a command gets to leave after the kill switch was raised
+    grace: float = default("grace")  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
+    space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
+    stop_within: float = default("stop_within")  # what a command gets to leave after the kill switch was raised
     look_every: float = 1.0  # between two looks at the kill switch and the fence
     warm: Wanted = field(default_factory=Wanted)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
@@ -32,3 +35,26 @@ class Options:
     care: Care = field(default_factory=Care)
     hang: Patience | None = field(default_factory=Patience)  # None: hangs are not looked for
     end_hung: bool = False  # end a hung command; otherwise it is only told
+
+
+def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapping[str, Any]) -> Options:
+    """``values`` by parameter (``config/supervisor.py``), as the flags give them; None: not given."""
+    parts: dict[str, dict[str, Any]] = {"": {}, "hang": {}, "budgets": {}, "care": {}, "guard": {}}
+    for setting in SETTINGS:
+        part, _, word = setting.value.rpartition(".")
+        if values[setting.parameter] is not None:
+            parts[part][word] = values[setting.parameter]
+    hang, care, budgets = parts["hang"], parts["care"], Budgets(**parts["budgets"])
+    if "directory" in care:
+        care["directory"] = Path(care["directory"]).expanduser().absolute()
+    return Options(
+        rundir,
+        command,
+        name,
+        **parts[""],
+        budgets=budgets,
+        care=Care(**care),
+        hang=None if hang.get("floor") == "off" else Patience(**hang),
+        end_hung="floor" in hang or budgets.in_place > 0,
+        guard={key: str(value) for key, value in parts["guard"].items()},
+    )

@@ -35,13 +35,19 @@ def running(place: Path | str) -> list[str]:
     return found
 
 
+def _heed_signals() -> None:
+    """Whoever runs these tests in the background, or with nohup, ignores some of them, and children take that over."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def begun(slurm_installed: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts an owner, in a session of its own as a terminal's shell would have it."""
     owners: list[subprocess.Popen[str]] = []
 
     def start(*words: str, **more: Any) -> subprocess.Popen[str]:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | more
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "preexec_fn": _heed_signals} | more
         owners.append(subprocess.Popen([sys.executable, *words], start_new_session=True, text=True, **quiet))
         return owners[-1]
 

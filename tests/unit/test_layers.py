@@ -24,7 +24,6 @@ ROOMS = (
 APART = (("probe", "scheduler"), ("sandbox", "scheduler"), ("guard", "config"))
 # Arrows that are still to be turned, each with the files it is in.
 TO_BE_TURNED = {
-    ("config.nodes", "nodes"),
     ("scheduler.exclusions", "nodes"),
     ("nodes.selector", "run"),
     ("start", "__main__"),

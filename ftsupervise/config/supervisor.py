@@ -1,0 +1,167 @@
+"""What the supervisor can be told, each thing declared once: key in the settings, flag, value, default, bounds and help.
+
+``schema.py`` and ``nodes.py`` take default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
+what differs from the usual into the batch script; ``ftsupervise run`` makes its options of the table and hands their
+values to ``run/settings.py``. Free of pydantic, because the supervisor starts without it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Form(Enum):
+    """How a value is written in a flag."""
+
+    COUNT = "N"
+    NUMBER = "X"
+    SECONDS = "S"
+    TEXT = "COMMAND"
+    FOLDER = "DIR"
+    CHOICE = ""
+    CHOICES = " "  # the flag is given once for each
+    COUNTS = "KIND=N"  # the flag is given once for each kind of failure
+    MODULES = "M"
+
+
+class Setting(NamedTuple):
+    """``key`` in the settings ("" where only the flag exists), ``value`` in ``run.settings.Options``."""
+
+    flag: str
+    key: str
+    value: str
+    form: Form
+    default: Any  # seconds where the form says so; None: not set
+    help: str
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    off: str | None = None  # what the flag says where the key is null, or the section it stands in
+    bare: Any = ...  # what holds where the flag is not given; ...: the default of the settings
+    always: bool = False  # the batch script says it even where it is the default
+    choices: tuple[str, ...] = ()
+
+    @property
+    def parameter(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def unset(self) -> Any:
+        return self.default if self.bare is ... else self.bare
+
+
+_SECONDS = Form.SECONDS
+_RESTART, _HANG = "launch.restart", "launch.restart.hang"
+WITHIN = {"start": "before the first start in each job", "failure": "after each failure, before the next start"}
+
+SETTINGS = (
+    Setting(
+        "--forward", "", "forward", Form.CHOICE, "auto", choices=("auto", "always", "never"),
+        help="Pass the warning signal on? auto: only to processes that handle it. A file tells the guards in any case.",
+    ),
+    Setting(
+        "--grace", "", "grace", _SECONDS, 25.0, least=0,
+        help="How long the command gets, when the job is told to end, before it is killed.",
+    ),
+    Setting(
+        "--space-wait", "", "space_wait", _SECONDS, 600.0, least=0,
+        help="How long to wait for space when the disk is full, before leaving with exit code 73.",
+    ),
+    Setting(
+        "--in-place", f"{_RESTART}.in_place", "budgets.in_place", Form.COUNT, 100, least=0, most=100_000, bare=0, always=True,
+        help="Most restarts inside one job, on the nodes it holds; then the next member takes over. 0: never in place.",
+    ),
+    Setting(
+        "--same-failure", f"{_RESTART}.same_failure", "budgets.same_failure", Form.COUNT, 3, least=0, most=1000, always=True,
+        help="The chain is stopped after this many times the same failure without progress, over restarts and members: its "
+        "members are held, the brake alert fires. Progress is a newer checkpoint or a later first step. 0: never, whatever "
+        "budgets say.",
+    ),
+    Setting(
+        "--back-off", f"{_RESTART}.back_off", "budgets.back_off", _SECONDS, 2.0, least=0, always=True,
+        help="The second start without progress comes at once; the third waits this long, and each later one twice as long, "
+        "up to 5 minutes.",
+    ),
+    Setting(
+        "--stop-within", f"{_RESTART}.stop_within", "stop_within", _SECONDS, 600.0, above=0, always=True,
+        help="How long the command may take to leave after the kill switch was raised, before it is ended.",
+    ),
+    Setting(
+        "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",
+        help="A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto "
+        "(what the run turned out to import by its first step, where memory is not tight), a list of modules such as torch and "
+        "numpy, or off: restarts are cold.",
+    ),
+    Setting(
+        "--hang", f"{_HANG}.at_least", "hang.floor", _SECONDS, 10.0, above=0, off="off", bare=None, always=True,
+        help="Standing still for less is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
+    ),
+    Setting(
+        "--hang-factor", f"{_HANG}.factor", "hang.factor", Form.NUMBER, 3.0, least=1, most=1000,
+        help="This many times the longest pause seen so far in that phase is a hang.",
+    ),
+    Setting(
+        "--hang-start", f"{_HANG}.start", "hang.start", _SECONDS, 1800.0, above=0,
+        help="How long the first step may take.",
+    ),
+    Setting(
+        "--hang-unknown", f"{_HANG}.unknown", "hang.unknown", _SECONDS, 600.0, above=0,
+        help="How long a phase may take that was not seen often enough.",
+    ),
+    Setting(
+        "--budget", f"{_RESTART}.budgets", "budgets.of_kind", Form.COUNTS, {}, least=1, most=1000,
+        help="Another number than same_failure for one kind of failure, such as {node: 20, memory: 1}. node is 10 by itself.",
+    ),
+    Setting(
+        "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
+        help="A directory where all runs that name it share what they know of nodes. Default: each run keeps its own.",
+    ),
+    Setting(
+        "--nodes-half-life", "nodes.half_life", "care.half_life", _SECONDS, 24 * 3600.0, above=0,
+        help="After this long an incident of a node counts half.",
+    ),
+    Setting(
+        "--nodes-exclude-at", "nodes.exclude_at", "care.exclude_at", Form.NUMBER, 1.5, above=0, most=1000,
+        help="Score at which a node is excluded: a rank killed there counts 1, a failed health command 3.",
+    ),
+    Setting(
+        "--nodes-at-most", "nodes.at_most", "care.at_most", Form.COUNT, None, least=0, most=100_000,
+        help="Most nodes to be excluded because of their score; null: launch.spare_nodes, or 2 % of launch.nodes, at least 1.",
+    ),
+    Setting(
+        "--health", "nodes.health.command", "care.health", Form.TEXT, "",
+        help="Shell code that says how a node is. Exit 0: well; 1: reported, counts a little; 2: the node is not used; 3 and "
+        "others: unknown. Where it does not end while it ends on other nodes, the node is not used either.",
+    ),
+    Setting(
+        "--health-timeout", "nodes.health.timeout", "care.health_timeout", _SECONDS, 30.0, above=0,
+        help="How long it may take on a node. All nodes are asked at the same time.",
+    ),
+    Setting(
+        "--health-when", "nodes.health.when", "care.health_when", Form.CHOICES, tuple(WITHIN), choices=tuple(WITHIN),
+        help="; ".join(f"{word}: {when}" for word, when in WITHIN.items()) + ".",
+    ),
+    Setting(
+        "--guard-poll", "guard.poll", "guard.POLL", _SECONDS, 1.0, above=0, bare=None, always=True,
+        help="How often, at most, the guard looks at the shared file system.",
+    ),
+    Setting(
+        "--guard-memory", "guard.memory", "guard.MEMORY", Form.NUMBER, 0.95, above=0, most=1, off="off", bare=None, always=True,
+        help="Share of the host memory (95 % is 0.95) at which the run saves and leaves; null or off: never.",
+    ),
+    Setting(
+        "--guard-stop-before", "guard.stop_before", "guard.STOP_BEFORE", _SECONDS, None, above=0,
+        help="Stop this long before the end of the job, besides Slurm's signal.",
+    ),
+    Setting(
+        "--guard-run-for", "guard.run_for", "guard.RUN_FOR", _SECONDS, None, above=0,
+        help="Stop after this long, whatever the limit of the job.",
+    ),
+)  # fmt: skip
+BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
+
+
+def default(value: str) -> Any:
+    """The default of what ``run.settings.Options`` has at ``value`` ("budgets.same_failure")."""
+    return next(setting.default for setting in SETTINGS if setting.value == value)
