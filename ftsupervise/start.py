@@ -59,7 +59,10 @@ def main() -> None:
         del sys.argv[1:3]
         run_module(module, run_name="__main__", alter_sys=True)
     else:
-        from ftsupervise.__main__ import main as program
+        import gc
+
+        gc.disable()  # until a command runs: nothing that a start makes is garbage
+        from ftsupervise.cli import main as program
 
         program()
 

@@ -26,10 +26,8 @@ APART = (("probe", "scheduler"), ("sandbox", "scheduler"), ("guard", "config"))
 TO_BE_TURNED = {
     ("scheduler.exclusions", "nodes"),
     ("nodes.selector", "run"),
-    ("start", "__main__"),
 }
 CIRCLES_TO_BE_OPENED = (
-    {"__main__", "start"},
     {"nodes.selector", "run.attempt", "run.ledger", "run.settings"},
     {"run.environment", "run.supervisor"},
 )
@@ -143,18 +141,18 @@ def test_only_the_command_line_prints_or_exits() -> None:
         ("import ftsupervise", {"click", "yaml", "subprocess", "socket", "dataclasses"}),
         (
             "from ftsupervise import Guard; Guard",
-            {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2", "rich"},
+            {"click", "yaml", "dataclasses", "psutil", "pydantic", "requests", "jinja2"},
         ),
-        ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
-        ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
+        ("import ftsupervise.cli", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
+        ("import ftsupervise.cli.switches", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         (
             "from ftsupervise.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             {"shutil", "lzma", "dataclasses"},
         ),
         ("import ftsupervise.scheduler", {"dataclasses", "subprocess"}),
-        ("import ftsupervise.cli.status", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
-        ("import ftsupervise.cli.nodes", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
-        ("import ftsupervise.cli.run", {"yaml", "psutil", "pydantic", "requests", "jinja2", "rich", "slack_sdk"}),
+        ("import ftsupervise.cli.status", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
+        ("import ftsupervise.cli.nodes", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
+        ("import ftsupervise.cli.run", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
     ],
 )
 def test_a_start_loads_only_what_it_needs(code: str, forbidden: set[str]) -> None:
