@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from ftsupervise.truth import Pulse
+from ftsupervise.model import Pulse
 
 START = "start"
 FINISHED = "finished"

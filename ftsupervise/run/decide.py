@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftsupervise.model import Attempt
 from ftsupervise.run.cause import NO_STEP, Kind
-from ftsupervise.truth import Attempt
 
 SAME_FAILURE = 3  # how often the same failure without progress is accepted
 BACK_OFF = 2.0  # seconds
