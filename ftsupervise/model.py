@@ -1,144 +1,200 @@
-"""The words every room uses: frozen values with no behaviour that touches the world.
+"""The nouns of every room: frozen values with no behaviour that touches the world. Standard library, and quick to load.
 
 Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
-from enum import Enum, IntEnum
-
-from ftsupervise.jobs import Job as Job
-from ftsupervise.jobs import JobState as JobState
-from ftsupervise.jobs import Submitted as Submitted
-from ftsupervise.truth import Attempt as Attempt
-from ftsupervise.truth import Beat as Beat
-from ftsupervise.truth import Health as Health
-from ftsupervise.truth import SwitchState as SwitchState
-
-# --------------------------------------------------------------------------------------------------------- truth
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
 
 
-class Severity(IntEnum):
-    INFO = 0
-    WARNING = 1
-    CRITICAL = 2
+class Health(Enum):
+    """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
 
-    @property
-    def word(self) -> str:
-        return self.name.lower()
+    OK = "ok"
+    BAD = "bad"
+    UNKNOWN = "unknown"
 
 
-# ------------------------------------------------------------------------------------------------------ findings
+class SwitchState(NamedTuple):
+    """A switch as found: up or not, and who raised it and why if it says so."""
 
-# What is found beside the watchdogs, by the names that its alerts have: by the tick itself, by the cron; and events ("run").
-BESIDES = ("chain", "switches", "storage", "slurm", "watch", "receiver", "alert-journal", "cron", "run")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one look of one watchdog says about one subject at one moment.
-
-    ``watchdog`` and ``subject`` name the thing looked at ("disk", "/scratch bytes"); together with the run they are
-    the identity of the alert this may become. ``summary`` is one sentence with the number and the limit in it.
-    """
-
-    run: str
-    watchdog: str
-    subject: str
-    health: Health
-    severity: Severity
-    summary: str
-    at: datetime
-    value: str = ""  # the number, with its unit: "3.2 TB free"
-    limit: str = ""  # what it is held against: "5 TB"
-    meaning: str = ""  # what it means for the run, one sentence
-    look: str = ""  # the command to type to see for oneself
-    do: str = ""  # what to do about it, one sentence or command
-    since: datetime | None = None  # when the trouble began, where the probe can tell; else the first sight counts
-    detail: str = ""  # more lines, evidence; not needed to understand the message
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return (self.run, self.watchdog, self.subject)
-
-
-# -------------------------------------------------------------------------------------------------------- alerts
-
-
-class AlertState(Enum):
-    QUIET = "quiet"  # nothing known to be wrong
-    PENDING = "pending"  # wrong, but not yet for as long as ``hold`` asks
-    FIRING = "firing"
-    RESOLVED = "resolved"  # told that it is over; falls back to QUIET
-
-
-class Reason(Enum):
-    """Why a message is sent, or why not (the pure answer of ``alerts.step``)."""
-
-    NOTHING = "nothing"
-    HELD = "held"  # pending, waiting for ``hold``
-    FIRED = "fired"
-    ESCALATED = "escalated"
-    REPEATED = "repeated"
-    RESOLVED = "resolved"
-    UNWATCHED = (
-        "unwatched"  # it fired, and nobody has looked at its subject for so long that it ends without an all-clear
-    )
-    ANNOUNCED = "announced"  # an event that is told once and has no end: started, finished, handed over
-
-
-class EventKind(Enum):
-    """Things that happen once and are announced (not alerts: nothing to resolve)."""
-
-    STARTED = "started"
-    RESUMED = "resumed"
-    SAVED = "saved"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True)
-class Alert:
-    """The life of one trouble: a (run, watchdog, subject) and what was seen of it and said about it so far."""
-
-    id: str  # six hexadecimal digits or more, what people type: ``ftsupervise alerts ack 3f9a1c``
-    finding: Finding  # the newest that was BAD
-    seen: datetime  # the last time anybody looked, whatever was seen
-    state: AlertState = AlertState.QUIET
-    looks: str = ""  # what was seen, newest last: "-" bad, "+" good; UNKNOWN is not a look; at most 21
-    since: datetime | None = None  # when the trouble began
-    fired: datetime | None = None
-    good_since: datetime | None = None  # it fires, but the last looks were good
-    ended: datetime | None = None
-    incident: int = 0  # counts the firings; part of the dedup key
-    told: datetime | None = None  # the last message of this incident
-    told_severity: Severity | None = None  # the worst that was told
-    told_to: tuple[str, ...] = ()  # receivers
-    tellings: int = 0
-    posts: dict[str, str] = field(default_factory=dict)  # receiver -> id of the message that first told of the incident
-    escalated: bool = False  # told again because nobody acknowledged it
-    flapping: bool = False
-    acked_by: str = ""
-    acked_at: datetime | None = None
-    ack_note: str = ""
-    muted: str = ""  # why nobody is told at present: a silence, or what inhibits it
-    blind_since: datetime | None = None  # nobody could see it since
-
-
-@dataclass(frozen=True)
-class Notice:
-    """One thing a message tells: a step in the life of an alert, or an event (which has no alert)."""
-
-    key: str  # stable: the same transition has the same key, whoever computes it and however often
-    reason: Reason
-    finding: Finding
-    at: datetime
-    alert_id: str = ""
+    name: str  # "kill-switch" or "save-switch"
+    health: Health  # OK: not raised; BAD: raised; UNKNOWN: could not look
+    who: str = ""
+    why: str = ""
     since: datetime | None = None
-    count: int = 1  # the how-manieth telling of this incident
-    event: EventKind | None = None
-    note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
-    post: str = ""  # id of the message (to the same receiver) that first told of this incident
+    problem: str = ""  # why a file in its place is not accepted as a switch ("a symbolic link", "1 GB long" …)
+
+    @property
+    def up(self) -> bool:
+        return self.health is Health.BAD
+
+
+class Attempt(NamedTuple):
+    """One start of the command, as the ledger has it."""
+
+    number: int
+    job_id: str
+    started: datetime
+    host: str = ""
+    nodes: tuple[str, ...] = ()
+    ended: datetime | None = None
+    exit_code: int | None = None  # None while it runs, or when nobody lived to write it down
+    cause: str = ""  # "finished", "kill switch", "warning signal", "exit 1", "killed by SIGKILL" …
+    first_step: int | None = None
+    last_step: int | None = None
+    note: str = ""
+    kind: str = ""  # class of the failure (run/cause.py: Kind), "" if it was none
+    failure: str = ""  # the failure as the brake counts it: "exit 1 (ValueError)"
+    saved: int | None = None  # newest step the loop said it had saved
+    ready: float | None = None  # seconds from the start to the first step
+    then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
+    detail: str = ""  # the line of the output that says most; "no output"
+
+    def why(self) -> str:
+        """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
+        return f"{self.cause}: {self.detail}" if self.detail and self.detail not in self.cause else self.cause
+
+
+class Beat(NamedTuple):
+    """A rank's newest proof of progress."""
+
+    rank: int
+    step: int | None
+    phase: str
+    at: datetime
+    pid: int = 0
+    host: str = ""
+    facts: Mapping[str, str] = MappingProxyType({})
+
+
+class Reading(NamedTuple):
+    """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    attempt: int
+    pid: int
+    pid_start: int  # clock ticks since boot: with the pid an identity
+    step: int | None
+    phase: str
+    stepped: float  # when the last step was made; before the first one, when the page was
+    beaten: float  # the last sign of life of any kind
+    leaving: bool = False
+    failed: bool = False  # an exception is on its way out
+    code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
+
+
+class Pulse(NamedTuple):
+    """A rank as the job ring knows it, wherever it runs. Times are the job ring's own CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    node: str
+    step: int | None
+    phase: str
+    stepped: float
+    beaten: float
+    seen: float  # when we last heard of it at all
+    pid: int = 0
+    state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
+    cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
+    leaving: bool = False
+
+
+# ----------------------------------------------------------------------------------------------------- the queue
+
+
+class JobState(Enum):
+    """Slurm's base states (squeue(1), JOB STATE CODES), and OTHER for a word a newer Slurm may invent."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    STOPPED = "STOPPED"
+    REQUEUED = "REQUEUED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    REQUEUE_FED = "REQUEUE_FED"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    RESIZING = "RESIZING"
+    SIGNALING = "SIGNALING"
+    STAGE_OUT = "STAGE_OUT"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REVOKED = "REVOKED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    OTHER = "OTHER"
+
+    @property
+    def ended(self) -> bool:
+        return self in _ENDED
+
+    @property
+    def waiting(self) -> bool:
+        return self in _WAITING
+
+
+_ENDED = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.NODE_FAIL,
+        JobState.PREEMPTED,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+        JobState.OUT_OF_MEMORY,
+        JobState.REVOKED,
+    }
+)
+_WAITING = frozenset(
+    {
+        JobState.PENDING,
+        JobState.REQUEUED,
+        JobState.REQUEUE_HOLD,
+        JobState.REQUEUE_FED,
+        JobState.SPECIAL_EXIT,
+        JobState.RESV_DEL_HOLD,
+    }
+)
+
+
+class Job(NamedTuple):
+    """One line of the queue: a job, or an array member, or the still pending rest of an array ("88_[3-10%1]")."""
+
+    id: str  # as squeue prints it: "87", "88_3", "88_[4-10%1]"
+    base_id: str  # the id of the job or of its whole array: "87", "88"
+    name: str
+    user: str
+    state: JobState
+    reason: str = ""  # Slurm's word: "Dependency", "JobHeldUser" …; "" when there is none
+    dependency: str = ""
+    comment: str = ""
+    nodes: tuple[str, ...] = ()
+    submit_time: datetime | None = None
+    start_time: datetime | None = None  # expected start while pending, if Slurm has an opinion
+    end_time: datetime | None = None  # None: unlimited, or not known
+    time_limit: timedelta | None = None
+    raw_id: str = ""  # SLURM_JOB_ID of this very member
+    directory: str = ""  # it was submitted in, or for; "" when that is not known
+
+
+class Submitted(NamedTuple):
+    """What a scheduler says after it took a script."""
+
+    job_id: str
+    cluster: str = ""
+    found_again: bool = False  # sbatch failed ambiguously and the job turned out to be there

@@ -27,7 +27,7 @@ from ftsupervise.alerts.outbox import Message, ReceiverState, State
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
 from ftsupervise.alerts.transition import advance
-from ftsupervise.model import AlertState, Notice, Severity
+from ftsupervise.findings import AlertState, Notice, Severity
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver

@@ -7,7 +7,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from ftsupervise.alerts.outbox import SKEW, Silence
-from ftsupervise.model import Finding
+from ftsupervise.findings import Finding
 
 # The cause (a watchdog, or "watchdog: subject" with * and ?) -> what it mutes, in the same run, or in any run when the
 # cause is nobody's in particular. A late watch mutes nothing: what it finds is true, only old.

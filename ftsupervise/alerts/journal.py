@@ -31,9 +31,9 @@ from ftsupervise.alerts.authors import signed
 from ftsupervise.alerts.generations import LEAP, Generation, numbers, render
 from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
+from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
 from ftsupervise.host.ownership import user_name
-from ftsupervise.model import AlertState
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly

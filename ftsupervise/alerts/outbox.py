@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from ftsupervise.model import Alert, Notice, Reason, Severity
+from ftsupervise.findings import Alert, Notice, Reason, Severity
 
 LISTED = 20  # notices a message spells out; the rest is "+137 more"
 LISTED_FOR_MACHINES = 500  # they keep count of what began and must hear of each that it ended

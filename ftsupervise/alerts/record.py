@@ -23,7 +23,8 @@ from ftsupervise.alerts.outbox import State
 from ftsupervise.alerts.self_monitor import JOURNAL, own_findings, reroute
 from ftsupervise.alerts.transition import advance, enqueue
 from ftsupervise.alerts.wording import clean, event_finding, one_line
-from ftsupervise.model import Alert, AlertState, EventKind, Finding, Health, Notice, Reason
+from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
+from ftsupervise.model import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.inhibit import plain_name
 from ftsupervise.alerts.step import Policy
-from ftsupervise.model import Finding, Severity
+from ftsupervise.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

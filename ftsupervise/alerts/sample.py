@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from ftsupervise.alerts.outbox import Message, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.alerts.wording import event_finding
-from ftsupervise.model import EventKind, Finding, Health, Notice, Reason, Severity
+from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
+from ftsupervise.model import Health
 
 
 def incident(run: str, where: str, now: datetime) -> Iterator[Message]:

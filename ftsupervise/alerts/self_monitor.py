@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.alerts.outbox import Message, ReceiverState, State, drop, message_id, put
 from ftsupervise.alerts.standing import SLOW, put_off
 from ftsupervise.alerts.wording import one_line, stamp
-from ftsupervise.model import Finding, Health, Notice, Severity
+from ftsupervise.findings import Finding, Notice, Severity
+from ftsupervise.model import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

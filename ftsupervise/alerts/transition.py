@@ -12,7 +12,8 @@ from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, Message, Stat
 from ftsupervise.alerts.self_monitor import about_itself
 from ftsupervise.alerts.step import alert_id, step
 from ftsupervise.alerts.wording import clean, one_line
-from ftsupervise.model import Alert, AlertState, Finding, Health, Notice, Reason
+from ftsupervise.findings import Alert, AlertState, Finding, Notice, Reason
+from ftsupervise.model import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

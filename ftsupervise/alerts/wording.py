@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.outbox import Message
+from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.host import ownership
-from ftsupervise.model import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

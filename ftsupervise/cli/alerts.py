@@ -23,7 +23,7 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.alerts.outbox import State
-    from ftsupervise.model import Alert
+    from ftsupervise.findings import Alert
 
 
 @click.group(cls=Listing)
@@ -68,7 +68,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     """
     from ftsupervise.alerts.inhibit import matches
     from ftsupervise.alerts.wording import one_line
-    from ftsupervise.model import AlertState
+    from ftsupervise.findings import AlertState
 
     now, who = datetime.now(timezone.utc), _who()
     acked: list[Alert] = []
@@ -168,7 +168,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     from difflib import get_close_matches
 
     from ftsupervise.alerts.inhibit import matches, plain_name
-    from ftsupervise.model import BESIDES
+    from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     names = dict.fromkeys((*WATCHDOGS, *BESIDES, *(plain_name(a.finding.watchdog) for a in alerts)))
@@ -274,7 +274,7 @@ def _as_json(journals: list[Journal]) -> dict[str, Any]:
 def _lines(journal: Journal, now: datetime) -> list[str]:
     from ftsupervise.alerts.standing import standing
     from ftsupervise.alerts.wording import stamp
-    from ftsupervise.model import AlertState
+    from ftsupervise.findings import AlertState
 
     state = journal.read()
     shown = [a for a in state.alerts.values() if a.state in (AlertState.FIRING, AlertState.PENDING)]

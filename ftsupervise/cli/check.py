@@ -16,7 +16,7 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
-    from ftsupervise.model import Finding
+    from ftsupervise.findings import Finding
     from ftsupervise.watch.checks import Seen
 
 SCHEMA_VERSION = 1
@@ -173,7 +173,8 @@ def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
 
 def code_of(finding: Finding) -> int:
     """The Nagios code of one finding."""
-    from ftsupervise.model import Health, Severity
+    from ftsupervise.findings import Severity
+    from ftsupervise.model import Health
 
     if finding.health is Health.BAD:
         return {Severity.CRITICAL: 2, Severity.WARNING: 1}.get(finding.severity, 0)

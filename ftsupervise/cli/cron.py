@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.crontab.entries import Entry, Found
     from ftsupervise.crontab.install import Plan
     from ftsupervise.crontab.place import CronDir, Installed
-    from ftsupervise.model import Finding
+    from ftsupervise.findings import Finding
 
 DIR = click.option("--dir", "directory", type=click.Path(path_type=Path), help="The installed folder.")
 DRY = click.option("-n", "--dry-run", is_flag=True, help="Say what would be done; touch nothing, ask nobody.")

@@ -15,7 +15,7 @@ from ftsupervise.cli.saying import count, say
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
-    from ftsupervise.model import Finding
+    from ftsupervise.findings import Finding
     from ftsupervise.watch.roster import Roster
     from ftsupervise.watch.tick import Ticked, Told
 
@@ -227,7 +227,8 @@ def _own_trouble(told: Told) -> list[Finding]:
 
 def _exit_code(done: Ticked) -> int:
     """Nagios: the worst of what was found; 3 only if nothing is known to be bad and something could not be seen."""
-    from ftsupervise.model import Health, Severity
+    from ftsupervise.findings import Severity
+    from ftsupervise.model import Health
 
     findings = [finding for told in done.runs for finding in (*told.findings, *_own_trouble(told))]
     bad = [finding.severity for finding in findings if finding.health is Health.BAD]

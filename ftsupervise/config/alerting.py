@@ -214,7 +214,7 @@ def _no_watchdog(name: str) -> str:
     from difflib import get_close_matches
 
     from ftsupervise.config.watchdogs import Watch
-    from ftsupervise.model import BESIDES
+    from ftsupervise.findings import BESIDES
 
     names = (*(key.replace("_", "-") for key in Watch.model_fields if key != "every"), *BESIDES)
     wanted = name.replace("_", "-").lower()

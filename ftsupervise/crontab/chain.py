@@ -27,9 +27,10 @@ from ftsupervise.crontab.place import (
 )
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error, SchedulerUnavailable
+from ftsupervise.findings import Finding, Severity
 from ftsupervise.host.modes import claim_folder, make_folder
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Finding, Health, Job, Severity, Submitted
+from ftsupervise.model import Health, Job, Submitted
 from ftsupervise.units import format_slurm_time, show_duration
 
 JOB_NAME = "ftsupervise-cron"

@@ -12,8 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.crontab.history import Ran
+from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.model import Health
 
 WATCHDOG = "cron"
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import deliver, record
 from ftsupervise.crontab.chain import Queue, look_after
+from ftsupervise.findings import Finding
 from ftsupervise.host import interpreter
-from ftsupervise.model import Finding, Health
+from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.reading import as_count
 
 if TYPE_CHECKING:
-    from ftsupervise.model import Finding
+    from ftsupervise.findings import Finding
     from ftsupervise.scheduler.slurm import Slurm
 
 _PATIENCE = timedelta(seconds=10)  # how long a job that came second waits to see the first keep the chain

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.truth import Pulse
+from ftsupervise.model import Pulse
 
 START = "start"
 FINISHED = "finished"

@@ -15,10 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
+from ftsupervise.model import Pulse
 from ftsupervise.ranks.evidence import BETWEEN, WITHIN, Sight, parse
 from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
 from ftsupervise.rundir.paths import write_whole
-from ftsupervise.truth import Pulse
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
 _RANKS = 64  # ranks of which everything is written down: the odd ones first

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
+from ftsupervise.model import Pulse
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Gone, Message, Seal
 from ftsupervise.ranks.udp import Address
-from ftsupervise.truth import Pulse
 
 _SLICE = 32  # nodes that are read between two looks at whether datagrams wait
 _LAST_WORD = 1 << 62  # above the number of any question

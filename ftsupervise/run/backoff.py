@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import DiskFull, Error, from_os_error
+from ftsupervise.model import Attempt
 from ftsupervise.run import gate, ledger
 from ftsupervise.run.attempt import End
 from ftsupervise.run.events import STOP, Ears
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.run_log import tell
-from ftsupervise.truth import Attempt
 
 _LOOK = 3.0  # seconds between two looks at a full disk
 _LAST = 10.0  # seconds for the last pages when we were told to leave

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftsupervise.config.supervisor import default
+from ftsupervise.model import Attempt
 from ftsupervise.run.cause import NO_STEP, Kind
-from ftsupervise.truth import Attempt
 
 _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one

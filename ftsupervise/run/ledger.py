@@ -13,10 +13,10 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.host import procfs
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.model import Attempt
 from ftsupervise.rundir.fence import last_desk
 from ftsupervise.rundir.ledger import numbers
 from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir, write_json
-from ftsupervise.truth import Attempt
 
 if TYPE_CHECKING:
     from ftsupervise.run.attempt import End

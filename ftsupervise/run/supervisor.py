@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ftsupervise.errors import Error
+from ftsupervise.model import Attempt
 from ftsupervise.nodes.placement import Placement, is_away
 from ftsupervise.nodes.selector import FAILURE, Nodes
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
@@ -35,7 +36,6 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
-from ftsupervise.truth import Attempt
 from ftsupervise.warm.manager import Wanted, Warm
 
 __all__ = ["Options", "run"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ftsupervise.jobs import Job, Submitted
+from ftsupervise.model import Job, Submitted
 
 
 class Scheduler(Protocol):

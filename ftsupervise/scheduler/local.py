@@ -21,7 +21,7 @@ from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
 from ftsupervise.host.procfs import identity
-from ftsupervise.jobs import Job, JobState, Submitted
+from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, read_json, write_json, write_whole
 from ftsupervise.rundir.reading import as_count
 from ftsupervise.scheduler.parse import array_size, directives, most_alive

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.jobs import Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.printable import printable
 from ftsupervise.rundir.reading import as_count
 from ftsupervise.units import parse_slurm_time

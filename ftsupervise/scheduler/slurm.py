@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
-from ftsupervise.jobs import Job, Submitted
+from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,

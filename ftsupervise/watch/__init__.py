@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftsupervise.model import Finding, Job
+from ftsupervise.findings import Finding
+from ftsupervise.model import Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.paths import RunDir
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.errors import Error, about
-from ftsupervise.model import Alert, Finding, Health, Notice
+from ftsupervise.findings import Alert, Finding, Notice
+from ftsupervise.model import Health
 from ftsupervise.watch.checks import Queue
 from ftsupervise.watch.roster import Known, Roster
 

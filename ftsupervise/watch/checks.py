@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import SchedulerUnavailable
-from ftsupervise.model import Finding, Health, Job, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest

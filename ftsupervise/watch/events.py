@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from ftsupervise.model import Attempt, EventKind
+from ftsupervise.findings import EventKind
+from ftsupervise.model import Attempt
 from ftsupervise.units import show_duration
 
 # Causes after which nobody needs to be woken: somebody or something asked for it, and the loop left in order.

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.alerts import deadman
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
+from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host.modes import make_folder
-from ftsupervise.model import Alert, Finding, Health, Notice
+from ftsupervise.model import Health
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Sent, Told
 from ftsupervise.watch.checks import settings_finding, slurm_finding

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
+from ftsupervise.findings import Finding, Severity
 from ftsupervise.host.modes import PAGE, make_folder
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.model import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

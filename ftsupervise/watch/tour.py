@@ -17,7 +17,8 @@ from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.errors import Error
-from ftsupervise.model import Finding, Health
+from ftsupervise.findings import Finding
+from ftsupervise.model import Health
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import watchers
 from ftsupervise.rundir.launches import people

@@ -20,7 +20,7 @@ from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import Message, Silence, State
 from ftsupervise.alerts.record import record
-from ftsupervise.model import Notice, Reason
+from ftsupervise.findings import Notice, Reason
 from tests.faults.test_switch_owners import MEMBER, OWNER, STRANGER, as_user
 from tests.story.alerting_scene import RUN, T0, bad, good, minutes, settings, tick
 from tests.story.forged import generation, lay

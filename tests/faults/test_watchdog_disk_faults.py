@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Health, Severity
+from ftsupervise.findings import Severity
+from ftsupervise.model import Health
 from ftsupervise.probe import Probe
 
 from .conftest import HungMount, need_root_and

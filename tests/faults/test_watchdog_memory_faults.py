@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.probe import Probe
 from ftsupervise.watch.watchdogs.memory import cgroups, host
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.model import Attempt
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.truth import Attempt
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import procfs
-from ftsupervise.truth import Attempt
+from ftsupervise.model import Attempt
 from tests.slurm.ring_scene import Scene, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

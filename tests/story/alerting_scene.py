@@ -16,7 +16,8 @@ from ftsupervise.alerts.sample import disk
 from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.errors import Error
-from ftsupervise.model import Finding, Health, Notice
+from ftsupervise.findings import Finding, Notice
+from ftsupervise.model import Health
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer
 

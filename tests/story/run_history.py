@@ -17,7 +17,8 @@ from random import Random
 from typing import Any
 
 from ftsupervise.config.load import loads
-from ftsupervise.model import Finding, Job, JobState
+from ftsupervise.findings import Finding
+from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import RUN, T0, bad, bot, good, journal_in, mailbox, minutes, settings, tick

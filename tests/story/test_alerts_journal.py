@@ -16,7 +16,7 @@ import pytest
 from ftsupervise.alerts.journal import KEEP, Journal, Lost
 from ftsupervise.alerts.outbox import Message, State
 from ftsupervise.alerts.record import record
-from ftsupervise.model import Reason
+from ftsupervise.findings import Reason
 from tests.story.alerting_scene import RUN, good, minutes, settings
 
 T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)

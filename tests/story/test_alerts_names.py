@@ -70,7 +70,7 @@ def test_every_name_that_an_alert_can_have_is_known_to_silence() -> None:
     import ast
 
     import ftsupervise
-    from ftsupervise.model import BESIDES
+    from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
     found = set()

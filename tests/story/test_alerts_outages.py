@@ -14,7 +14,7 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
-from ftsupervise.model import Reason
+from ftsupervise.findings import Reason
 from tests.neighbours.proxy import Proxy
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer

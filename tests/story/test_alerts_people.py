@@ -20,7 +20,8 @@ from ftsupervise.alerts.record import record
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
-from ftsupervise.model import AlertState, Finding, Health, Reason, Severity
+from ftsupervise.findings import AlertState, Finding, Reason, Severity
+from ftsupervise.model import Health
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import (
     RUN,

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.alerts.generations import parse
-from ftsupervise.model import Reason
+from ftsupervise.findings import Reason
 from tests.neighbours.proxy import Proxy
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer

@@ -25,7 +25,8 @@ from ftsupervise.alerts.record import record
 from ftsupervise.alerts.sample import incident
 from ftsupervise.alerts.wording import clean, render, view
 from ftsupervise.config.alerting import Email, Slack, Webhook
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import RUN, T0, bad, bot, journal_in, mailbox, minutes, secret, settings, tick

@@ -14,7 +14,8 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, deliver, record
 from ftsupervise.alerts.sample import disk
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.model import EventKind, Finding, Health, Reason, Severity
+from ftsupervise.findings import EventKind, Finding, Reason, Severity
+from ftsupervise.model import Health
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer, certificate
 

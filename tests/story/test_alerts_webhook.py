@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from tests.story.alerting_scene import RUN, T0, bad, good, journal_in, minutes, secret, settings, tick
 
 

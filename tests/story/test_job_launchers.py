@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import procfs
+from ftsupervise.model import Attempt
 from ftsupervise.run.exit_analysis import first_death, root_error
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Attempt
 
 Until = Callable[..., Any]
 

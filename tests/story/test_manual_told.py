@@ -17,7 +17,8 @@ import pytest
 
 from ftsupervise import Decision, Guard
 from ftsupervise.config.load import loads
-from ftsupervise.model import Finding, Health
+from ftsupervise.findings import Finding
+from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
 from tests.manual.blocks import ROOT, marked

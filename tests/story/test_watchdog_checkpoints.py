@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.config.load import loads
-from ftsupervise.model import Finding, Health, Job, JobState
+from ftsupervise.findings import Finding
+from ftsupervise.model import Health, Job, JobState
 from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look

@@ -12,8 +12,9 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Watchers as Settings
+from ftsupervise.findings import Finding
 from ftsupervise.guard import guard as door
-from ftsupervise.model import Finding, Health
+from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir, write_json
 from ftsupervise.rundir.watchers import beat, folder, leave, watchers
 from ftsupervise.watch import Look

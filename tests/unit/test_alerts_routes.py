@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from ftsupervise.alerts import inhibit, routes
 from ftsupervise.alerts.outbox import Silence
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 
 T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)  # a Saturday
 MAIL = {"email": {"host": "mail", "from": "a@b.c", "to": ["d@e.f"]}}

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.alerts.step import LOOKS, Policy, flap_share, step
-from ftsupervise.model import Alert, AlertState, Finding, Health, Reason, Severity
+from ftsupervise.findings import Alert, AlertState, Finding, Reason, Severity
+from ftsupervise.model import Health
 
 T0 = datetime(2026, 11, 21, 0, 0, tzinfo=timezone.utc)
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.model import Attempt
 from ftsupervise.run.cause import NO_OUTPUT, Kind, failure
 from ftsupervise.run.exit_analysis import Output, plain, root_error
-from ftsupervise.truth import Attempt
 from ftsupervise.watch.events import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)

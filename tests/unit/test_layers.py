@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ftsupervise"
 
 # The rooms from the ground up: a room imports from those before it, and from none behind it.
 ROOMS = (
-    *("errors", "units", "hostlist", "printable", "secrecy", "truth", "jobs", "model"),  # words: files beside the rooms
+    *("errors", "units", "hostlist", "printable", "secrecy", "model", "findings"),  # words: files beside the rooms
     *("host", "rundir", "probe", "config", "scheduler", "nodes", "guard", "ranks", "warm"),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ftsupervise.model import Pulse
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Gone, Message, Seal
 from ftsupervise.ranks.rank_table import Death, Pulses
-from ftsupervise.truth import Pulse
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
 SENDER = ("127.0.0.1", 5)

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from ftsupervise.model import Attempt
 from ftsupervise.run.cause import NO_STEP, Failure, Kind, failure
 from ftsupervise.run.decide import Budgets, Move, Situation, decide, since_progress, time_needed
-from ftsupervise.truth import Attempt
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)
 ON = Budgets(in_place=100)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from ftsupervise.model import Attempt, EventKind
+from ftsupervise.findings import EventKind
+from ftsupervise.model import Attempt
 from ftsupervise.watch.events import events, orderly
 
 T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)

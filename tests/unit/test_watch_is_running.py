@@ -10,7 +10,8 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
-from ftsupervise.model import Finding, Health, Job, JobState
+from ftsupervise.findings import Finding
+from ftsupervise.model import Health, Job, JobState
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL

@@ -24,7 +24,7 @@ from ftsupervise.alerts.outbox import Message
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
 from ftsupervise.alerts.receivers.http import failure
 from ftsupervise.alerts.wording import ENDS, in_short, render, slack_escape, view
-from ftsupervise.model import Reason
+from ftsupervise.findings import Reason
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Slack

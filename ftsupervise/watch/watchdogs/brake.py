@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.reading import as_time
 from ftsupervise.watch import Look

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.probe import Missing, NotSeen
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.beat_facts import server_now

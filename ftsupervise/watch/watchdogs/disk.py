@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding
+from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.watch.watchdogs.disk_forecast import Level
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import about
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding, Health, JobState, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health, JobState
 from ftsupervise.probe import Ran
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.nvml import THROTTLES, GpuState, ask

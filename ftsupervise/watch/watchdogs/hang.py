@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding, Health, Job, JobState, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health, Job, JobState
 from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ftsupervise.model import Attempt, Finding, Health, Job, JobState, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Attempt, Health, Job, JobState
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import lives_here, newest
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch

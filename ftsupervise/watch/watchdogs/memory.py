@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Beat, Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Beat, Health
 from ftsupervise.probe import Process
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import nvml

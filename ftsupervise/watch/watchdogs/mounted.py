@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding
+from ftsupervise.findings import Finding
 from ftsupervise.probe import Mount
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.disk_forecast import Level

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding
+from ftsupervise.findings import Finding
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.reading import as_count
 from ftsupervise.units import parse_size, show_size

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ftsupervise.config.job_output import outputs
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Attempt, Health
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import UNKNOWN, ledger
-from ftsupervise.truth import Attempt
 from ftsupervise.watch import Look
 from ftsupervise.watch.events import orderly
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now

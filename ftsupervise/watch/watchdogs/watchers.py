@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ftsupervise.model import Finding, Health, Severity
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.model import Health
 from ftsupervise.rundir.watchers import look as look_at
 from ftsupervise.rundir.watchers import own_name
 from ftsupervise.units import show_duration

@@ -1,0 +1,137 @@
+"""What the watchdogs find and what becomes of it: findings, alerts and the notices of them.
+
+Apart from ``model``: a rank that starts, and a ``kill`` typed in a hurry, need none of them.
+Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum, IntEnum
+
+from ftsupervise.model import Health
+
+
+class Severity(IntEnum):
+    INFO = 0
+    WARNING = 1
+    CRITICAL = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+# ------------------------------------------------------------------------------------------------------ findings
+
+# What is found beside the watchdogs, by the names that its alerts have: by the tick itself, by the cron; and events ("run").
+BESIDES = ("chain", "switches", "storage", "slurm", "watch", "receiver", "alert-journal", "cron", "run")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look of one watchdog says about one subject at one moment.
+
+    ``watchdog`` and ``subject`` name the thing looked at ("disk", "/scratch bytes"); together with the run they are
+    the identity of the alert this may become. ``summary`` is one sentence with the number and the limit in it.
+    """
+
+    run: str
+    watchdog: str
+    subject: str
+    health: Health
+    severity: Severity
+    summary: str
+    at: datetime
+    value: str = ""  # the number, with its unit: "3.2 TB free"
+    limit: str = ""  # what it is held against: "5 TB"
+    meaning: str = ""  # what it means for the run, one sentence
+    look: str = ""  # the command to type to see for oneself
+    do: str = ""  # what to do about it, one sentence or command
+    since: datetime | None = None  # when the trouble began, where the probe can tell; else the first sight counts
+    detail: str = ""  # more lines, evidence; not needed to understand the message
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return (self.run, self.watchdog, self.subject)
+
+
+# -------------------------------------------------------------------------------------------------------- alerts
+
+
+class AlertState(Enum):
+    QUIET = "quiet"  # nothing known to be wrong
+    PENDING = "pending"  # wrong, but not yet for as long as ``hold`` asks
+    FIRING = "firing"
+    RESOLVED = "resolved"  # told that it is over; falls back to QUIET
+
+
+class Reason(Enum):
+    """Why a message is sent, or why not (the pure answer of ``alerts.step``)."""
+
+    NOTHING = "nothing"
+    HELD = "held"  # pending, waiting for ``hold``
+    FIRED = "fired"
+    ESCALATED = "escalated"
+    REPEATED = "repeated"
+    RESOLVED = "resolved"
+    UNWATCHED = (
+        "unwatched"  # it fired, and nobody has looked at its subject for so long that it ends without an all-clear
+    )
+    ANNOUNCED = "announced"  # an event that is told once and has no end: started, finished, handed over
+
+
+class EventKind(Enum):
+    """Things that happen once and are announced (not alerts: nothing to resolve)."""
+
+    STARTED = "started"
+    RESUMED = "resumed"
+    SAVED = "saved"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """The life of one trouble: a (run, watchdog, subject) and what was seen of it and said about it so far."""
+
+    id: str  # six hexadecimal digits or more, what people type: ``ftsupervise alerts ack 3f9a1c``
+    finding: Finding  # the newest that was BAD
+    seen: datetime  # the last time anybody looked, whatever was seen
+    state: AlertState = AlertState.QUIET
+    looks: str = ""  # what was seen, newest last: "-" bad, "+" good; UNKNOWN is not a look; at most 21
+    since: datetime | None = None  # when the trouble began
+    fired: datetime | None = None
+    good_since: datetime | None = None  # it fires, but the last looks were good
+    ended: datetime | None = None
+    incident: int = 0  # counts the firings; part of the dedup key
+    told: datetime | None = None  # the last message of this incident
+    told_severity: Severity | None = None  # the worst that was told
+    told_to: tuple[str, ...] = ()  # receivers
+    tellings: int = 0
+    posts: dict[str, str] = field(default_factory=dict)  # receiver -> id of the message that first told of the incident
+    escalated: bool = False  # told again because nobody acknowledged it
+    flapping: bool = False
+    acked_by: str = ""
+    acked_at: datetime | None = None
+    ack_note: str = ""
+    muted: str = ""  # why nobody is told at present: a silence, or what inhibits it
+    blind_since: datetime | None = None  # nobody could see it since
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing a message tells: a step in the life of an alert, or an event (which has no alert)."""
+
+    key: str  # stable: the same transition has the same key, whoever computes it and however often
+    reason: Reason
+    finding: Finding
+    at: datetime
+    alert_id: str = ""
+    since: datetime | None = None
+    count: int = 1  # the how-manieth telling of this incident
+    event: EventKind | None = None
+    note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
+    post: str = ""  # id of the message (to the same receiver) that first told of this incident
