@@ -56,7 +56,7 @@ def _seconds_or_off(_ctx: click.Context, _param: click.Parameter, value: str | N
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
     from ftsupervise.run.cause import Kind
-    from ftsupervise.rundir.reading import as_count
+    from ftsupervise.rundir.records import as_count
 
     kinds = [kind.value for kind in Kind]
     found = {}

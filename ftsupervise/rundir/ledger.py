@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ftsupervise.host import files, procfs
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
-from ftsupervise.rundir.paths import WARNING, RunDir, read_json
-from ftsupervise.rundir.reading import as_count, as_number, as_text, as_time, as_whole, time_of
+from ftsupervise.rundir.paths import WARNING, RunDir
+from ftsupervise.rundir.records import as_count, as_number, as_text, as_time, as_whole, read_json, time_of
 from ftsupervise.truth import Attempt, Beat
 
 UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here

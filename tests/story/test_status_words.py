@@ -15,7 +15,8 @@ import pytest
 
 from ftsupervise.report.status import gather
 from ftsupervise.rundir.beats import write_beat
-from ftsupervise.rundir.paths import RunDir, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]

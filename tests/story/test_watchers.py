@@ -14,7 +14,8 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Watchers as Settings
 from ftsupervise.guard import guard as door
 from ftsupervise.model import Finding, Health
-from ftsupervise.rundir.paths import RunDir, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watchers import beat, folder, leave, watchers
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.watchers import Watchers

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ftsupervise.model import Finding, Health, Severity
 from ftsupervise.rundir.brake import read_brake
-from ftsupervise.rundir.reading import as_time
+from ftsupervise.rundir.records import as_time
 from ftsupervise.watch import Look
 
 
