@@ -20,7 +20,7 @@ from ftsupervise.alerts.outbox import State
 from ftsupervise.host import files
 from ftsupervise.host.modes import in_group, is_shared, may_be_changed, stranger
 from ftsupervise.host.ownership import remedy
-from ftsupervise.rundir.codec import decode, encode
+from ftsupervise.rundir.records import decode, encode
 
 FORMAT = 1
 LIMIT = (
@@ -94,7 +94,9 @@ def render(state: State, number: int, base: int) -> bytes:
     """The bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
     import errno
 
-    data = json.dumps(encode(state), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    data = json.dumps(encode(state, sparse=True), ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )
     digest = hashlib.sha256(data).hexdigest()
     head = json.dumps({"format": FORMAT, "generation": number, "base": base, "sha256": digest})
     whole = head[:-1].encode() + b', "state": ' + data + b"}\n"

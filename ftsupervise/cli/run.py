@@ -43,7 +43,7 @@ def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
     from ftsupervise.run.cause import Kind
-    from ftsupervise.rundir.reading import as_count
+    from ftsupervise.rundir.records import as_count
 
     kinds = [kind.value for kind in Kind]
     found = {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from ftsupervise.crontab.place import CronDir, Installed, read_stamp, stamp
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.host.modes import PAGE, claim_folder, make_folder
-from ftsupervise.rundir.paths import read_json, write_json
+from ftsupervise.rundir.records import read_json, write_json
 
 KEEP = 600  # slots whose records are kept
 _AHEAD = timedelta(hours=1)

@@ -20,7 +20,8 @@ from ftsupervise.crontab.place import CronDir, read_stamp, stamp
 from ftsupervise.host.files import read_bounded
 from ftsupervise.host.modes import make_folder
 from ftsupervise.printable import printable_lines
-from ftsupervise.rundir.paths import read_json, write_json, write_whole
+from ftsupervise.rundir.paths import write_whole
+from ftsupervise.rundir.records import read_json, write_json
 
 
 @dataclass(frozen=True)

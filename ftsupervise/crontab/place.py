@@ -28,7 +28,8 @@ from pathlib import Path
 from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
 from ftsupervise.host import ownership
-from ftsupervise.rundir.paths import write_json, write_whole
+from ftsupervise.rundir.paths import write_whole
+from ftsupervise.rundir.records import write_json
 
 FOLDERS = ("minutely", "hourly", "daily", "weekly")
 default_directory = default_cron_directory

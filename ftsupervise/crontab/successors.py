@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 from ftsupervise.crontab.schedule import EPOCH, floor, slots_after
 from ftsupervise.model import Job, JobState
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_held
 
 MARK = "ftsupervise-cron"

@@ -25,7 +25,7 @@ from ftsupervise.crontab.successors import epoch, slot_of
 from ftsupervise.crontab.work import Slot, Worked, work
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.findings import Finding

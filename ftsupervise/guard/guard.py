@@ -25,7 +25,8 @@ from ftsupervise.guard.log import Voice
 from ftsupervise.guard.signals import Signals
 from ftsupervise.guard.stop_reasons import Lookout
 from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.rundir.paths import STOPPED, write_json
+from ftsupervise.rundir.paths import STOPPED
+from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import SAVE, Identity, clear_answered
 
 _CONTINUE = Decision.CONTINUE

@@ -36,8 +36,8 @@ from ftsupervise.launch.render import render
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
-from ftsupervise.rundir.paths import RunDir, read_json, write_json, write_whole
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.paths import RunDir, write_whole
+from ftsupervise.rundir.records import as_count, read_json, write_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing

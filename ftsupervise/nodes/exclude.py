@@ -64,7 +64,7 @@ def apply(
     problem = "" if whole else "not all that is known of the nodes could be read: none is given back"
     try:
         records = launches(rundir)
-        if records and records[-1].kind == "local":
+        if records and records[-1].scheduler == "local":
             return Applied()
         slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(records, env)
         everyone = slurm.waiting(people(rundir))

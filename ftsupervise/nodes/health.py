@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.host import bounded
 from ftsupervise.printable import printable
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 
 if TYPE_CHECKING:
     from ftsupervise.scheduler.allocation import Allocation

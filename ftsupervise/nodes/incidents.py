@@ -20,13 +20,13 @@ from datetime import datetime, timedelta, timezone
 from itertools import islice, pairwise
 from math import ceil, log2
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from ftsupervise.config.supervisor import default
 from ftsupervise.host.modes import FOLDER, make_folder, may_be_changed, stranger
 from ftsupervise.printable import printable
-from ftsupervise.rundir.paths import read_json, sync_directory, write_json
-from ftsupervise.rundir.reading import as_text, as_texts, as_time, as_whole, time_of
+from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
 
 WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
 SHARE = 0.02  # of the run's nodes that may be kept away from, when it has fewer spares
@@ -52,7 +52,6 @@ _FAINT = 0.1  # a score below this is none
 _MOST = 400  # troubles one writer keeps
 _FILES = 10_000  # of one folder that are read
 _PAGE, _BYTES = 4_000_000, 64_000_000  # bytes of one page, and of all troubles of a place
-_NODES = 100_000  # excluded for one job
 
 
 class Trouble(NamedTuple):
@@ -80,6 +79,19 @@ class Mark(NamedTuple):
     why: str = ""
     until: datetime | None = None
     place: str = ""
+
+
+class MarkPage(NamedTuple):
+    """The page of a Mark, whose name and folder say the rest."""
+
+    who: str = ""
+    why: str = ""
+    at: datetime | None = None
+    until: datetime | None = None
+
+
+class AppliedPage(NamedTuple):
+    nodes: Annotated[tuple[str, ...], 100_000] = ()
 
 
 class Settings(NamedTuple):
@@ -269,16 +281,8 @@ def _troubles(path: Path, whose: os.stat_result, limit: int, problems: list[str]
         problems.append(printable(f"{path} is left out: {error}", 600))
         return [], size
     raw = (page or {}).get("troubles")
-    items = raw[-_MOST:] if isinstance(raw, list) else []
-    return [one for item in items if isinstance(item, dict) and (one := _trouble(item))], size
-
-
-def _trouble(item: Mapping[str, object]) -> Trouble | None:
-    at, node = as_time(item.get("at")), as_text(item.get("node"))
-    if at is None or not is_name(node):
-        return None
-    texts = {key: as_text(item.get(key)) for key in ("kind", "run", "job", "rank", "sign", "by", "evidence")}
-    return Trouble(node=node, at=at, attempt=as_whole(item.get("attempt")) or 0, **texts)
+    found = decode(tuple[Trouble, ...], raw[-_MOST:] if isinstance(raw, list) else [], lenient=True)
+    return [one for one in found if is_name(one.node)], size
 
 
 def _mark(path: Path, whose: os.stat_result, word: str, place: Path, problems: list[str]) -> Mark | None:
@@ -292,17 +296,18 @@ def _mark(path: Path, whose: os.stat_result, word: str, place: Path, problems: l
             return None
         at = time_of(found)
         try:
-            raw = read_json(path, limit=64_000, distrust=lambda opened: may_be_changed(whose, opened, path)) or {}
+            page = read_record(
+                MarkPage, path, limit=64_000, distrust=lambda opened: may_be_changed(whose, opened, path)
+            )
         except ValueError:  # ``touch`` is enough; what others may have written in it is not read
-            raw = {}
+            page = None
     except FileNotFoundError:
         return None
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror}; it is not obeyed")
         return None
-    end = as_time(raw.get("until"))
-    who, why = as_text(raw.get("who")), as_text(raw.get("why"))
-    return Mark(path.name, word, as_time(raw.get("at")) or at, who, why, end, f"{place}")
+    said = page or MarkPage()
+    return Mark(path.name, word, said.at or at, said.who, said.why, said.until, f"{place}")
 
 
 class Book:
@@ -317,7 +322,7 @@ class Book:
 
     def write(self, places: Sequence[Path]) -> tuple[str, ...]:
         """Write down all that was seen, in each of ``places``; what could not be written, a sentence each. Never raises."""
-        page = {"troubles": [{**one._asdict(), "at": one.at.isoformat()} for one in self.seen]}
+        page = {"troubles": self.seen}
         problems = []
         for place in places:
             try:
@@ -337,8 +342,7 @@ def folder(place: Path, word: str) -> Path:
 
 def say(place: Path, word: str, node: str, *, who: str, why: str, now: datetime, until: datetime | None = None) -> None:
     """Mark ``node`` as EXCLUDE, TRUST or CLEARED; what was said of it there before is gone. Raises OSError."""
-    page = {"who": who, "why": why, "at": now.isoformat(), "until": until.isoformat() if until else None}
-    write_json(folder(place, word) / node, page)
+    write_json(folder(place, word) / node, MarkPage(who, why, now, until))
     for other in {EXCLUDE, TRUST} - {word}:
         try:
             os.unlink(place / other / node)
@@ -351,10 +355,11 @@ def applied(place: Path, job: str) -> frozenset[str]:
     """The nodes that waiting job ``job`` is kept away from because of us; all others on its list are somebody's own."""
     try:
         whose = (place / APPLIED).stat()
-        page = read_json(place / APPLIED / job, limit=_PAGE, distrust=lambda found: stranger(whose, found)) or {}
+        path = place / APPLIED / job
+        page = read_record(AppliedPage, path, limit=_PAGE, distrust=lambda found: stranger(whose, found))
     except (OSError, ValueError):
         return frozenset()
-    return frozenset(filter(is_name, as_texts(page.get("nodes"), _NODES)))
+    return frozenset(filter(is_name, page.nodes if page else ()))
 
 
 def any_applied(place: Path) -> bool:
@@ -369,7 +374,7 @@ def write_applied(place: Path, job: str, nodes: Iterable[str]) -> None:
     """None at all: its file goes. Raises OSError."""
     path, ours = folder(place, APPLIED) / job, sorted(nodes)
     if ours:
-        write_json(path, {"nodes": ours})
+        write_json(path, AppliedPage(tuple(ours)))
     else:
         path.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ftsupervise.rundir.paths import read_json, write_json
+from ftsupervise.rundir.records import read_json, write_json
 
 _MOMENT = 1.0  # seconds
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ftsupervise.host import bounded
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 
 _FEW = 4  # nodes whose agents stay: several may be lost at once, and thousands would ask the controller
 _STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s if nobody changed it)

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.ranks.protocol import Gone
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
 _MOST = 250_000  # bytes of an answer

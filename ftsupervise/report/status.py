@@ -67,7 +67,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     if records or (last is not None and last.job_id):
         from ftsupervise.scheduler.ownership import jobs_of_run, own_job_ids, whose_run
 
-        jobs, blind = _queue(rundir, records[-1].kind if records else _kind_of(last), env)
+        jobs, blind = _queue(rundir, records[-1].scheduler if records else _kind_of(last), env)
         if jobs is not None:
             jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records), last)
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))

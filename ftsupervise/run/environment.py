@@ -24,7 +24,7 @@ from ftsupervise.rundir.paths import (
     ENV_STAGING,
     ERROR_FILE,
 )
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away

@@ -16,8 +16,7 @@ from pathlib import Path
 from ftsupervise.printable import printable, printable_lines
 from ftsupervise.ranks.rank_table import Death
 from ftsupervise.run.cause import NO_STEP
-from ftsupervise.rundir.paths import read_json
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count, read_json
 from ftsupervise.units import signal_name
 
 _TASK = re.compile(

@@ -11,8 +11,8 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.brake import read_brake
-from ftsupervise.rundir.paths import RunDir, for_the_group, read_json
-from ftsupervise.rundir.reading import as_whole
+from ftsupervise.rundir.paths import RunDir, for_the_group
+from ftsupervise.rundir.records import as_whole, read_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 
 _ROOM = 16_384  # bytes

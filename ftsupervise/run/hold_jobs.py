@@ -16,7 +16,7 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str], comment: str) -> tuple[
     held: list[str] = []
     try:
         records = launches(rundir)
-        kind = records[-1].kind if records else ""
+        kind = records[-1].scheduler if records else ""
         scheduler = open_scheduler(kind or ("slurm" if env.get("SLURM_JOB_ID") else "local"), env)
         mine = job_ids(records, env)
         for job in scheduler.queue():

@@ -15,6 +15,9 @@ from ftsupervise.host.modes import PAGE, set_file_mode
 from ftsupervise.model import Beat
 from ftsupervise.rundir.paths import RunDir, read_json
 from ftsupervise.rundir.reading import as_text, as_time, as_whole, parse_object
+from ftsupervise.rundir.paths import RunDir, write_whole
+from ftsupervise.rundir.records import decode, encode, parse_object, read_record
+from ftsupervise.truth import Beat
 
 WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
 
@@ -29,30 +32,7 @@ def write_beat(rundir: RunDir, beat: Beat, desk: Path | None = None) -> None:
 
     ``desk``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
     """
-    record = {
-        "rank": beat.rank,
-        "step": beat.step,
-        "phase": beat.phase,
-        "at": beat.at.isoformat(),
-        "pid": beat.pid,
-        "host": beat.host,
-        "facts": dict(beat.facts),
-    }
-    path = rundir.beats / f"rank-{beat.rank}"
-    fd, temp = files.create_temporary(desk or rundir.beats, path.name, PAGE)
-    try:
-        try:
-            set_file_mode(fd, PAGE)
-            os.write(fd, (json.dumps(record) + "\n").encode())
-        finally:
-            os.close(fd)
-        os.replace(temp, path)
-    except OSError:
-        try:
-            os.unlink(temp)
-        except OSError:
-            pass
-        raise
+    write_whole(rundir.beats / f"rank-{beat.rank}", json.dumps(encode(beat)) + "\n", sync=False, desk=desk)
 
 
 def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
@@ -70,30 +50,14 @@ def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
 
 def _read_beat(path: Path) -> Beat | None:
     try:
-        raw = read_json(path, limit=64_000)
+        return read_record(Beat, path, limit=64_000)
     except (OSError, ValueError):
         return None
-    return None if raw is None else _beat(raw)
 
 
 def parse_beat(data: bytes) -> Beat | None:
     """The beat in the text of a beat file; None if it is damaged or half there."""
     try:
-        return _beat(parse_object(data))
+        return decode(Beat, parse_object(data), lenient=True)
     except ValueError:
         return None
-
-
-def _beat(raw: dict[str, object]) -> Beat | None:
-    facts, rank, at = raw.get("facts"), as_whole(raw.get("rank")), as_time(raw.get("at"))
-    if rank is None or at is None:
-        return None
-    return Beat(
-        rank=rank,
-        step=as_whole(raw.get("step")),
-        phase=as_text(raw.get("phase")),
-        at=at,
-        pid=as_whole(raw.get("pid")) or 0,
-        host=as_text(raw.get("host")),
-        facts={as_text(k): as_text(v) for k, v in facts.items()} if isinstance(facts, dict) else {},
-    )

@@ -12,23 +12,24 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.rundir.ledger import numbers
-from ftsupervise.rundir.paths import RunDir, read_json, sync_directory, write_json
-from ftsupervise.rundir.reading import as_text, as_texts, as_whole
+from ftsupervise.rundir.paths import RunDir, sync_directory
+from ftsupervise.rundir.records import read_record, write_json
 
 BRAKE = "brake"
 RELEASED = "brake-released"
+Mark = TypeVar("Mark", "Brake", "Released")
 
 
 class Brake(NamedTuple):
     """What stopped the chain."""
 
-    failure: str  # the failure as the ledger counts it
-    why: str  # one sentence
-    times: int
-    attempt: int  # the last one
+    failure: str = "stopped by hand"  # the failure as the ledger counts it
+    why: str = "no reason given"  # one sentence
+    times: int = 0
+    attempt: int = 0  # the last one
     step: int | None = None
     detail: str = ""  # the line of the output that says most
     held: tuple[str, ...] = ()  # jobs put on hold
@@ -41,29 +42,30 @@ class Brake(NamedTuple):
         return f"{self.failure}{step}, {self.why} (attempt {self.attempt}){detail}{where if self.failure == 'hang' else ''}"
 
 
+class Released(NamedTuple):
+    """How a person took the brake off."""
+
+    attempt: int = 0  # the last one that does not count
+    who: str = ""
+    at: str = ""
+    held: tuple[str, ...] = ()  # jobs that are still to be let go
+
+
 def read_brake(rundir: RunDir) -> Brake | None:
     """The brake when it is on; None when it is not. A mark somebody made with ``touch`` is a brake too. Raises OSError."""
+    return _read(Brake, rundir.marks / BRAKE)
+
+
+def _read(kind: type[Mark], path: Path) -> Mark | None:
     try:
-        raw = read_json(rundir.marks / BRAKE, limit=64_000)
+        return read_record(kind, path, limit=64_000)
     except ValueError:
-        raw = {}
-    if raw is None:
-        return None
-    return Brake(
-        failure=as_text(raw.get("failure", "stopped by hand")),
-        why=as_text(raw.get("why", "no reason given")),
-        times=as_whole(raw.get("times")) or 0,
-        attempt=as_whole(raw.get("attempt")) or 0,
-        step=as_whole(raw.get("step")),
-        detail=as_text(raw.get("detail")),
-        held=as_texts(raw.get("held")),
-        at=as_text(raw.get("at")),
-    )
+        return kind()
 
 
 def write_brake(rundir: RunDir, brake: Brake, desk: Path | None = None) -> None:
     """Raises OSError; also when ``desk``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
-    write_json(rundir.marks / BRAKE, {**brake._asdict(), "held": list(brake.held)}, desk=desk)
+    write_json(rundir.marks / BRAKE, brake, desk=desk)
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
@@ -72,10 +74,10 @@ def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
     The jobs that it held stand in ``still_held`` until they have been let go, however often that takes.
     """
     found = read_brake(rundir)
-    held = list(dict.fromkeys([*still_held(rundir), *(found.held if found is not None else ())]))
     if found is not None:
+        held = tuple(dict.fromkeys([*still_held(rundir), *found.held]))
         last = max(numbers(rundir), default=0)
-        write_json(rundir.marks / RELEASED, {"attempt": last, "who": who, "at": now.isoformat(), "held": held})
+        write_json(rundir.marks / RELEASED, Released(last, who, now.isoformat(), held))
     try:
         os.unlink(rundir.marks / BRAKE)
     except FileNotFoundError:
@@ -84,29 +86,21 @@ def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
     return found
 
 
+def _released(rundir: RunDir) -> Released:
+    return _read(Released, rundir.marks / RELEASED) or Released()
+
+
 def still_held(rundir: RunDir) -> tuple[str, ...]:
     """Jobs on hold because of a brake that has been taken off. Raises OSError."""
-    try:
-        held = (read_json(rundir.marks / RELEASED, limit=64_000) or {}).get("held")
-    except ValueError:
-        return ()
-    return as_texts(held)
+    return _released(rundir).held
 
 
 def let_go(rundir: RunDir, job: str) -> None:
     """It may start again: it is held no longer. Raises OSError."""
-    try:
-        raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
-    except ValueError:
-        raw = {}
-    write_json(rundir.marks / RELEASED, {**raw, "held": [one for one in still_held(rundir) if one != job]})
+    before = _released(rundir)
+    write_json(rundir.marks / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
 
 
 def counts_from(rundir: RunDir) -> int:
     """The first attempt whose failures count. Raises OSError."""
-    try:
-        raw = read_json(rundir.marks / RELEASED, limit=64_000) or {}
-    except ValueError:
-        return 1
-    attempt = as_whole(raw.get("attempt"))
-    return attempt + 1 if attempt is not None else 1
+    return _released(rundir).attempt + 1

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ftsupervise.rundir.paths import write_json
+from ftsupervise.rundir.records import write_json
 
 ENV_IMPORTS = "FTSUPERVISE_IMPORTS"  # the file to write them to; set by ``ftsupervise run`` when it wants to know
 

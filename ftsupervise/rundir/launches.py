@@ -7,28 +7,30 @@ skipped by the readers and never an error: another process may be writing it at 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from ftsupervise.rundir.paths import RunDir, read_json
-from ftsupervise.rundir.reading import as_count, as_text, as_texts, as_time, as_whole, time_of
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
 
 
 class LaunchRecord(NamedTuple):
-    """One page of ``launches/``. ``state``: "submitting" (nobody heard back yet), "submitted" or "rejected"."""
+    """One page of ``launches/``. ``state``: "submitting" (no answer yet), "submitted" or "rejected"."""
 
     number: int
-    state: str
-    token: str
-    at: datetime
-    by: str
-    kind: str
-    chain: str
-    members: int
-    after: str
-    job_ids: tuple[str, ...]
-    config: str = ""  # the settings file it was launched from
+    state: str = "submitting"
+    token: str = ""
+    at: datetime = EPOCH
+    by: str = "somebody"
+    scheduler: str = ""
+    chain: str = ""
+    members: int = 1
+    after: str = ""
+    job_ids: tuple[str, ...] = ()
+    config: Annotated[str, 4096] = ""  # the settings file it was launched from
+    name: str = ""
+    comment: str = ""
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
@@ -83,23 +85,12 @@ def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
         raw = read_json(folder / "launch.json") or {}
     except (OSError, ValueError):
         raw = {}
-    return LaunchRecord(
-        number=int(name),
-        state=as_text(raw.get("state", "submitting")),
-        token=as_text(raw.get("token")),
-        at=as_time(raw.get("at")) or _made(folder),
-        by=as_text(raw.get("by", "somebody")),
-        kind=as_text(raw.get("scheduler")),
-        chain=as_text(raw.get("chain")),
-        members=as_whole(raw.get("members")) or 1,
-        after=as_text(raw.get("after")),
-        job_ids=as_texts(raw.get("job_ids")),
-        config=as_text(raw.get("config"), 4096),
-    )
+    record = decode(LaunchRecord, {**raw, "number": int(name)}, lenient=True)
+    return record if record.at != EPOCH else record._replace(at=_made(folder))
 
 
 def _made(folder: Path) -> datetime:
     try:
         return time_of(folder.stat())
     except OSError:
-        return datetime.fromtimestamp(0, timezone.utc)
+        return EPOCH

@@ -17,6 +17,9 @@ from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
 from ftsupervise.rundir.paths import WARNING, RunDir, read_json
 from ftsupervise.rundir.reading import as_count, as_number, as_text, as_time, as_whole, time_of
+from ftsupervise.rundir.paths import WARNING, RunDir
+from ftsupervise.rundir.records import as_count, as_number, as_text, as_time, as_whole, read_json, time_of
+from ftsupervise.truth import Attempt, Beat
 
 UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
 TOLD = "told: "  # how the note of an attempt without an end begins when it was told to leave; then what it was told

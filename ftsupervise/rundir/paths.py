@@ -20,15 +20,11 @@ a file that vanishes or is half there. Standard library only: the guard uses thi
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ftsupervise.host import files
 from ftsupervise.host.modes import PAGE, SHARED, make_folder, set_file_mode
-from ftsupervise.rundir.reading import parse_object
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
@@ -173,40 +169,3 @@ def sync_directory(directory: Path) -> None:
         pass
     finally:
         os.close(fd)
-
-
-def write_json(
-    path: Path, value: Mapping[str, object], *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
-) -> None:
-    text = json.dumps(value, ensure_ascii=False, default=str, indent=1) + "\n"
-    write_whole(path, text, mode=mode, sync=sync, desk=desk)
-
-
-def read_json(
-    path: Path, *, limit: int = 4_000_000, distrust: Callable[[os.stat_result], str] | None = None
-) -> dict[str, object] | None:
-    """The object in ``path``; None if there is no such file.
-
-    Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes, OSError
-    if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO. ``distrust`` says of the
-    opened file why it is not believed, "" if it is: a ValueError too.
-    """
-    try:
-        fd = files.open_regular(path)
-    except FileNotFoundError:
-        return None
-    try:
-        reason = distrust(os.fstat(fd)) if distrust is not None else ""
-        raw = b"" if reason else files.read_open(fd, limit, path)
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise ValueError(f"{path} is larger than {limit} bytes") from None
-        raise
-    finally:
-        os.close(fd)
-    if reason:
-        raise ValueError(f"{path} is not believed: {reason}")
-    try:
-        return parse_object(raw)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None

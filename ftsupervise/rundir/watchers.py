@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host.modes import make_folder, may_be_changed, stranger
-from ftsupervise.rundir.paths import RunDir, read_json, write_json
-from ftsupervise.rundir.reading import as_number, as_text, as_time
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import decode, read_json, write_json
 
 LATE = 3  # times its own interval, and …
 MOST = 200  # watchers of one run that are read
 _LISTED = 10_000
-_LONGEST = 366 * 86400.0  # seconds between two looks
 AT_LEAST = timedelta(minutes=10)  # … never sooner: a tick over a thousand runs, a node that is rebooted
 
 
@@ -28,7 +27,8 @@ class Watcher(NamedTuple):
     name: str
     host: str
     at: datetime
-    every: timedelta | None
+    every: timedelta | None = None
+    pid: int = 0
 
     def late_by(self, now: datetime) -> timedelta | None:
         """For how long nothing has been heard of it, if that is too long; None while all is well."""
@@ -50,10 +50,8 @@ def beat(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
     """This watcher has looked. Raises OSError."""
     place = folder(rundir)
     make_folder(place)
-    record: dict[str, object] = {"at": now.isoformat(), "host": os.uname().nodename, "pid": os.getpid()}
-    if every is not None:
-        record["every"] = every.total_seconds()
-    write_json(place / own_name(), record, sync=False)
+    host, pid = os.uname().nodename, os.getpid()
+    write_json(place / own_name(), Watcher(own_name(), host, now, every, pid), sync=False)
 
 
 def leave(rundir: RunDir) -> None:
@@ -91,11 +89,6 @@ def _read(path: Path, whose: os.stat_result) -> Watcher | None:
         raw = read_json(
             path, limit=10_000, distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path)
         )
+        return None if raw is None else decode(Watcher, {**raw, "name": path.name}, lenient=True)
     except (OSError, ValueError):
         return None
-    at = as_time((raw or {}).get("at"))
-    if raw is None or at is None:
-        return None
-    every = as_number(raw.get("every"))
-    bound = timedelta(seconds=every) if every is not None and 0 < every < _LONGEST else None
-    return Watcher(as_text(path.name), as_text(raw.get("host")), at, bound)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import incidents
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
 from ftsupervise.scheduler.slurm import Slurm, me, new_form
 

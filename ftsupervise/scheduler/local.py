@@ -24,6 +24,9 @@ from ftsupervise.host.procfs import identity
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, read_json, write_json, write_whole
 from ftsupervise.rundir.reading import as_count
+from ftsupervise.jobs import Job, JobState, Submitted
+from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
+from ftsupervise.rundir.records import as_count, read_json, write_json
 from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time

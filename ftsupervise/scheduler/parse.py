@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.printable import printable
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_slurm_time
 
 # squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,

@@ -21,7 +21,8 @@ from pathlib import Path
 from ftsupervise.host import processes, procfs
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir import imports
-from ftsupervise.rundir.paths import RunDir, read_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
 from ftsupervise.warm.client import COLD
 from ftsupervise.warm.pythons import Command, parse

@@ -19,7 +19,8 @@ from ftsupervise.model import Health, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest
-from ftsupervise.rundir.paths import RunDir, read_json, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog

@@ -19,7 +19,7 @@ from ftsupervise.config.find_run import CONFIG_NAME, state_dir
 from ftsupervise.config.named import settings_of
 from ftsupervise.errors import from_os_error
 from ftsupervise.probe.abandoned import private
-from ftsupervise.rundir.paths import read_json, write_json
+from ftsupervise.rundir.records import read_json, write_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

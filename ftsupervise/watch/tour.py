@@ -23,8 +23,8 @@ from ftsupervise.probe import Probe
 from ftsupervise.rundir import watchers
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir, read_json
-from ftsupervise.rundir.reading import as_time, time_of
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import as_time, read_json, time_of
 from ftsupervise.scheduler.ownership import me, own_job_ids
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import run_dir_check

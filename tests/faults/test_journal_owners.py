@@ -198,7 +198,7 @@ def change(run: Path, who: str, make: Callable[[State], State]) -> None:
 
 
 def read_by(run: Path, who: str) -> State:
-    from ftsupervise.rundir.codec import decode, encode
+    from ftsupervise.rundir.records import decode, encode
 
     raw = as_user(who, lambda: json.dumps(encode(journal_of(run).read())))
     return decode(State, json.loads(str(raw)))

@@ -27,7 +27,8 @@ from ftsupervise.run import gate
 from ftsupervise.rundir import beats, run_log, watchers
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir, read_json, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]

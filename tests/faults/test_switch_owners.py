@@ -23,7 +23,8 @@ from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue, prepare
 from ftsupervise.model import Health, Job, SwitchState
 from ftsupervise.rundir.launches import people
-from ftsupervise.rundir.paths import RunDir, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.slurm import Slurm
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ftsupervise.crontab import claims
 from ftsupervise.crontab.place import need_installed
-from ftsupervise.rundir.paths import read_json
+from ftsupervise.rundir.records import read_json
 from tests.slurm.cron_lab import Lab, OneCron, now
 
 

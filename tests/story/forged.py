@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.alerts.outbox import State
-from ftsupervise.rundir.codec import encode
+from ftsupervise.rundir.records import encode
 
 
 def generation(state: State | str, number: Any, base: Any = None) -> bytes:

@@ -10,7 +10,8 @@ import pytest
 
 from ftsupervise.host import procfs
 from ftsupervise.rundir.ledger import LOST, ledger
-from ftsupervise.rundir.paths import WARNING, RunDir, write_json
+from ftsupervise.rundir.paths import WARNING, RunDir
+from ftsupervise.rundir.records import write_json
 
 TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 

@@ -21,7 +21,8 @@ from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import incidents
 from ftsupervise.run import exit_analysis
 from ftsupervise.rundir import beats, brake, launches, ledger, watchers
-from ftsupervise.rundir.paths import RunDir, read_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import KILL, read_switch
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)

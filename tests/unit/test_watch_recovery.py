@@ -10,7 +10,8 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
 from ftsupervise.model import Health
-from ftsupervise.rundir.paths import RunDir, write_json
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import Recovery
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Health
 from ftsupervise.rundir.brake import read_brake
-from ftsupervise.rundir.reading import as_time
+from ftsupervise.rundir.records import as_time
 from ftsupervise.watch import Look
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
 from ftsupervise.probe import Missing, NotSeen, Ran
-from ftsupervise.rundir.reading import as_count
+from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_size, show_size
 from ftsupervise.watch.watchdogs.disk_forecast import Level, level
 from ftsupervise.watch.watchdogs.disk_words import finding

@@ -1,0 +1,164 @@
+"""Records on disk stay readable: earlier code wrote the pages in ``tests/golden/records``; damage costs one field."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+import pytest
+
+from ftsupervise.nodes import incidents
+from ftsupervise.rundir import beats, brake, launches, watchers
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import decode, encode, read_record, write_json
+from ftsupervise.truth import Beat
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "records"
+NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+def lay(name: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(GOLDEN / f"{name}.json", path)
+
+
+def test_a_beat_stays_readable(run: RunDir) -> None:
+    lay("beat", run.beats / "rank-3")
+    facts = {"attempt": "6", "first": "12", "saved": "15"}
+    assert beats.read_beats(run) == (Beat(3, 17, "train", NOW, 4711, "node-1", facts),)
+
+
+def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
+    lay("brake", run.marks / "brake")
+    lay("brake-released", run.marks / "brake-released")
+    assert brake.read_brake(run) == brake.Brake(
+        *("exit 1 (ValueError)", "3 times at the same step", 3, 6, 17, "ValueError: no such shape: größe"),
+        held=("88_[4-10]", "91"),
+        at="2026-11-21T03:00:00+00:00",
+    )
+    assert brake.still_held(run) == ("88_[4-10]", "91")
+    assert brake.counts_from(run) == 7
+
+
+def test_a_watcher_stays_readable(run: RunDir) -> None:
+    lay("watcher", run.watch / "watchers" / "a")
+    lay("watcher-once", run.watch / "watchers" / "b")
+    found = [(one.name, one.host, one.at, one.every) for one in watchers.watchers(run)]
+    assert found == [("a", "vm", NOW, timedelta(minutes=1)), ("b", "vm", NOW, None)]
+
+
+def test_a_launch_stays_readable(run: RunDir) -> None:
+    lay("launch", run.launches / "0001" / "launch.json")
+    (found,) = launches.launches(run)
+    assert (found.number, found.state, found.token, found.by) == (1, "submitted", "115a116421f0", "root@vm")
+    assert (found.scheduler, found.chain, found.members, found.after) == ("local", "array", 10, "")
+    assert found.job_ids == ("local-1",)
+    assert found.config == "/home/ada/gpt/ftsupervise.yaml"
+    assert found.at == datetime(2026, 11, 23, 0, 23, 1, 373310, tzinfo=timezone.utc)
+
+
+def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
+    lay("node-incidents", run.nodes / "troubles" / "node-1-88.json")
+    lay("node-excluded", run.nodes / "exclude" / "node-5")
+    lay("node-trusted", run.nodes / "trust" / "node-6")
+    lay("node-exclusions-of-job", run.nodes / "applied" / "88")
+    known = incidents.read([run.nodes])
+    assert known.problems == ()
+    assert [tuple(one) for one in known.troubles] == [
+        ("node-3", "hardware", NOW, "gpt", "88_3", 6, "3", "killed by SIGBUS", "node-1", "NVRM: Xid 79"),
+        ("node-4", "crashed", NOW - timedelta(hours=2), "", "", 0, "", "", "", ""),
+    ]
+    assert [tuple(one)[:6] for one in known.marks] == [
+        ("node-5", "exclude", NOW, "ada", "ecc", NOW + timedelta(days=1)),
+        ("node-6", "trust", NOW, "ada", "", None),
+    ]
+    assert incidents.applied(run.nodes, "88") == {"node-3", "node-5"}
+
+
+class Colour(Enum):
+    RED = "red"
+    FIVE = 5
+
+
+class Inner(NamedTuple):
+    at: datetime
+    size: int = 7
+
+
+class Outer(NamedTuple):
+    name: str
+    step: int | None
+    inner: Inner | None = None
+    items: tuple[Inner, ...] = ()
+    facts: Mapping[str, str] = MappingProxyType({})
+    path: Annotated[str, 1000] = ""
+    share: float = 0.5
+    wait: timedelta | None = None
+    colour: Colour = Colour.RED
+    sure: bool = False
+    late: bool | None = None
+
+
+WHOLE = Outer(
+    *("gpt", 3, Inner(NOW), (Inner(NOW, 1), Inner(NOW, 2)), {"a": "b"}, "p" * 900, 0.25, timedelta(seconds=90)),
+    colour=Colour.FIVE,
+    sure=True,
+)
+
+
+def test_a_record_comes_back_from_its_page(tmp_path: Path) -> None:
+    path = tmp_path / "page.json"
+    write_json(path, WHOLE)
+    assert read_record(Outer, path) == WHOLE
+    assert decode(Outer, json.loads(path.read_text())) == WHOLE
+    assert decode(Outer, encode(WHOLE, sparse=True)) == WHOLE
+    assert encode(Inner(NOW), sparse=True) == {"at": "2026-11-21T03:00:00+00:00"}
+    assert read_record(Outer, tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("bad", [[], {}, None, True, "\x1b[2J", 10**30, float("inf"), "9999-12-31", [None]])
+@pytest.mark.parametrize("field", Outer._fields)
+def test_a_damaged_field_costs_nothing_but_itself(field: str, bad: Any) -> None:
+    page = encode(WHOLE) | {field: bad, "of a newer version": {"x": [1]}}
+    found = decode(Outer, page, lenient=True)
+    assert found._replace(**{field: None}) == WHOLE._replace(**{field: None})
+    assert "\x1b" not in repr(getattr(found, field))
+
+
+def test_a_damaged_item_of_a_list_is_left_out_and_a_long_list_ends() -> None:
+    page = {"items": [{"at": "never"}, encode(Inner(NOW, 4)), 7, {"at": NOW.isoformat(), "size": "x"}]}
+    assert decode(Outer, page, lenient=True).items == (Inner(NOW, 4), Inner(NOW, 7))
+    assert len(decode(Outer, {"items": [encode(Inner(NOW))] * 5000}, lenient=True).items) == 1000
+    assert decode(Outer, {"name": "x" * 5000}, lenient=True).name == "x" * 299 + "…"
+
+
+def test_a_page_without_what_makes_it_a_record_is_a_value_error() -> None:
+    for page in ({}, {"at": "yesterday"}, [], None, {"at": None}):
+        with pytest.raises(ValueError, match="no Inner"):
+            decode(Inner, page, lenient=True)
+
+
+@pytest.mark.parametrize("field", [name for name in Outer._fields if name != "facts"])
+def test_where_damage_is_not_excused_one_damaged_field_is_a_value_error(field: str) -> None:
+    with pytest.raises(ValueError, match="no Outer"):
+        decode(Outer, encode(WHOLE) | {field: {"no": 1}})
+
+
+def test_the_guard_and_the_quick_commands_load_no_dataclasses_for_their_records() -> None:
+    probe = """from ftsupervise.rundir import beats, brake, launches, switches, watchers; import sys
+print('dataclasses' in sys.modules)"""
+    done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"
