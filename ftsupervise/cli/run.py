@@ -73,6 +73,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.option(
     "--run-dir", metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
 )
+@click.option("--launched", metavar="TOKEN", default="", help="The launch: another run directory is refused.")
 @click.option("--name", help="What the run is called; default: $FTSUPERVISE_RUN, or the directory's name.")
 @click.option(
     "--forward",
@@ -201,6 +202,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     run_dir: str | None,
+    launched: str,
     name: str | None,
     forward: str,
     grace: float,
@@ -253,6 +255,7 @@ def run(
     options = supervisor.Options(
         rundir=rundir,
         command=command,
+        launched=launched,
         name=name or os.environ.get(ENV_RUN) or rundir.root.name,
         forward=forward,
         grace=grace,
