@@ -14,6 +14,8 @@ from typing import NamedTuple
 from ftsupervise.rundir.paths import RunDir, read_json
 from ftsupervise.rundir.reading import as_count, as_text, as_texts, as_time, as_whole, time_of
 
+NEWEST = 1000  # launches that are read: whoever may write there can make any number of them
+
 
 class LaunchRecord(NamedTuple):
     """One page of ``launches/``. ``state``: "submitting" (nobody heard back yet), "submitted" or "rejected"."""
@@ -32,12 +34,13 @@ class LaunchRecord(NamedTuple):
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
-    """All launches of the run, oldest first. Raises OSError if the directory cannot be read; () if there is none."""
+    """The newest launches of the run, at most ``NEWEST``, oldest first. Raises OSError if the directory cannot be read; () if
+    there is none."""
     try:
-        names = sorted(p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None)
+        names = sorted((p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None), key=int)
     except FileNotFoundError:
         return ()
-    return tuple(_launch(run_dir, name) for name in names)
+    return tuple(_launch(run_dir, name) for name in names[-NEWEST:])
 
 
 def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozenset[str]:
