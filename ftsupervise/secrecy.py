@@ -104,6 +104,7 @@ _FORMS = (
     ("a Google key", r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}"),
     ("a signed token", r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
     ("an Authorization header", r"(?i:\bauthorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?\w{1,20}\s{1,9})(?!\$)[^\s\"']{8,}"),
+    ("the path of a Slack webhook", r"(?<![\w.-])/services/[TE][A-Z0-9]{6,}/B[A-Z0-9]{6,}/[A-Za-z0-9]{16,}"),
     (WITH_PASSWORD, rf"{_SCHEME}[^\s/:@\"']{{0,200}}:(?!\$)[^\s/@\"']{{1,300}}@"),
     ("an address with a token in it", rf"{_SCHEME}(?!\$)[A-Za-z0-9_-]{{20,300}}@"),
     (
@@ -117,6 +118,11 @@ _FORMS = (
             r"|rockets?|mmosts?|matrixs?|ifttt|notica|simplepush)://[^\s\"'<>]{12,}"
         ),
     ),
+)
+_AFTER_THE_HOST = re.compile(
+    r"[./]*/(?:(?:services|workflows|triggers)/[TE][A-Z0-9]+(?:/.*)?|api/(?:v\d+/)?webhooks/\d.*|v1/spaces/.*|webhookb2/.*"
+    r"|(?:ping/)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/.*)?)",
+    re.DOTALL,
 )
 _ANY = re.compile("|".join(f"(?:{form})" for _, form in _FORMS))
 
@@ -145,6 +151,12 @@ def like_a_file(text: str) -> bool:
     parts = text.split("/")
     plain = all(re.fullmatch(r"[A-Za-z._-]{1,60}|[\w.-]{1,60}\.[a-z]{1,5}", part) for part in parts if part)
     return bool(text) and plain and not kind(text)
+
+
+def like_an_address(text: str) -> bool:
+    """Is ``text``, which begins as a path does, what follows the host in the address of a hook, and so a secret?
+    "/services/T00/B00/…" of Slack, "/api/webhooks/123/…" of Discord, "/v1/spaces/…" of Google Chat, the UUID of a ping."""
+    return _AFTER_THE_HOST.fullmatch(text) is not None or bool(kind(text))
 
 
 def like_a_variable(text: str) -> bool:

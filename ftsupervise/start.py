@@ -15,7 +15,8 @@ import sys
 
 
 def prepare() -> None:
-    """Complete the module path by this package's own folder, the absolute entries of PYTHONPATH and the account's site."""
+    """Complete the module path by this package's own folder, the absolute entries of PYTHONPATH and the account's site,
+    unless PYTHONUSERBASE is relative: then that is in the current directory."""
     here = os.path.dirname(os.path.abspath(__file__))
     root = os.path.dirname(here)
     outer = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -26,7 +27,7 @@ def prepare() -> None:
         import site
 
         account = site.getusersitepackages()
-        if account not in sys.path and os.path.isdir(account):
+        if os.path.isabs(account) and account not in sys.path and os.path.isdir(account):
             site.addsitedir(account)
     import ftsupervise
 

@@ -20,7 +20,6 @@ import hashlib
 import os
 import socket
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -34,6 +33,7 @@ from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
 from ftsupervise.host.ownership import user_name
+from ftsupervise.host.private import home, is_private, private
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
@@ -195,9 +195,7 @@ class Journal:
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
     def _commit_to_spare(self, state: State, highest: int) -> None:
-        self.spare.parent.mkdir(mode=0o700, exist_ok=True)
-        self.spare.mkdir(mode=0o700, exist_ok=True)
-        if not _private(self.spare):
+        if private(self.spare) is None:
             raise PermissionError(errno.EPERM, "not a private directory of this account", str(self.spare))
         self._link(self.spare, state, highest)
 
@@ -260,14 +258,7 @@ class Journal:
 
 def _private(directory: Path) -> bool:
     """A spare in /tmp is believed only if nobody else could have put it there."""
-    for path in (directory, directory.parent):
-        try:
-            found = os.lstat(path)
-        except OSError:
-            return False
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return False
-    return True
+    return is_private(directory) and is_private(directory.parent)
 
 
 def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
@@ -322,4 +313,4 @@ def _sync(directory: Path) -> None:
 
 def _spare_of(directory: Path) -> Path:
     name = hashlib.sha256(str(directory.absolute()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"ftsupervise-{os.geteuid()}" / f"journal-{name}"
+    return home() / f"journal-{name}"

@@ -123,6 +123,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
         exclude=(exclude,) if exclude else (),
         avoid=avoid,
         config=config.absolute(),
+        own_workdir=config.absolute().parent.stat().st_uid == os.geteuid(),
     )
 
 

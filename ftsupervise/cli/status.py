@@ -119,8 +119,9 @@ def _progress(seen: Status) -> list[str]:
 def _attempts(seen: Status) -> list[str]:
     shown = seen.attempts[-5:]
     lines = []
-    if len(seen.attempts) > len(shown):
-        lines.append(f"  attempt   ({len(seen.attempts) - len(shown)} earlier ones: ls {seen.rundir.attempts})")
+    if earlier := seen.not_read + len(seen.attempts) - len(shown):
+        unread = f", of which {seen.not_read} were not read" if seen.not_read else ""
+        lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
     return lines + [f"  attempt   {_attempt(attempt, seen.at)}" for attempt in shown]
 
 

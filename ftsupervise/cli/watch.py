@@ -16,8 +16,9 @@ from ftsupervise.cli.saying import count, say
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.findings import Finding
+    from ftsupervise.watch.account import Told
     from ftsupervise.watch.roster import Roster
-    from ftsupervise.watch.tick import Ticked, Told
+    from ftsupervise.watch.tick import Ticked
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:

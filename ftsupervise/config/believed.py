@@ -3,7 +3,8 @@
 A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
 what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
 no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own
-and no regular expression: what is found in a file goes into a journal that others read. For messages the account's own
+and no regular expression: what is found in a file goes into a journal that others read. For the same reason no path that leads
+to something of this account, be it only its size. For messages the account's own
 receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
 """
 
@@ -70,21 +71,31 @@ def load_believed(
             f"{why}, and the run directory it names is yours",
             hint=f"to look at that run by its own settings: ftsupervise watch {shlex.quote(str(run.run_dir))}",
         )
-    held = tuple(_held(run))
-    return Believed(_harmless(run, given), why, held)
+    if link := _link_to_ours(run.run_dir):
+        raise ownership.NotTrusted(
+            f"{link} is a link to a folder of yours, and the run is another account's, so nothing in it is read",
+            hint=f"look at it: ls -l {shlex.quote(str(link))}",
+        )
+    ours = tuple(_paths_of_ours(run))
+    held = (*_held(run), *(f"{key}: {printable(path, 300)}, which is yours" for key, path in ours))
+    return Believed(_harmless(run, given, frozenset(key for key, _ in ours)), why, held)
 
 
-def _harmless(run: Run, environ: Mapping[str, str]) -> Run:
-    """``run`` with nothing in it that acts: the account's own receivers and cron stand in."""
+def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run:
+    """``run`` with nothing in it that acts: the account's own receivers and cron stand in. ``ours``: keys of paths left out."""
     own = load_account(environ=environ)
-    disks = tuple(one.model_copy(update={"quota": None}) for one in run.watch.disk or ())
-    changed: dict[str, object] = {"exec": None, **({"disk": disks} if run.watch.disk else {})}
+    kept = [one for index, one in enumerate(run.watch.disk or ()) if f"watch.disk[{index}].path" not in ours]
+    disks = tuple(one.model_copy(update={"quota": None}) for one in kept)
+    changed: dict[str, object] = {"exec": None, **({"disk": disks or None} if run.watch.disk else {})}
+    if run.watch.checkpoints is not None and "watch.checkpoints.path" in ours:
+        changed["checkpoints"] = run.watch.checkpoints.model_copy(update={"path": None})
     for name in _READERS:
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
     watch = run.watch.model_copy(update=changed)
     nodes = run.nodes.model_copy(update={"health": None})
-    launch = run.launch.model_copy(update={"template": None})
+    output = {key: None for key in ("output", "error") if f"launch.{key}" in ours}
+    launch = run.launch.model_copy(update={"template": None, **output})
     return run.model_copy(
         update={"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
     )
@@ -97,6 +108,43 @@ def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
         return ours and run_dir is not None and run_dir.resolve() != path.resolve().parent
     except OSError:
         return False
+
+
+def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
+    """(key, path) of what the settings would have looked at and this account owns."""
+    root = str(run.run_dir)
+    found = [(f"launch.{key}", getattr(run.launch, key)) for key in ("output", "error")]
+    found += [(f"watch.disk[{index}].path", one.path) for index, one in enumerate(run.watch.disk or ())]
+    if run.watch.checkpoints is not None:
+        found.append(("watch.checkpoints.path", run.watch.checkpoints.path))
+    for key, path in found:
+        if path is not None and _is_ours_at(os.path.join(root, path)):  # noqa: PTH118 - not to be normalized
+            yield key, str(path)
+
+
+def _is_ours_at(path: str) -> bool:
+    """Does what is there, or would be there, belong to this account? Of a pattern the folders count. Unseen is ours."""
+    here = Path(path.partition("%")[0] if "%" in path else path)
+    for place in (here, *here.parents):
+        try:
+            return place.stat().st_uid == os.geteuid()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return True
+    return True
+
+
+def _link_to_ours(run_dir: Path | None) -> Path | None:
+    """A link in somebody else's run directory to a folder of this account, whose pages would be read as the run's."""
+    try:
+        if run_dir is None or run_dir.stat().st_uid == os.geteuid():
+            return None
+        with os.scandir(run_dir) as found:
+            links = [Path(one.path) for one in found if one.is_symlink()]
+    except OSError:
+        return None
+    return next((link for link in links if link.exists() and link.stat().st_uid == os.geteuid()), None)
 
 
 def _held(run: Run) -> Iterator[str]:

@@ -173,7 +173,7 @@ def _text_schema(example: str, **more: object) -> WithJsonSchema:
 def _secret_file(value: object) -> object:
     if (
         isinstance(value, str)
-        and not value.startswith(("/", "~", "./", "../", "${"))
+        and (not value.startswith(("/", "~", "./", "../", "${")) or secrecy.like_an_address(value))
         and not secrecy.like_a_file(value)
     ):
         raise ValueError(

@@ -19,6 +19,7 @@ class Form(Enum):
     SECONDS = "S"
     TEXT = "COMMAND"
     FOLDER = "DIR"
+    TOKEN = "TOKEN"
     CHOICE = ""
     CHOICES = " "  # the flag is given once for each
     COUNTS = "KIND=N"  # the flag is given once for each kind of failure
@@ -56,6 +57,10 @@ _RESTART, _HANG = "launch.restart", "launch.restart.hang"
 WITHIN = {"start": "before the first start in each job", "failure": "after each failure, before the next start"}
 
 SETTINGS = (
+    Setting(
+        "--launched", "", "launched", Form.TOKEN, "",
+        help="The launch whose job this is: another folder in the place of the run directory is refused.",
+    ),
     Setting(
         "--forward", "", "forward", Form.CHOICE, "auto", choices=("auto", "always", "never"),
         help="Pass the warning signal on? auto: only to processes that handle it. A file tells the guards in any case.",

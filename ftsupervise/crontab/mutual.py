@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.record import deliver, record
+from ftsupervise.alerts.record import record
 from ftsupervise.crontab.chain import Queue, look_after
 from ftsupervise.findings import Finding
 from ftsupervise.host import interpreter

@@ -296,8 +296,9 @@ def _tell(
 def _record(slot: Slot, seen: list[Finding], trouble: list[str]) -> tuple[str, ...]:
     from pydantic import ValidationError
 
+    from ftsupervise.alerts.deliver import deliver
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.record import deliver, record
+    from ftsupervise.alerts.record import record
     from ftsupervise.config.alerting import Alerts
 
     try:

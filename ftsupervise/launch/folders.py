@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.errors import Refused
+from ftsupervise.config.find_run import state_dir
+from ftsupervise.errors import Refused, from_os_error
 from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, set_mode
 from ftsupervise.host.ownership import distrust, group_name
 from ftsupervise.nodes import incidents
+from ftsupervise.rundir import pinned
 from ftsupervise.rundir.fence import STAGING
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import as_text, read_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Sharing
@@ -139,3 +142,20 @@ def _open_above(root: Path) -> str:
         if not found.st_mode & stat.S_ISVTX and (why := distrust(found, folder, accounts=(found.st_uid,))):
             return why
     return ""
+
+
+def require_own(run_dir: RunDir) -> None:
+    """Raises NotPermitted where the run directory is somebody else's and not shared, or not of whom it was launched for."""
+    try:
+        pinned.require_own(state_dir(), run_dir)
+    except OSError as error:
+        raise from_os_error(error, f"look at the run directory {run_dir.root}") from None
+
+
+def pin(run_dir: RunDir, number: int) -> None:
+    """Let this account's watch know the run directory again. Best effort: a full home must not deny a launch that was made."""
+    try:
+        page = read_json(run_dir.launches / f"{number:04d}" / "launch.json") or {}
+        pinned.note(state_dir(), run_dir.root, as_text(page.get("token")))
+    except (OSError, ValueError):
+        return

@@ -68,6 +68,7 @@ class Plan:
     avoided: tuple[str, ...] = ()  # nodes that are excluded because of their past, not by the settings
     notes: tuple[str, ...] = ()  # what the person should know and did not ask for
     config: Path | None = None  # the settings file, to be found again by the run's name
+    own_workdir: bool = False  # it belongs to this account
 
     @property
     def submissions(self) -> int:
@@ -100,9 +101,11 @@ def plan(
     exclude: tuple[str, ...] = (),
     avoid: Sequence[Node] = (),
     config: Path | None = None,
+    own_workdir: bool = False,
 ) -> Plan:
     """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
 
+    ``own_workdir``: does the folder belong to this account? Then a job that finds another account's there does nothing.
     ``exclude``: nodes the person names now; ``avoid``: those that are kept away from because of their past.
     """
     launch = run.launch
@@ -125,7 +128,9 @@ def plan(
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
     options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
-    supervisor = interpreter.command("run", "--run-dir", str(run.run_dir), *_settings(run), "--", python=python)
+    supervisor = interpreter.command(
+        "run", "--run-dir", str(run.run_dir), "--launched", token, *_settings(run), "--", python=python
+    )
     command = (*supervisor, *train_command(launch, kind))
     return Plan(
         name=run.name,
@@ -141,6 +146,7 @@ def plan(
         avoided=avoided,
         notes=tuple(notes),
         config=config,
+        own_workdir=own_workdir,
     )
 
 

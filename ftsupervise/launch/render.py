@@ -41,6 +41,7 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
             setup=launch.setup,
             run_dir=str(plan.run_dir),
             workdir=str(plan.workdir),
+            own_workdir=plan.own_workdir,
             launch=launch,
         )
     except jinja2.TemplateError as error:

@@ -30,7 +30,7 @@ from ftsupervise.errors import (
 from ftsupervise.host import haste
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
 from ftsupervise.host.ownership import user_name
-from ftsupervise.launch.folders import make_folders
+from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
@@ -209,6 +209,7 @@ def launch_run(
     from ftsupervise.config.load import dump
 
     run_dir = RunDir(plan.run_dir)
+    require_own(run_dir)
     check_may_start(run_dir, plan.name)
     done = unheard(plan, scheduler)
     if done is None:
@@ -225,6 +226,7 @@ def launch_run(
         given, _ = without_secrets(env, run)
         done = submit(plan, run.launch, scheduler, again=again, now=now, env=given)
     register(run_dir, plan.name)
+    pin(run_dir, done.number)
     return done
 
 
@@ -273,6 +275,7 @@ def submit(
         "members": plan.members,
         "after": plan.after,
         "config": str(plan.config or ""),
+        "owner": run_dir.root.stat().st_uid,
         "comment": comment(plan.name, plan.token),
         "job_ids": [],
     }

@@ -11,12 +11,11 @@ host or after a reboot, and a home directory may be the very thing that hangs. O
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftsupervise.host.private import home, private
 from ftsupervise.rundir.records import read_json, write_json
 
 _MOMENT = 1.0  # seconds
@@ -91,7 +90,7 @@ class Notes:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.boot = _boot()
-        self.directory = private(directory or Path(tempfile.gettempdir()) / f"ftsupervise-{os.getuid()}" / "probe")
+        self.directory = private(directory or home() / "probe")
         self._mine: list[Note] = []
 
     def write(self, pid: int, key: str, what: str, *, abandoned: bool = False, since: float | None = None) -> Note:
@@ -157,16 +156,3 @@ class Notes:
                 continue
             notes.setdefault(note.pid, note)
         return list(notes.values())
-
-
-def private(directory: Path) -> Path | None:
-    """``directory``, made if need be; None if it belongs to somebody else or others may write to it."""
-    try:
-        for part in (directory.parent, directory):
-            part.mkdir(mode=0o700, exist_ok=True)
-            info = part.lstat()
-            if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode) or info.st_mode & 0o022:
-                return None
-    except OSError:
-        return None
-    return directory

@@ -16,7 +16,7 @@ from ftsupervise.model import Attempt, Beat, SwitchState
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.brake import read_brake, still_held
 from ftsupervise.rundir.launches import launches, people
-from ftsupervise.rundir.ledger import ledger, lives_here
+from ftsupervise.rundir.ledger import NEWEST, ledger, lives_here, numbers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 
@@ -36,10 +36,11 @@ class Status(NamedTuple):
     why: str
     jobs: tuple[Job, ...] | None
     blind: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Attempt, ...]  # of very many the first and the newest, see ``ledger``
     beats: tuple[Beat, ...]
     switches: tuple[SwitchState, ...]
     finished: bool
+    not_read: int = 0  # attempts that are not in ``attempts``
     telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each (alerts/standing.py)
 
     @property
@@ -57,6 +58,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         os.listdir(rundir.switches)
         records = launches(rundir)
         attempts = ledger(rundir)
+        not_read = max(0, len(numbers(rundir)) - len(attempts)) if len(attempts) >= NEWEST else 0
         beats = _of_the_last(read_beats(rundir), attempts)
     except OSError as error:
         raise from_os_error(error, f"read the run directory {rundir.root}") from None
@@ -79,7 +81,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         why += f": read what they wrote: tail {_logs(rundir, name)}"
     if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
         verdict, why = "STOPPED", brake
-    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished)
+    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished, not_read)
 
 
 def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:

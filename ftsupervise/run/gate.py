@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ftsupervise.errors import from_os_error
+from ftsupervise.errors import NotFound, NotPermitted, from_os_error
 from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.nodes import incidents
+from ftsupervise.run.settings import Options
+from ftsupervise.rundir import pinned
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.paths import RunDir, for_the_group
 from ftsupervise.rundir.records import as_whole, read_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 
 _ROOM = 16_384  # bytes
+_STALE, _STALE_LOOK = 60.0, 2.0  # seconds that a network file system may show a folder as it was, and between two looks
+
+
+def require_the_launched(options: Options, pause: Callable[[float], bool]) -> None:
+    """Raises NotFound, NotPermitted when another folder stands in the place of the run directory."""
+    until = time.monotonic() + _STALE
+    while True:
+        try:
+            return pinned.refuse(options.rundir, options.launched)
+        except (NotFound, NotPermitted):
+            if pinned.is_strangers(options.rundir) or time.monotonic() >= until or not pause(_STALE_LOOK):
+                raise
 
 
 def prepare(rundir: RunDir) -> None:
@@ -61,12 +77,14 @@ def _probe(folder: Path) -> None:
         os.unlink(path)
 
 
-def another_place(rundir: RunDir, attempt: Path) -> str:
-    """Does the run directory no longer hold the attempt that was begun in it? Then what stands there is another one: the disk
-    beneath a mount that is gone, or a folder that somebody put in its place. One sentence, or ""; what cannot be seen is "".
+def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
+    """Does the run directory no longer hold the attempt that was begun in it, or the launch? Then what stands there is another
+    one: the disk beneath a mount that is gone, or a folder that somebody put in its place. One sentence, or ""; what cannot be
+    seen is "".
     """
     try:
         attempt.stat()
+        return pinned.another(rundir, launched) if launched else ""
     except (FileNotFoundError, NotADirectoryError):
         return f"{rundir.root} no longer holds {attempt.name}, this attempt: its file system is gone, or it was moved"
     except OSError:

@@ -16,10 +16,8 @@ from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.fence import last_desk
 from ftsupervise.rundir.ledger import numbers
-from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir, write_json
 from ftsupervise.rundir.paths import ENV_JOB_ID, RunDir
 from ftsupervise.rundir.records import write_json
-from ftsupervise.truth import Attempt
 
 if TYPE_CHECKING:
     from ftsupervise.run.attempt import End

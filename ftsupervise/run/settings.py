@@ -23,6 +23,7 @@ class Options:
     rundir: RunDir
     command: tuple[str, ...]
     name: str
+    launched: str = ""  # the token of the launch whose job this is; "" in a script of one's own
     forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
     warning: int = signal.SIGUSR1
     grace: float = default("grace")  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s

@@ -51,7 +51,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     """
     ears = Ears()
     try:
-        pause = partial(sit_out, ears=ears, options=options)
+        gate.require_the_launched(options, pause := partial(sit_out, ears=ears, options=options))
         if not wait_for_space(partial(gate.prepare, options.rundir), options.space_wait, pause):
             return 0
         closed = gate.reason_not_to_start(options.rundir)
@@ -277,7 +277,7 @@ class Ring:
 
     def _why_not(self, mine: ledger.Claim, ended: End) -> str:
         """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
-        if why := gate.another_place(self.options.rundir, mine.folder):
+        if why := gate.another_place(self.options.rundir, mine.folder, self.options.launched):
             return why
         newer = ended.newer or superseded(self.options.rundir, mine.number)
         if newer is not None:

@@ -10,14 +10,9 @@ import json
 import os
 from pathlib import Path
 
-from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, set_file_mode
 from ftsupervise.model import Beat
-from ftsupervise.rundir.paths import RunDir, read_json
-from ftsupervise.rundir.reading import as_text, as_time, as_whole, parse_object
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import decode, encode, parse_object, read_record
-from ftsupervise.truth import Beat
 
 WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
 

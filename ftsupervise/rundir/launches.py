@@ -14,6 +14,8 @@ from typing import Annotated, NamedTuple
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
 
+NEWEST = 1000  # launches that are read: whoever may write there can make any number of them
+
 
 class LaunchRecord(NamedTuple):
     """One page of ``launches/``. ``state``: "submitting" (no answer yet), "submitted" or "rejected"."""
@@ -34,12 +36,13 @@ class LaunchRecord(NamedTuple):
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
-    """All launches of the run, oldest first. Raises OSError if the directory cannot be read; () if there is none."""
+    """The newest launches of the run, at most ``NEWEST``, oldest first. Raises OSError if the directory cannot be read; () if
+    there is none."""
     try:
-        names = sorted(p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None)
+        names = sorted((p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None), key=int)
     except FileNotFoundError:
         return ()
-    return tuple(_launch(run_dir, name) for name in names)
+    return tuple(_launch(run_dir, name) for name in names[-NEWEST:])
 
 
 def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozenset[str]:

@@ -15,14 +15,12 @@ from ftsupervise.host import files, procfs
 from ftsupervise.model import Attempt, Beat
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
-from ftsupervise.rundir.paths import WARNING, RunDir, read_json
-from ftsupervise.rundir.reading import as_count, as_number, as_text, as_time, as_whole, time_of
 from ftsupervise.rundir.paths import WARNING, RunDir
 from ftsupervise.rundir.records import as_count, as_number, as_text, as_time, as_whole, read_json, time_of
-from ftsupervise.truth import Attempt, Beat
 
 UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
 TOLD = "told: "  # how the note of an attempt without an end begins when it was told to leave; then what it was told
+NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 LATE = ", and it did not leave in time"  # end of the cause of one whose process is gone, and that was told to leave
@@ -67,7 +65,9 @@ def _facts(found: list[Beat], name: str) -> list[int]:
 
 
 def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
-    """All attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be read.
+    """The attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be read.
+
+    Of more than ``NEWEST`` the first one and the newest: whoever may write there can make any number of them.
 
     One that runs has ``cause`` "" and no ``ended``. Without an end on record it is LOST when its process is gone from this
     host, and UNKNOWN when it is another host's and nothing can be said from here. A damaged page is told in ``note``.
@@ -76,7 +76,8 @@ def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
         found = sorted(numbers(rundir))
     except FileNotFoundError:
         return ()
-    return tuple(_attempt(rundir, number) for number in found)
+    read = found if len(found) <= NEWEST else [found[0], *found[1 - NEWEST :]]
+    return tuple(_attempt(rundir, number) for number in read)
 
 
 def newest(rundir: RunDir) -> Attempt | None:

@@ -22,9 +22,6 @@ from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejecte
 from ftsupervise.host import interpreter
 from ftsupervise.host.procfs import identity
 from ftsupervise.model import Job, JobState, Submitted
-from ftsupervise.rundir.paths import ENV_JOB_ID, read_json, write_json, write_whole
-from ftsupervise.rundir.reading import as_count
-from ftsupervise.jobs import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
 from ftsupervise.rundir.records import as_count, read_json, write_json
 from ftsupervise.scheduler.parse import array_size, directives, most_alive

@@ -18,9 +18,6 @@ from typing import cast
 from ftsupervise.host.modes import as_page, make_folder
 from ftsupervise.host.procfs import identity
 from ftsupervise.model import JobState
-from ftsupervise.rundir.paths import ENV_JOB_ID, read_json, write_json
-from ftsupervise.rundir.reading import as_count
-from ftsupervise.jobs import JobState
 from ftsupervise.rundir.paths import ENV_JOB_ID
 from ftsupervise.rundir.records import as_count, read_json, write_json
 from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked

@@ -5,6 +5,7 @@ A watchdog that breaks must not blind the others: its failure is a finding of it
 
 from __future__ import annotations
 
+import os
 import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +105,23 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
         meaning="This run is watched by the settings it had before, or not at all.",
         look=f"squeue --me  (do not ls {name}: your shell would hang)" if dead else typed,
         do="tell your storage people; nothing was changed" if dead else "mend the file; the next tick reads it again",
+    )
+
+
+def host_finding(why: str, now: datetime) -> Finding:
+    """Could this account keep its spare copies on this host under the usual name? ``why`` not, "" if it could."""
+    host = os.uname().nodename
+    return Finding(
+        run="",
+        watchdog="watch",
+        subject=f"own folder on {host}",
+        health=Health.BAD if why else Health.OK,
+        severity=Severity.WARNING,
+        summary=f"on {host}, {why}" if why else f"on {host}, this account has its own folder",
+        at=now,
+        meaning="Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
+        look="ls -ld ${TMPDIR:-/tmp}/ftsupervise-$(id -u)",
+        do="have it removed, or set TMPDIR to a folder of your own",
     )
 
 

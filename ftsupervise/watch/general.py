@@ -16,11 +16,12 @@ from ftsupervise.alerts import deadman
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
+from ftsupervise.host import private
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Health
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Sent, Told
-from ftsupervise.watch.checks import settings_finding, slurm_finding
+from ftsupervise.watch.checks import host_finding, settings_finding, slurm_finding
 from ftsupervise.watch.tour import BOUND, Orders, send, slurm_queue
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ def _tell_in_general(orders: Orders, account: Account, away: str) -> list[tuple[
     queue = slurm_queue(account)
     if queue is not None:
         findings.append(slurm_finding(queue, orders.now, [run.name for run in runs]))
+    host = host_finding(private.taken(), orders.now)
+    if host.health is Health.BAD or host.subject in told:
+        findings.append(host)
     if not findings:
         return []
     recorded = record(journal, findings, settings, orders.now, run_name="", where=str(runs[0].run_dir))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.config.find_run import CONFIG_NAME, state_dir
 from ftsupervise.config.named import settings_of
 from ftsupervise.errors import from_os_error
-from ftsupervise.probe.abandoned import private
+from ftsupervise.host.private import home, private
 from ftsupervise.rundir.records import read_json, write_json
 
 if TYPE_CHECKING:
@@ -168,6 +167,6 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
 
 def _page() -> Path | None:
     """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
-    folder = private(Path(tempfile.gettempdir()) / f"ftsupervise-{os.geteuid()}" / "runs")
+    folder = private(home() / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"

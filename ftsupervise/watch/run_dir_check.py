@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.host.modes import PAGE, make_folder
 from ftsupervise.model import Health
+from ftsupervise.rundir import pinned
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -61,6 +61,19 @@ def missing(run: Run, now: datetime) -> Finding:
     )
 
 
+def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:
+    """Another directory stands in its place, and nothing in that is believed."""
+    forget = shlex.quote(str(pinned.page_of(state, root)))
+    return replace(
+        answers(run, now),
+        health=Health.BAD,
+        summary=why,
+        meaning="What stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
+        look=f"ls -ld {shlex.quote(str(root))} {shlex.quote(str(root.parent))}; squeue --me",
+        do=f"find the run and move it back; if it was you, launch it again, or only watch what is there: rm {forget}",
+    )
+
+
 def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
     """``gone``, or, of a run that was never launched, that it was not. Touches ``state`` unless it is ``away``."""
     if away:
@@ -73,11 +86,9 @@ def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
 
 def remember(run: Run, state: Path) -> None:
     """That its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
-    mark = _seen_mark(run, state)
     try:
-        if not mark.exists():
-            make_folder(mark.parent, parents=True)
-            mark.touch(mode=PAGE)
+        if not _page(run, state).exists():
+            pinned.note(state, Path(str(run.run_dir)))
     except OSError:
         return
 
@@ -88,11 +99,11 @@ def _was_launched(run: Run, state: Path) -> bool:
         launched = str((state / "runs" / run.name).readlink()) == str(run.run_dir)
     except OSError:
         launched = False
-    return launched or _seen_mark(run, state).exists()
+    return launched or _page(run, state).exists()
 
 
-def _seen_mark(run: Run, state: Path) -> Path:
-    return state / "watch" / "seen" / _name_of(run)
+def _page(run: Run, state: Path) -> Path:
+    return pinned.page_of(state, Path(str(run.run_dir)))
 
 
 def _name_of(run: Run) -> str:

@@ -20,7 +20,7 @@ from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
 from ftsupervise.model import Health
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import watchers
+from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -119,7 +119,30 @@ class Tour:
         except OSError as error:
             self.tell(Stands(index, run_dir_check.unusable(run, error, self.orders.now)))
         else:
-            self.tell(Stands(index, run_dir_check.answers(run, self.orders.now), people(rundir)))
+            self.tell(
+                Stands(index, self._replaced(index) or run_dir_check.answers(run, self.orders.now), people(rundir))
+            )
+
+    def _replaced(self, index: int) -> Finding | None:
+        """Does another directory stand in the place of the run's? Also asked of where its settings lie: they name the other."""
+        known = self.account.roster.known[index]
+        if self.account.away:
+            return None
+        places = [
+            Path(str(known.run.run_dir)),
+            *([known.path.parent.absolute()] if known.path.name == "run.yaml" else []),
+        ]
+        self.say.at(index, FINDS, BOUND)
+        pins = [(root, pinned.noted(self.orders.state, root)) for root in dict.fromkeys(places)]
+        self.say.at(index, STANDS, BOUND)
+        for root, pin in pins:
+            try:
+                why = "" if pin is None else pinned.another_than_noted(RunDir(root), pin)
+            except OSError:  # what cannot be seen is told by those who look
+                continue
+            if why:
+                return run_dir_check.replaced(known.run, root, why, self.orders.state, self.orders.now)
+        return None
 
     def _must_ask(self) -> bool:
         """Once for all; again only for a run that stood apart and is somebody's about whom nobody asked."""

@@ -258,3 +258,41 @@ def test_somebody_elses_settings_do_not_stand_for_a_run_of_ours(scene: Scene) ->
         scene.file, STRANGER, STRANGER
     )  # but a run of ours that they have launched, because we share it, is watched
     assert "is yours" not in scene.type("watch", str(scene.run)).stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("launch.output", "launch: {{command: 'true', output: {private}/log-%j}}\nwatch: {{loss: {{}}}}"),
+        ("watch.checkpoints.path", "watch: {{checkpoints: {{path: {private}/none}}}}"),
+        ("watch.disk[1].path", "watch: {{disk: [{{path: /tmp/none-of-ours}}, {{path: {private}}}]}}"),
+    ],
+)
+def test_somebody_elses_settings_name_no_path_of_ours_to_look_at(scene: Scene, key: str, section: str) -> None:
+    """Its sizes and numbers would stand in the journal of the run."""
+    private = scene.home / "private"
+    private.mkdir(mode=0o700)
+    (private / "log-7").write_text("loss: 48151623\nstep 48151623\n")
+    text = section.format(private=private)
+    command = "" if "launch:" in text else "launch: {command: 'true'}\n"
+    scene.file.write_text(f"name: shared\nscheduler: local\nrun_dir: {scene.run}\n{command}{text}\n")
+    os.chown(scene.file, STRANGER, STRANGER)
+    seen = scene.type("watch", str(scene.run), "--no-send")
+    assert f"{key}: {private}" in seen.stderr
+    assert "which is yours" in seen.stderr
+    assert "48151623" not in seen.stdout + seen.stderr
+    assert str(private) not in seen.stdout
+
+
+def test_a_link_in_somebody_elses_run_to_a_folder_of_ours_is_refused(scene: Scene) -> None:
+    """The pages of a run of ours would be told as those of theirs."""
+    (scene.run / "attempts").rmdir()
+    private = scene.home / "attempts"
+    (private / "0001").mkdir(parents=True)
+    (private / "0001" / "start.json").write_text('{"host": "secret-host"}')
+    (scene.run / "attempts").symlink_to(private)
+    for path in (scene.run, scene.file):
+        os.chown(path, STRANGER, STRANGER)
+    seen = scene.type("watch", str(scene.run), "--no-send")
+    assert f"{scene.run}/attempts is a link to a folder of yours" in seen.stdout + seen.stderr
+    assert "secret-host" not in seen.stdout + seen.stderr

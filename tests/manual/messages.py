@@ -15,7 +15,8 @@ from pathlib import Path
 from ftsupervise.config.load import load
 from ftsupervise.model import Job, JobState
 from ftsupervise.scheduler.slurm import me
-from ftsupervise.watch.tick import Orders, Roster, tick
+from ftsupervise.watch.roster import Roster
+from ftsupervise.watch.tick import Orders, tick
 from tests.neighbours.slack import TOKEN, Post, SlackServer
 from tests.neighbours.smtp import MailServer
 

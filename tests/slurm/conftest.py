@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox import Sandbox, missing, temporary
+from ftsupervise.sandbox import missing
+from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox.visit import temporary
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
 

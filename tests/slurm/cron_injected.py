@@ -120,7 +120,7 @@ def installed_by_two(one: OneCron) -> bool:
 
 def everything_cancelled_and_a_run_notices(one: OneCron) -> bool:
     """scancel of the whole chain: a run's own job, looking once a period, brings it back."""
-    from ftsupervise.crontab import look_after
+    from ftsupervise.crontab.chain import look_after
     from ftsupervise.model import Health
 
     bound = time.monotonic() + 60

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.sandbox import ENV_DIRECTORY, Sandbox
+from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox.place import ENV_DIRECTORY
 from tests.manual.blocks import marked
 from tests.manual.stories import Story
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.errors import NotPermitted
-from ftsupervise.sandbox import Sandbox, Shape, sandboxes
+from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox.conf import Shape
+from ftsupervise.sandbox.visit import sandboxes
 
 pytestmark = [
     pytest.mark.slurm,

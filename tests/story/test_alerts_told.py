@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.record import announce, deliver, record
+from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.sample import disk
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity

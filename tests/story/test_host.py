@@ -40,6 +40,20 @@ def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str |
         assert done.stdout.startswith("ftsupervise 0") or done.stderr == "/nowhere holds no job\n"
 
 
+def test_a_relative_user_base_brings_nothing_from_the_current_directory(tmp_path: Path) -> None:
+    """Outside of a virtual environment: there the account's own site-packages are searched too."""
+    base = str(getattr(sys, "_base_executable", sys.executable))
+    sites = tmp_path / "base" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    sites.mkdir(parents=True)
+    (sites / "trap.pth").write_text(f"import os; open({str(tmp_path / 'sprung')!r}, 'w').close()\n")
+    for user_base in (str(tmp_path / "base"), "base"):
+        (tmp_path / "sprung").unlink(missing_ok=True)
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONUSERBASE": user_base}
+        words = interpreter.command("--version", python=base)
+        subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        assert (tmp_path / "sprung").exists() == (user_base != "base"), "the trap is a real one, and is not sprung"
+
+
 def test_it_starts_where_only_pythonpath_knows_the_package(tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "ftsupervise"
     copy.parent.mkdir()

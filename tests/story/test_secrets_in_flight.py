@@ -120,6 +120,30 @@ def test_the_names_of_files_and_variables_are_taken(right: str) -> None:
     loads(f"name: x\nlaunch: {{command: 'true'}}\n{MAIL % right}\n")
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "/services/T00/B00/Xx12",
+        "/services/T0CAN4RY0/B0CAN4RY0/canarycanarycanarycanary",
+        "./services/T00/B00/Xx12",
+        "/api/webhooks/1234/canary-canary",
+        "/v1/spaces/AAAA/messages?key=canary",
+        "/2f6c4f0e-7a53-4b8e-9d4e-0123456789ab",
+    ],
+)
+@pytest.mark.parametrize("where", ["slack: {webhook_file: '%s'}", "webhook: {url_file: '%s'}"])
+def test_the_path_of_a_hook_in_the_place_of_a_file_is_refused_without_being_printed(where: str, typed: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loads(f"name: x\nlaunch: {{command: 'true'}}\nalerts: {{receivers: [{where % typed}]}}\n")
+    assert typed not in str(refused.value) and "canary" not in str(refused.value) and "Xx12" not in str(refused.value)
+    assert "_file" in str(refused.value) and "it may be the secret itself" in str(refused.value)
+
+
+@pytest.mark.parametrize("right", ["/services/token", "/services/slack/hook", "/srv/services/T7/hook", "~/services/T7"])
+def test_a_folder_called_services_is_none_of_these(right: str) -> None:
+    loads(f"name: x\nlaunch: {{command: 'true'}}\nalerts: {{receivers: [slack: {{webhook_file: '{right}'}}]}}\n")
+
+
 def test_a_file_that_is_not_there_is_named_only_where_that_cannot_be_the_secret(tmp_path: Path) -> None:
     with pytest.raises(Broken) as unseen:
         secrets.read(Slack(token_file=tmp_path / CANARY, channel="C"), "token")

@@ -15,8 +15,6 @@ from ftsupervise.config.watchdogs import Watchers as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.guard import guard as door
 from ftsupervise.model import Health
-from ftsupervise.rundir.paths import RunDir, write_json
-from ftsupervise.model import Finding, Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watchers import beat, folder, leave, watchers

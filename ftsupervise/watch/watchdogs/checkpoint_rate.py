@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
+from ftsupervise.probe import Entry, Listing
+from ftsupervise.probe.answers import Missing, NotSeen, Tree
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Health
-from ftsupervise.probe import Missing, NotSeen
+from ftsupervise.probe.answers import Missing, NotSeen
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.checkpoint_rate import Written, folder_of, usual_cadence, usual_size, written

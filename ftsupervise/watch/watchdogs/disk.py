@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
+from ftsupervise.probe import Entry
+from ftsupervise.probe.answers import Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota
 from ftsupervise.watch.watchdogs.disk_forecast import Forecast, Left, Level, Sample, forecast, left, level, remember

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.errors import about
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Health
-from ftsupervise.probe import Missing, NotSeen, Ran
+from ftsupervise.probe import Ran
+from ftsupervise.probe.answers import Missing, NotSeen
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 
 if TYPE_CHECKING:

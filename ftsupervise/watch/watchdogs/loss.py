@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Health
-from ftsupervise.probe import NotSeen
+from ftsupervise.probe.answers import NotSeen
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe import Mount
+from ftsupervise.probe.answers import Mount
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.disk_forecast import Level
 from ftsupervise.watch.watchdogs.disk_words import finding

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe import Missing, NotSeen, Ran
+from ftsupervise.probe import Ran
+from ftsupervise.probe.answers import Missing, NotSeen
 from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_size, show_size
 from ftsupervise.watch.watchdogs.disk_forecast import Level, level

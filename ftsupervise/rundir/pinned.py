@@ -1,0 +1,157 @@
+"""Is the folder under a run's name still the one that was launched?
+
+Whoever may write a folder above a run can rename the run away and lay another in its place. Inode and device numbers differ
+between the nodes of a network file system, so neither is believed. What a stranger cannot make is a folder of the same owner
+in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the launch. The token comes from where no
+stranger writes: a job has it in its command line, and the watch has it in the account's state directory.
+
+A copy or a restore by the owner is the same run. Without its ``launches/`` it is another: launch it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.errors import NotFound, NotPermitted
+from ftsupervise.host.modes import in_group, is_shared, make_folder
+from ftsupervise.host.ownership import NotTrusted, read_trusted, user_name
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import as_count, as_text, as_whole, parse_object, read_json, write_json
+
+ANOTHER = "the run directory was replaced by another"
+
+
+class Pin(NamedTuple):
+    """What an account has noted of a run directory: its owner, and the token of its own last launch there ("" if none)."""
+
+    owner: int
+    token: str
+
+
+# -------------------------------------------------------------------------------------------------------------- in a job
+
+
+def another(rundir: RunDir, token: str) -> str:
+    """Why the folder at ``rundir`` is not the one that this account's launch ``token`` was made in, as a sentence; "" when it
+    is. Raises OSError where that cannot be seen, FileNotFoundError where there is no such folder."""
+    owner = rundir.root.stat().st_uid
+    for number in sorted(_numbers(rundir), reverse=True):
+        page = rundir.launches / f"{number:04d}" / "launch.json"
+        try:
+            record = parse_object(read_trusted(page))
+        except (
+            NotTrusted,
+            FileNotFoundError,
+            NotADirectoryError,
+            ValueError,
+        ):  # another's, or none: not the one we look for
+            continue
+        if as_text(record.get("token")) == token:
+            return _another_owner(rundir, owner, as_whole(record.get("owner")))
+    return f"{ANOTHER}: {rundir.root} belongs to {user_name(owner)} and holds no launch {token}"
+
+
+def hint(rundir: RunDir) -> str:
+    return f"look whose it is: ls -ld {rundir.root}; if you put it there yourself, launch again"
+
+
+def refuse(rundir: RunDir, token: str) -> None:
+    """Raises NotFound, NotTrusted unless this is the folder that was launched. What cannot be seen is for others to tell.
+
+    Without a ``token`` (a job script of one's own) its owner must be this account, root, or share it with this account's group.
+    """
+    try:
+        why = another(rundir, token) if token else _strangers(rundir)
+    except (FileNotFoundError, NotADirectoryError):
+        if token:
+            raise NotFound(
+                f"the run directory {rundir.root} is not there: its file system is not mounted here, or it was moved",
+                hint="mount it or move it back; or launch again",
+            ) from None
+        return
+    except OSError:
+        return
+    if why:
+        raise NotTrusted(f"{why}; nothing is started", hint=hint(rundir))
+
+
+def is_strangers(rundir: RunDir) -> bool:
+    """Does what stands there belong to somebody who does not share it? No file system takes time to say so."""
+    try:
+        return bool(_strangers(rundir))
+    except OSError:
+        return False
+
+
+def _strangers(rundir: RunDir) -> str:
+    found = rundir.root.stat()
+    if found.st_uid in (os.geteuid(), 0) or (is_shared(found) and in_group(os.geteuid(), found.st_gid)):
+        return ""
+    return f"the run directory {rundir.root} belongs to {user_name(found.st_uid)}, who does not share it with you"
+
+
+def _another_owner(rundir: RunDir, owner: int, noted: int | None) -> str:
+    if noted is None or owner == noted:
+        return ""
+    return (
+        f"{ANOTHER}: {rundir.root} belongs to {user_name(owner)}, and the one that was launched to {user_name(noted)}"
+    )
+
+
+def _numbers(rundir: RunDir) -> list[int]:
+    try:
+        return [number for name in os.listdir(rundir.launches) if (number := as_count(name)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+# --------------------------------------------------------------------------------------------------- in an account's state
+
+
+def page_of(state: Path, root: Path) -> Path:
+    """Where an account notes what a run directory was; ``root`` is its absolute path."""
+    mark = hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return state / "watch" / "seen" / f"{root.name}-{mark}"
+
+
+def note(state: Path, root: Path, token: str = "") -> None:
+    """Note whose run directory ``root`` is, and the token of this launch. Raises OSError."""
+    page = page_of(state, root)
+    make_folder(page.parent, parents=True)
+    write_json(page, {"run_dir": str(root), "owner": root.stat().st_uid, "token": token}, sync=False)
+
+
+def noted(state: Path, root: Path) -> Pin | None:
+    """What was noted of ``root``; None when nothing was, or nothing that can be read."""
+    try:
+        page = read_json(page_of(state, root), limit=64_000) or {}
+    except (OSError, ValueError):
+        return None
+    owner = as_whole(page.get("owner"))
+    return None if owner is None else Pin(owner, as_text(page.get("token")))
+
+
+def another_than_noted(rundir: RunDir, pin: Pin) -> str:
+    """Why the folder at ``rundir`` is not the one of ``pin``, as a sentence; "" when it is. Raises OSError as ``another``."""
+    return _another_owner(rundir, rundir.root.stat().st_uid, pin.owner) or (
+        another(rundir, pin.token) if pin.token else ""
+    )
+
+
+def require_own(state: Path, rundir: RunDir) -> None:
+    """Before a launch: a run directory of somebody else is not taken for one's own. Raises NotPermitted, OSError."""
+    try:
+        why = _strangers(rundir)
+        pin = noted(state, rundir.root)
+        why = why or (_another_owner(rundir, rundir.root.stat().st_uid, pin.owner) if pin is not None else "")
+    except FileNotFoundError:
+        return
+    if why:
+        raise NotPermitted(
+            f"{why}; nothing was submitted",
+            hint=f"look whose it is: ls -ld {rundir.root}; then name another (run_dir), or have it moved away"
+            + (f"; if it is as it should be: rm {page_of(state, rundir.root)}" if pin is not None else ""),
+        )

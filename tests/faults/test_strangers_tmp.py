@@ -1,0 +1,81 @@
+"""Somebody makes this account's folder in /tmp first: nothing of theirs is used, and nothing is lost for want of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.outbox import State
+from ftsupervise.host import private
+from ftsupervise.probe.abandoned import Notes
+from ftsupervise.watch import roster
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
+
+STRANGER = 65534
+NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def shared_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    place.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    shutil.rmtree(place)
+
+
+def laid(place: Path, how: str) -> Path:
+    """What the stranger has laid under our name; it leads to, or is, a folder that all may write."""
+    folder, name = place / "theirs", place / f"ftsupervise-{os.geteuid()}"
+    (name if how == "a folder" else folder).mkdir(mode=0o777)
+    (name if how == "a folder" else folder).chmod(0o777)
+    if how == "a link":
+        name.symlink_to(folder)
+    elif how == "a file":
+        name.write_text("")
+    os.chown(name, STRANGER, STRANGER, follow_symlinks=False)
+    return name if how == "a folder" else folder
+
+
+@pytest.mark.parametrize("how", ["a folder", "a link", "a file"])
+def test_the_spare_of_the_journal_the_notes_and_the_names_have_a_second_place(shared_tmp: Path, how: str) -> None:
+    theirs = laid(shared_tmp, how)
+    away = shared_tmp / "no" / "such" / "run" / "journal"  # it cannot be written
+    Journal(away).change(lambda state: State(announced={"one": NOW}))
+    assert Journal(away).read().announced == {"one": NOW}, "another process finds the spare"
+    assert Notes().directory is not None
+    roster.remember({"thesis": "/somewhere"})
+    assert roster.directories() == {"thesis": "/somewhere"}
+    assert list(theirs.iterdir()) == [], "and nothing was made in what is somebody else's"
+
+
+def test_many_processes_at_once_agree_on_one_second_place(shared_tmp: Path) -> None:
+    laid(shared_tmp, "a folder")
+    children = []
+    for _ in range(12):
+        pid = os.fork()
+        if pid == 0:
+            private.home()
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    chosen = private.home()
+    assert [one for one in shared_tmp.glob("ftsupervise-*.*") if private.is_private(one)] == [chosen]
+
+
+def test_it_is_told_whose_it_is_and_what_is_used_instead(shared_tmp: Path) -> None:
+    assert private.taken() == ""
+    laid(shared_tmp, "a folder")
+    assert (
+        private.taken()
+        == f"{shared_tmp}/ftsupervise-{os.geteuid()} belongs to nobody: {private.home()} is used instead"
+    )
