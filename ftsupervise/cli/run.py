@@ -73,6 +73,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.option(
     "--run-dir", metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
 )
+@click.option("--launched", is_flag=True, help="launch made the directory: wait for it (--space-wait), make none anew.")
 @click.option("--name", help="What the run is called; default: $FTSUPERVISE_RUN, or the directory's name.")
 @click.option(
     "--forward",
@@ -115,7 +116,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     default=600.0,
     show_default=True,
     metavar="S",
-    help="Wait so long for space when the disk is full, before it leaves with 73.",
+    help="Wait so long when the disk is full, before it leaves with 73, or the run directory is gone (66).",
 )
 @click.option(
     "--stop-within",
@@ -201,6 +202,7 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     run_dir: str | None,
+    launched: bool,
     name: str | None,
     forward: str,
     grace: float,
@@ -253,6 +255,7 @@ def run(
     options = supervise.Options(
         rundir=rundir,
         command=command,
+        launched=launched,
         name=name or os.environ.get(ENV_RUN) or rundir.root.name,
         forward=forward,
         grace=grace,

@@ -23,7 +23,8 @@ class Options:
     forward: str = "auto"  # the warning signal: "auto", "always" or "never"; the file is written in any case
     warning: int = signal.SIGUSR1
     grace: float = 25.0  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
-    space_wait: float = 600.0  # for a full disk, before an attempt and after the last one
+    space_wait: float = 600.0  # for a full disk, before an attempt and after the last one; for the mount of a launched run
+    launched: bool = False  # the run directory was made by ``launch`` and is never made anew
     stop_within: float = 600.0  # what a command gets to leave after the kill switch was raised
     look_every: float = 1.0  # between two looks at the kill switch and the fence
     warm: Wanted = field(default_factory=Wanted)

@@ -51,7 +51,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     ears = Ears()
     try:
         pause = partial(sit_out, ears=ears, options=options)
-        if not wait_for_space(partial(gate.prepare, options.rundir), options.space_wait, pause):
+        if not wait_for_space(partial(gate.prepare, options.rundir, launched=options.launched), options.space_wait, pause):
             return 0
         closed = gate.reason_not_to_start(options.rundir)
         if closed:

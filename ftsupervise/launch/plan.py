@@ -206,7 +206,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
 
 def _supervisor(run: Run, python: str) -> list[str]:
     guard, restart = run.guard, run.launch.restart
-    words = interpreter.command("run", "--run-dir", str(run.run_dir), python=python)
+    words = interpreter.command("run", "--run-dir", str(run.run_dir), "--launched", python=python)
     words += ["--in-place", f"{restart.in_place}", "--same-failure", f"{restart.same_failure}"]
     words += ["--back-off", f"{restart.back_off.total_seconds():g}"]
     words += ["--stop-within", f"{restart.stop_within.total_seconds():g}"]
