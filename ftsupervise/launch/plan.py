@@ -143,12 +143,12 @@ def plan(
     )
 
 
-def outputs(run: Run, kind: str = "slurm") -> tuple[str, ...]:
+def outputs(run: Run) -> tuple[str, ...]:
     """The files that the jobs write to, as paths in which * stands for what differs from job to job."""
     assert run.run_dir is not None
     launch = run.launch
     files = [f"{run.run_dir}/logs/*" if launch.output is None else starred(launch.output, run.name)]
-    if launch.error is not None and kind != "local":
+    if launch.error is not None:
         files.append(starred(launch.error, run.name))
     return tuple(dict.fromkeys(files))
 
@@ -172,7 +172,7 @@ def warning_lead(launch: Launch) -> timedelta:
 def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
     launch = run.launch
     assert run.run_dir is not None
-    number = "%A_%a" if chain == "array" else "%j"
+    number = "%A_%a" if chain == "array" and launch.jobs > 1 else "%j"  # of no array Slurm makes %a 4294967294
     output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
     lead = max(1, int(warning_lead(launch).total_seconds()))
     options = [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.config.locate import CONFIG_NAME, state_dir
+from ftsupervise.config.layers import is_by_hand
 from ftsupervise.config.named import settings_of
 from ftsupervise.errors import from_os_error
 from ftsupervise.probe.abandoned import private
@@ -115,7 +116,12 @@ def read(name: str | None, known: Known | None, *, trust: bool = False) -> Known
 
 
 def _stamp(path: Path) -> object:
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if not is_by_hand(path.parent):
+            raise
+        return "by hand"
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_uid, found.st_gid, found.st_mode
 
 

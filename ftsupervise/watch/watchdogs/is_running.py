@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ftsupervise.brake import read_brake
+from ftsupervise.config.named import how_to_launch
 from ftsupervise.ledger import lives_here, newest
 from ftsupervise.model import Attempt, Finding, Health, Job, JobState, Severity
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
@@ -102,7 +103,7 @@ class IsRunning:
             "no job of this run is running or waiting",
             meaning="Nothing trains, and nothing will until somebody launches it again.",
             look_at=f"ftsupervise status {shlex.quote(str(look.rundir.root))}; squeue --me",
-            do=f"find out why it ended, then: ftsupervise launch {shlex.quote(str(look.rundir.root))}",
+            do=f"find out why it ended, then: {how_to_launch(look.rundir)}",
         )
 
 
@@ -222,7 +223,7 @@ def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
         f"job {running.id} is the last of its chain: nothing waits to take over",
         meaning="When this job ends, by its limit or by a fault, the run stands still.",
         look_at="squeue --me",
-        do=f"ftsupervise launch --after {running.base_id} {shlex.quote(str(look.rundir.root))}",
+        do=how_to_launch(look.rundir, after=running.base_id),
     )
 
 
