@@ -68,8 +68,8 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     """Two ticks over ``count`` runs, in this process (started anew for each count, so that its peak is its own)."""
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
-    from ftsupervise.watch.tick import Orders, tick
     from ftsupervise.watch.roster import Roster
+    from ftsupervise.watch.tick import Orders, tick
 
     runs = [
         loads(

@@ -91,8 +91,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
     elif argv is None and patience.acts(sys.argv[1:]):
         argv = patience.ahead(sys.argv[1:])  # returns in a child too, which makes a dry run
-    if os.isatty(1):
-        patience.hurry(sys.argv[1:] if argv is None else argv)
+    patience.hurry(sys.argv[1:] if argv is None else argv)
     try:
         with rim(colours=colours):
             _main(argv, {"color": colours})

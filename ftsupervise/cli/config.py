@@ -94,7 +94,7 @@ def show(run: str | None, origin: bool, as_json: bool) -> None:
         click.echo(json.dumps(whole, ensure_ascii=False, indent=2))
     elif origin:
         for line in lines(settings, where):
-            click.echo(line)
+            say(line)
     else:
         click.echo(shown_yaml(settings), nl=False)
 

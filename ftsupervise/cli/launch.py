@@ -203,7 +203,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
         say(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
     say(f"  run directory  {where}")
     say(f"  look           ftsupervise status {_short(where)}")
-    say(f"  output         tail -f {' '.join(map(_globbed, outputs(run, plan.kind)))}")
+    say(f"  output         tail -f {' '.join(map(_globbed, outputs(run)))}")
     say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
     say(f"  save now       touch {_short(where)}/switches/save-switch")
     say(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.saying import plain
 from ftsupervise.errors import NotFound
 
 if TYPE_CHECKING:
@@ -23,13 +26,12 @@ def notify() -> None:
 @notify.command()
 @click.argument("config", metavar="[RUN]", required=False)
 @click.option("--receiver", "only", multiple=True, help="Only this one; may be given several times.")
-def test(config: str | None, only: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
+def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
     """Send a real message through every receiver now. Exit code 1 if one of them did not take it.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
-    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, sender
-
     run, now = _run(config), datetime.now(timezone.utc)
     named = run.alerts.named
     for name in only:
@@ -39,31 +41,50 @@ def test(config: str | None, only: tuple[str, ...]) -> None:
         raise NotFound(
             "no receivers are configured", hint="add alerts.receivers to ftsupervise.yaml, e.g. - email: {…}"
         )
-    failed = 0
+    tried = []
     for name in only or named:
-        receiver = named[name]
-        parcel = Parcel(_test_message(run, name, now), now, templates=run.alerts.templates)
-        before = _held(run, name, now)
-        try:
-            refused = sender(receiver.kind)(parcel, receiver.settings).get("refused", "")
-        except Partly as error:
-            refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
-        except (TryLater, Broken, Unsendable) as error:
-            failed += 1
-            click.echo(f"{name}: {_lasting(error)}: {error}", err=True)
-            if before:
-                click.echo(f"{name}: {before}", err=True)
-            continue
-        if refused:
-            failed += 1
-            click.echo(f"{name}: taken, but not for everybody: {refused}", err=True)
-        else:
-            click.echo(f"{name}: taken")
-        _free(run, name, now)
-        if before:
-            click.echo(f"{name}: {before}; it is in use again, and what waits goes out at the next tick")
-    if failed:
+        tried.append(one := _try(run, name, now))
+        if not as_json:
+            for line in one.lines():
+                click.echo(line, err=not one.taken)
+    if as_json:
+        records = [plain(one) for one in tried]
+        click.echo(json.dumps({"schema_version": 1, "run": run.name, "receivers": records}, indent=1))
+    if not all(one.taken for one in tried):
         raise click.exceptions.Exit(1)
+
+
+class _Tried(NamedTuple):
+    """How one receiver took the message. ``why`` not, or not for everybody; ``before``: how the watch had found it."""
+
+    receiver: str
+    taken: bool
+    why: str = ""
+    before: str = ""
+    in_use_again: bool = False
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.receiver}: {self.why or 'taken'}"
+        if self.before:
+            again = "; it is in use again, and what waits goes out at the next tick" if self.in_use_again else ""
+            yield f"{self.receiver}: {self.before}{again}"
+
+
+def _try(run: Run, name: str, now: datetime) -> _Tried:
+    from ftsupervise.alerts.receivers import Broken, Parcel, Partly, TryLater, Unsendable, sender
+
+    receiver = run.alerts.named[name]
+    parcel = Parcel(_test_message(run, name, now), now, templates=run.alerts.templates)
+    before = _held(run, name, now)
+    try:
+        refused = sender(receiver.kind)(parcel, receiver.settings).get("refused", "")
+    except Partly as error:
+        refused = "; ".join(part for part in (error.refused, f"{error} (a watch tries again)") if part)
+    except (TryLater, Broken, Unsendable) as error:
+        return _Tried(name, False, f"{_lasting(error)}: {error}", before)
+    _free(run, name, now)
+    why = f"taken, but not for everybody: {refused}" if refused else ""
+    return _Tried(name, not refused, why, before, in_use_again=bool(before))
 
 
 def _lasting(error: Exception) -> str:
@@ -79,7 +100,8 @@ def _lasting(error: Exception) -> str:
 @notify.command()
 @click.argument("config", metavar="[RUN]", required=False)
 @click.option("--as", "kind", type=click.Choice(["text", "slack", "html"]), default="text", show_default=True)
-def preview(config: str | None, kind: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
+def preview(config: str | None, kind: str, as_json: bool) -> None:
     """Print every message of an incident as it would be sent; send nothing. Your own templates are used, strictly.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
@@ -94,6 +116,7 @@ def preview(config: str | None, kind: str) -> None:
     own = run.alerts.templates
     template = f"alert.{kind}.j2"
     own = own if own is not None and (own / template).is_file() else None
+    records = []
     for message in incident(run.name, str(run.run_dir or ""), now):
         seen = view(message, message.created)
         try:
@@ -103,8 +126,12 @@ def preview(config: str | None, kind: str) -> None:
             raise ConfigError(
                 f"{own}/{template}{line}: {error}", hint="see the built-in template for the names"
             ) from None
-        click.echo(f"==== {seen.title}")
-        click.echo(text.strip() + "\n")
+        records.append({"title": seen.title, "text": text.strip()})
+        if not as_json:
+            click.echo(f"==== {seen.title}")
+            click.echo(text.strip() + "\n")
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "as": kind, "messages": records}, indent=1, ensure_ascii=False))
 
 
 def _run(argument: str | None) -> Run:

@@ -34,6 +34,7 @@ _UNSEEN = 3  # Nagios: could not see
 _QUICK = frozenset({"status", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
 _QUICK_CRON = frozenset({"status", "list", "add"})
 _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
+_ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
 _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
 
 _board: mmap.mmap | None = None
@@ -44,7 +45,7 @@ def applies(args: Sequence[str]) -> bool:
     words = [word for word in args if not word.startswith("-")]
     if not words or "--help" in args or "-h" in args:
         return False
-    if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"]):
+    if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
         return True
     return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
 
@@ -57,6 +58,8 @@ def acts(args: Sequence[str]) -> bool:
         return False
     if words[:1] == ["launch"] or words[:2] == ["notify", "test"]:
         return True
+    if words[:1] == ["sandbox"]:
+        return bool(_ACTING_SANDBOX & set(words[1:2]))
     return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
 
 
@@ -84,19 +87,47 @@ def ahead(args: Sequence[str]) -> list[str] | None:
 
 
 def hurry(args: Sequence[str]) -> None:
-    """On a terminal somebody waits for one look of ``watch`` and for ``cron install`` too: Slurm is given up earlier there."""
+    """Somebody waits for one look of ``watch`` and for ``cron install`` too, also behind ``| tee``: Slurm is given up earlier
+    there, but not where a clock started it."""
     words = [word for word in args if not word.startswith("-")]
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
-    if haste.until is None and (one_look or words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])):
+    keeps_time = words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])
+    if haste.until is None and (one_look or keeps_time) and not _by_a_clock(args):
         haste.until = time.monotonic() + _SLURM
+
+
+def _by_a_clock(args: Sequence[str]) -> bool:
+    """Is it an entry of the cron, what running jobs type, or a quiet look that no terminal began?"""
+    from ftsupervise.crontab.environment import ENV_SLOT
+
+    if ENV_SLOT in os.environ or "--run" in args:
+        return True
+    return bool({"--quiet", "-q"} & set(args)) and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    """Does a terminal control this process? One that is piped into ``tee`` has one; cron, a job and a service have none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _dry(args: Sequence[str]) -> list[str]:
     """A command that reads what ``args`` would read and does nothing."""
+    if args[0] == "sandbox":
+        return ["sandbox", "env", *(f"--dir={folder}" for folder in _folders(args))]
     if args[0] != "notify":
         return [*args, "--dry-run"]
     runs = [word for before, word in pairwise(args[1:]) if before != "--receiver"]
     return ["alerts", "list", *(word for word in runs if not word.startswith("-"))]
+
+
+def _folders(args: Sequence[str]) -> list[str]:
+    """What ``--dir`` names."""
+    after = [word for before, word in pairwise(args) if before == "--dir"]
+    return after + [word.partition("=")[2] for word in args if word.startswith("--dir=")]
 
 
 def split(args: Sequence[str]) -> None:

@@ -12,10 +12,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ftsupervise.sandbox import follow
-from ftsupervise.sandbox.cluster import CONTROLLER_ACTIONS, NODE_ACTIONS, Sandbox
-from ftsupervise.sandbox.place import ENV_DIRECTORY, outer_variables
-from ftsupervise.sandbox.visit import sandboxes
+from ftsupervise.sandbox import (
+    CONTROLLER_ACTIONS,
+    ENV_DIRECTORY,
+    NODE_ACTIONS,
+    Sandbox,
+    follow,
+    outer_variables,
+    sandboxes,
+)
 
 
 class _Sandbox(click.Group):

@@ -111,7 +111,19 @@ def _find_run(argument: str | None) -> RunDir:
     known = state_dir() / "runs" / argument if "/" not in argument and argument not in ("", ".", "..") else None
     if known is not None and known.is_dir():
         return RunDir(known.resolve())
+    if kind := _odd_kind(path):
+        raise ConfigError(
+            f"{argument} is {kind}, not a regular file",
+            hint=f"look whose it is: ls -ld {shlex.quote(argument)}; name the run's directory or its {CONFIG_NAME}",
+        )
     raise NotFound(f"no run called {argument!r} here", hint="give the path of its directory or of its ftsupervise.yaml")
+
+
+def _odd_kind(path: Path) -> str:
+    try:
+        return files.odd_kind(path)
+    except (OSError, ValueError):  # nothing of that name can be there
+        return ""
 
 
 def default_cron_directory(env: Mapping[str, str]) -> Path:

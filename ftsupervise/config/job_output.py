@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-def outputs(run: Run, kind: str = "slurm") -> tuple[str, ...]:
+def outputs(run: Run) -> tuple[str, ...]:
     """The files that the jobs write to, as paths in which * stands for what differs from job to job."""
     assert run.run_dir is not None
     launch = run.launch
     files = [f"{run.run_dir}/logs/*" if launch.output is None else starred(launch.output, run.name)]
-    if launch.error is not None and kind != "local":
+    if launch.error is not None:
         files.append(starred(launch.error, run.name))
     return tuple(dict.fromkeys(files))
 

@@ -8,15 +8,19 @@ import os
 import shlex
 from pathlib import Path
 
-from ftsupervise.config.find_run import CONFIG_NAME, find_run
-from ftsupervise.errors import ConfigError, NotFound
+from ftsupervise.config import sources
+from ftsupervise.config.find_run import CONFIG_NAME, find_run, run_dir_of_config
+from ftsupervise.errors import ConfigError, Error, NotFound
 from ftsupervise.host import files
 from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir
 
 
 def settings_of(name: str | None) -> Path:
     """The file with the settings of the run ``name``: the one that is named, or beside which it lies, else run.yaml, as it
-    was launched. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound, ConfigError."""
+    was launched. A run that was typed by hand has the ftsupervise.yaml that names its directory, else a run.yaml which is
+    read as the defaults and does not exist. Nothing said: the run of this job, else ./ftsupervise.yaml. Raises NotFound,
+    ConfigError.
+    """
     own = os.environ.get(ENV_RUN_DIR)
     if name is None and own and RunDir(own).config.is_file():
         return RunDir(own).config
@@ -33,9 +37,33 @@ def settings_of(name: str | None) -> Path:
             f"{rundir.config} is {kind}, not a regular file",
             hint=f"look whose it is: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
         )
+    if sources.is_by_hand(rundir.root):
+        return _beside(rundir) or rundir.config
     raise NotFound(
-        f"{rundir.root} was not made by launch: it has no run.yaml", hint="name its ftsupervise.yaml instead"
+        f"{rundir.config} is gone: launch wrote it",
+        hint="launch again to have it written, or name its ftsupervise.yaml",
     )
+
+
+def _beside(rundir: RunDir) -> Path | None:
+    """The ftsupervise.yaml here, or where ``runs/NAME`` would have it, if it names this directory."""
+    for path in (Path(CONFIG_NAME), rundir.root.parent.parent / CONFIG_NAME):
+        try:
+            if path.is_file() and run_dir_of_config(path).root.resolve() == rundir.root.resolve():
+                return path
+        except (Error, OSError):
+            continue
+    return None
+
+
+def how_to_launch(rundir: RunDir, after: str = "") -> str:
+    """What to type to have the run in the queue again, behind the job ``after`` if there is one."""
+    words = ["ftsupervise", "launch", *(("--after", after) if after else ())]
+    if not sources.is_by_hand(rundir.root):
+        return shlex.join([*words, str(rundir.root)])
+    if (beside := _beside(rundir)) is not None:
+        return shlex.join([*words, str(beside.absolute())])
+    return f"sbatch {f'--dependency=afterany:{after} ' if after else ''}SCRIPT, the one that it was started by"
 
 
 def launch_file(name: str | None) -> Path:

@@ -145,7 +145,8 @@ class Launch(Strict):
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
-    """File the jobs write to, in sbatch's patterns. Default: logs/%x-%A_%a.out in the run directory."""
+    """File the jobs write to, in sbatch's patterns. Default: logs/%x-%A_%a.out in the run directory; one job
+    that is no array: logs/%x-%j.out."""
     error: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
     """File for what the jobs write to standard error, in sbatch's patterns. Default: that of ``output``."""
     sbatch: tuple[SbatchOption, ...] = ()

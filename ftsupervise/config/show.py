@@ -29,7 +29,7 @@ def shown_yaml(run: Run) -> str:
 def lines(run: Run, origins: Mapping[str, str]) -> Iterator[str]:
     """One "key: value  # origin" for each single setting."""
     rows = [(f"{dotted(p)}: {json.dumps(v, ensure_ascii=False)}", dotted(p)) for p, v in leaves(shown(run)).items()]
-    width = min(60, max(len(text) for text, _ in rows))
+    width = min(48, max(len(text) for text, _ in rows))
     for text, key in rows:
         yield f"{text:{width}}  # {origins[key]}"
 

@@ -6,6 +6,7 @@ replace. Each value keeps the place it was written at. The two outer files may o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -62,7 +63,8 @@ def read(path: Path, environ: Mapping[str, str], text: bytes | None = None) -> D
     if merged.value is None:
         return merged
     problems = list(merged.problems)
-    for beneath in () if path.name == LAUNCHED else outer_files(environ):
+    complete = path.name == LAUNCHED and not is_by_hand(path.parent)
+    for beneath in () if complete else outer_files(environ):
         if not os.path.lexists(beneath):
             continue
         outer = _sections(read_outer_file(beneath, environ))
@@ -133,6 +135,8 @@ def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
                 raise ConfigError(f"{path} is not a file that can be read", hint="give the path of a text file")
             return file.read(MAX_BYTES + 1), found
     except FileNotFoundError:
+        if path.name == LAUNCHED and is_by_hand(path.parent):
+            return _of_a_run_by_hand(path.parent), path.parent.stat()
         raise NotFound(f"{path}: no such file", hint="give the path of an ftsupervise.yaml, or write one") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory", hint=f"give the file in it: {path}/ftsupervise.yaml") from None
@@ -140,6 +144,18 @@ def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
         raise from_os_error(error, f"read {path}") from None
     except ValueError:  # a NUL in the name
         raise NotFound(f"cannot read {str(path)!r}: no file can have this name") from None
+
+
+def is_by_hand(root: Path) -> bool:
+    """Is it the directory of a run that ``ftsupervise run`` was typed for, and no launch? It has no settings of its own."""
+    return (root / "switches").is_dir() and not any(os.path.lexists(root / name) for name in ("launches", LAUNCHED))
+
+
+def _of_a_run_by_hand(root: Path) -> bytes:
+    """Settings for it: the defaults. It is called as its directory is, as far as a run may be called so."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", root.absolute().name)
+    name = name if name[:1].isalpha() else f"run-{name}"
+    return json.dumps({"name": name, "run_dir": ".", "launch": {"command": ["unknown"], "jobs": 1}}).encode()
 
 
 def checked(document: Document, path: Path, *, may_be_empty: bool = False) -> Document:

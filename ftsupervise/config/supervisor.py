@@ -71,7 +71,7 @@ SETTINGS = (
     ),
     Setting(
         "--space-wait", "", "space_wait", _SECONDS, 600.0, least=0,
-        help="How long to wait for space when the disk is full, before leaving with exit code 73.",
+        help="How long to wait when the disk is full, before leaving with exit code 73, or the run directory is gone (66).",
     ),
     Setting(
         "--in-place", f"{_RESTART}.in_place", "budgets.in_place", Form.COUNT, 100, least=0, most=100_000, bare=0, always=True,

@@ -160,7 +160,7 @@ def warning_lead(launch: Launch) -> timedelta:
 def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[str, ...]) -> list[str]:
     launch = run.launch
     assert run.run_dir is not None
-    number = "%A_%a" if chain == "array" else "%j"
+    number = "%A_%a" if chain == "array" and launch.jobs > 1 else "%j"  # of no array Slurm makes %a 4294967294
     output = launch.output or f"{str(run.run_dir).replace('%', '%%')}/logs/%x-{number}.out"
     lead = max(1, int(warning_lead(launch).total_seconds()))
     options = [

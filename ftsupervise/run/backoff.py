@@ -1,4 +1,4 @@
-"""What is waited for before, between and after attempts: a back-off, and a full disk.
+"""What is waited for before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.
 
 A full disk would burn a chain of members in seconds, and the end of an attempt that found no space would be forgotten: the
 next one would count it as one that died without a word. So both wait, with a bound, and leave when they are told to.
@@ -53,26 +53,28 @@ def sit_out(
 
 
 def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[float], bool]) -> bool:
-    """Do it, again every few seconds as long as the disk is full. False when ``pause`` was ended; it has told why.
+    """Do it, again every few seconds as long as the disk is full or the run directory is not mounted. False when ``pause`` was
+    ended; it has told why.
 
-    Raises DiskFull when it still is after ``seconds``, and at once whatever else ``do`` raises.
+    Raises DiskFull or Gone when that lasts longer than ``seconds``, and at once whatever else ``do`` raises.
     """
-    until, told = time.monotonic() + seconds, False
+    until, told = time.monotonic() + seconds, ""
     while True:
         try:
             do()
-        except DiskFull as error:
+        except (DiskFull, gate.Gone) as error:
             rest = until - time.monotonic()
             if rest <= 0:
                 raise
-            if not told:
-                tell(None, f"{error.message}; waiting up to {seconds:g} s for space ({error.hint})")
-                told = True
+            what = "it" if isinstance(error, gate.Gone) else "space"
+            if told != what:
+                tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
+                told = what
             if not pause(min(_LOOK, rest)):
                 return False
         else:
             if told:
-                tell(None, "there is space again")
+                tell(None, "there is space again" if told == "space" else "the run directory is there again")
             return True
 
 

@@ -34,12 +34,19 @@ def require_the_launched(options: Options, pause: Callable[[float], bool]) -> No
                 raise
 
 
-def prepare(rundir: RunDir) -> None:
+class Gone(NotFound):
+    """The run directory that ``launch`` made is not there. It may come back, as a mount does."""
+
+
+def prepare(rundir: RunDir, *, launched: bool = False) -> None:
     """Make what is missing of the run directory, and see that there is room for an attempt's pages.
 
-    Before one is claimed: a claim tells an older attempt that it is over. Raises CannotWrite, DiskFull, NotPermitted.
+    ``launched``: ``launch`` has made it, so it is never made anew, on the disk beneath a mount that is gone. Before an
+    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, Gone.
     """
     try:
+        if launched:
+            require_there(rundir)
         make_root(rundir.root)
         for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.desks, rundir.checkpoints):
             make_folder(folder, FOLDER)
@@ -49,6 +56,16 @@ def prepare(rundir: RunDir) -> None:
         _close_output(rundir)
     except OSError as error:
         raise from_os_error(error, f"use the run directory {rundir.root}") from None
+
+
+def require_there(rundir: RunDir) -> None:
+    try:
+        rundir.launches.stat()  # not the directory itself: Slurm makes that for a job's output, from 24.11 on
+    except (FileNotFoundError, NotADirectoryError):
+        raise Gone(
+            f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, and it is not made anew",
+            hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
+        ) from None
 
 
 def _close_output(rundir: RunDir) -> None:

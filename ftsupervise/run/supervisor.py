@@ -51,8 +51,12 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     """
     ears = Ears()
     try:
-        gate.require_the_launched(options, pause := partial(sit_out, ears=ears, options=options))
-        if not wait_for_space(partial(gate.prepare, options.rundir), options.space_wait, pause):
+        pause = partial(sit_out, ears=ears, options=options)
+        launched, until_ready = bool(options.launched), partial(wait_for_space, seconds=options.space_wait, pause=pause)
+        if launched and not until_ready(partial(gate.require_there, options.rundir)):
+            return 0
+        gate.require_the_launched(options, pause)
+        if not until_ready(partial(gate.prepare, options.rundir, launched=launched)):
             return 0
         closed = gate.reason_not_to_start(options.rundir)
         if closed:

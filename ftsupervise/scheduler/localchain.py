@@ -112,20 +112,21 @@ class Chain:
         # before there is anybody: a member that lives is never one that waits, should this process be killed meanwhile
         self.write(member=member, state="RUNNING", started=now, ends=now + limit if limit else None)
         try:
-            output = self._output(member if members else None)
+            output, error = (self._file(pattern, member if members else None) for pattern in ("output", "error"))
             shell = subprocess.Popen(
                 ["bash", str(self.folder / "script")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=output,
+                stderr=error,
                 cwd=str(self.job["workdir"]),
                 env=env,
                 start_new_session=True,
                 preexec_fn=_tell_me_when_you_die(),
             )
             os.close(output)
-        except OSError as error:
-            print(f"{job_id} could not be started: {error}", flush=True)
+            os.close(error)
+        except OSError as why:
+            print(f"{job_id} could not be started: {why}", flush=True)
             return JobState.FAILED
         verdict = self._follow(shell, mark, member, limit)
         self.write(state="COMPLETING", exit_code=shell.returncode)
@@ -152,9 +153,9 @@ class Chain:
                 _terminate(shell, mark)
                 return JobState.TIMEOUT if over else JobState.CANCELLED
 
-    def _output(self, member: int | None) -> int:
-        """sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
-        text = str(self.job["output"])
+    def _file(self, what: str, member: int | None) -> int:
+        """The job's "output" or "error", to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
+        text = str(self.job[what])
         values = {"x": str(self.job["name"]), "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
         values |= {"A": f"{PREFIX}{self.number}", "a": str(member or 0), "%": "%", "u": str(os.getuid())}
         pieces = text.split("%")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.config.find_run import CONFIG_NAME, state_dir
 from ftsupervise.config.named import settings_of
+from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import from_os_error
 from ftsupervise.host.private import home, private
 from ftsupervise.rundir.records import read_json, write_json
@@ -114,7 +115,12 @@ def read(name: str | None, known: Known | None, *, trust: bool = False) -> Known
 
 
 def _stamp(path: Path) -> object:
-    found = path.stat()
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if not is_by_hand(path.parent):
+            raise
+        return "by hand"
     return found.st_mtime_ns, found.st_size, found.st_ino, found.st_uid, found.st_gid, found.st_mode
 
 

@@ -86,6 +86,8 @@ COMMANDS = [
     ("cron run hourly/x --dir", 74),
     ("cron ensure --dir", 74),
     ("cron remove --dir", 74),
+    ("sandbox down --dir", 74),
+    ("sandbox node node-1 crash --dir", 74),
 ]
 
 
@@ -135,13 +137,20 @@ def test_a_squeue_that_sleeps_leaves_launch_with_a_sentence_and_nothing_submitte
     assert not (tmp_path / "submitted").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["watch RUN", "cron install --backend slurm --dir CRON"])
-def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path: Path, words: str) -> None:
-    place = Place(tmp_path, tmp_path / "r")
+LOOKS = ["watch RUN", "cron install --backend slurm --dir CRON"]
+
+
+def with_a_slurm_that_sleeps(folder: Path, words: str) -> tuple[Place, list[str]]:
+    place = Place(folder, folder / "r")
     for name in ("squeue", "scontrol", "sinfo", "sbatch"):
         place.program(name, "sleep 300")
-    typed = words.replace("RUN", str(place.root)).replace("CRON", str(tmp_path / "cron")).split()
+    return place, words.replace("RUN", str(place.root)).replace("CRON", str(folder / "cron")).split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", LOOKS)
+def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path: Path, words: str) -> None:
+    place, typed = with_a_slurm_that_sleeps(tmp_path, words)
     began = time.monotonic()
     master, slave = pty.openpty()
     process = subprocess.Popen([*FT, *typed], env=place.env, stdin=slave, stdout=slave, stderr=slave)
@@ -157,6 +166,26 @@ def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path
     assert b"Traceback" not in said
 
 
+@pytest.mark.parametrize("words", [LOOKS[0], pytest.param(LOOKS[1], marks=pytest.mark.slow)])
+def test_piped_into_tee_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path: Path, words: str) -> None:
+    place, typed = with_a_slurm_that_sleeps(tmp_path, words)
+    ended, said, seconds = place.type(*typed)
+    assert ended != 0 and seconds < BOUND, said
+    assert "squeue" in said and "Traceback" not in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "slot"), [("watch RUN", "2026-11-22T23:00:00+00:00"), ("watch --quiet RUN", "")])
+def test_a_look_that_a_clock_began_waits_longer_for_slurm(tmp_path: Path, words: str, slot: str) -> None:
+    place, typed = with_a_slurm_that_sleeps(tmp_path, words)
+    for name in ("squeue", "scontrol"):
+        place.program(name, "sleep 12")  # longer than a person waits; then an empty queue
+    if slot:
+        place.env["FTSUPERVISE_CRON_SLOT"] = slot
+    _, said, seconds = place.type(*typed)
+    assert seconds > 11 and "no answer within" not in said, said
+
+
 @pytest.mark.parametrize(
     ("words", "tried_first"),
     [
@@ -166,6 +195,8 @@ def test_on_a_terminal_a_slurm_that_sleeps_holds_no_look_and_no_install(tmp_path
         ("cron ensure --run runs/r", False),  # what a running job types again and again
         ("launch --dry-run", False),
         ("cron tick", False),
+        ("sandbox down --dir d", True),
+        ("sandbox -- make test", False),
         ("run -- python train.py", False),
     ],
 )

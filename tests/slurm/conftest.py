@@ -19,9 +19,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox import missing
-from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.visit import temporary
+from ftsupervise.sandbox import Sandbox, missing, temporary
 from tests.slurm.ring_scene import EXAMPLE, Scene
 
 

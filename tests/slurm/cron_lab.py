@@ -17,7 +17,7 @@ from ftsupervise.crontab.place import CronDir, need_installed
 from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.crontab.successors import Chain, chain
 from ftsupervise.errors import SchedulerUnavailable
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 
 SPARES = 3

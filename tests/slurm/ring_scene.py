@@ -18,7 +18,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
 

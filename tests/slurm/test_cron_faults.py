@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from tests.slurm import cron_injected as faults
 from tests.slurm.cron_lab import Lab, OneCron
 

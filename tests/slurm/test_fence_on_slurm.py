@@ -20,7 +20,7 @@ import pytest
 from ftsupervise.host import procfs
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.switches import SAVE
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm

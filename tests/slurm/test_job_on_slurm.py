@@ -17,7 +17,7 @@ from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 
 pytest.importorskip("sklearn")
 pytestmark = pytest.mark.slurm

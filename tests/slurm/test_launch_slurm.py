@@ -18,7 +18,7 @@ from ftsupervise.config.load import load
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.render import render
 from ftsupervise.nodes.incidents import Book, Trouble, prepare
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 
 pytestmark = pytest.mark.slurm

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.place import ENV_DIRECTORY
+from ftsupervise.sandbox import ENV_DIRECTORY, Sandbox
 from tests.manual.blocks import marked
 from tests.manual.stories import Story
 

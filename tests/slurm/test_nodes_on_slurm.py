@@ -19,7 +19,7 @@ from ftsupervise.nodes.incidents import Book, Trouble
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import undisturbed
 
 pytestmark = pytest.mark.slurm

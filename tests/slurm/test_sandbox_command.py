@@ -16,9 +16,8 @@ import pytest
 
 import ftsupervise
 from ftsupervise.errors import NotFound
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox, sandboxes
 from ftsupervise.sandbox.processes import everyone, owner
-from ftsupervise.sandbox.visit import sandboxes
 
 pytestmark = pytest.mark.slurm
 

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, UsageError
-from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.conf import Shape
+from ftsupervise.sandbox import Sandbox, Shape, sandboxes
 from ftsupervise.sandbox.processes import environment, everyone, members
-from ftsupervise.sandbox.visit import sandboxes
 
 pytestmark = pytest.mark.slurm
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from ftsupervise.sandbox.processes import environment
 
 pytestmark = pytest.mark.slurm

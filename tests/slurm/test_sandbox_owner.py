@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.sandbox import sandboxes
 from ftsupervise.sandbox.processes import MARK, MARK_OWNER, environment, everyone
-from ftsupervise.sandbox.visit import sandboxes
 from tests.manual.blocks import ROOT
 
 pytestmark = pytest.mark.slurm

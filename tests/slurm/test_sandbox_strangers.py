@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.errors import NotPermitted
-from ftsupervise.sandbox.cluster import Sandbox
-from ftsupervise.sandbox.conf import Shape
-from ftsupervise.sandbox.visit import sandboxes
+from ftsupervise.sandbox import Sandbox, Shape, sandboxes
 
 pytestmark = [
     pytest.mark.slurm,

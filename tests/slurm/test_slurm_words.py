@@ -12,7 +12,7 @@ import pytest
 
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.model import JobState
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.exclusions import Exclusions
 from ftsupervise.scheduler.slurm import Slurm, me
 

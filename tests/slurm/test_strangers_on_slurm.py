@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from tests.faults.test_strangers_code import TYPED, Trap
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer
 

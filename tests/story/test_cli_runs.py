@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -226,7 +228,7 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
     two = SETTINGS.replace("tr11", "two").replace("jobs: 1,", "jobs: 1, error: err-%j.txt,")
     (project / "two/ftsupervise.yaml").write_text(two)
     done = typed(project / "two", env, "launch")
-    assert "  output         tail -f out/two-*.txt\n" in done.stdout, done.stdout  # (on this machine there is one file)
+    assert "  output         tail -f out/two-*.txt err-*.txt\n" in done.stdout, done.stdout
     typed(project / "two", env, "kill", "--yes")
 
 
@@ -245,3 +247,86 @@ def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
             local.cancel(job.base_id)
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS)
     assert words not in typed(tmp_path, env, "config", "check").stderr
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A run that nobody launched: ``ftsupervise run`` was typed in a job script of their own."""
+    env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = typed(tmp_path, env, "run", "--run-dir", "runs/by hand", "--", "true")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "runs/by hand", env
+
+
+@pytest.mark.parametrize("words", [one for one in COMMANDS if one[0] != "launch"], ids=" ".join)
+def test_every_command_takes_the_directory_of_a_run_that_was_wrapped_by_hand(
+    by_hand: tuple[Path, dict[str, str]], words: tuple[str, ...]
+) -> None:
+    folder, env = by_hand
+    done = typed(folder.parent, env, *(word.format(folder) for word in words))
+    expected = {"check": 2, "watch": 2}.get(words[0], 0)  # nothing runs or waits
+    assert done.returncode == expected, done.stdout + done.stderr
+
+
+def test_check_and_status_agree_about_a_run_that_was_wrapped_by_hand(by_hand: tuple[Path, dict[str, str]]) -> None:
+    folder, env = by_hand
+    checked = json.loads(typed(folder.parent, env, "check", "all", str(folder), "--json").stdout)
+    assert checked["run"] == "by-hand"
+    job = next(one for one in checked["findings"] if one["watchdog"] == "is-running")
+    assert "no job of this run" in job["summary"]
+    assert "ftsupervise launch" not in job["do"] and "sbatch" in job["do"]
+    assert "no job of this run" in typed(folder.parent, env, "status", str(folder)).stdout
+
+
+def test_the_settings_beside_which_a_wrapped_run_lies_are_used_and_the_command_of_the_hint_works(
+    by_hand: tuple[Path, dict[str, str]],
+) -> None:
+    folder, env = by_hand
+    settings = folder.parent.parent / "ftsupervise.yaml"
+    settings.write_text("name: wrapped\nrun_dir: runs/by hand\nscheduler: local\nlaunch: {command: sleep 1, jobs: 1}\n")
+    checked = json.loads(typed(folder.parent, env, "check", "is-running", str(folder), "--json").stdout)
+    assert checked["run"] == "wrapped"
+    hint = checked["findings"][0]["do"].partition("then: ")[2]
+    words = shlex.split(hint)
+    assert words[:2] == ["ftsupervise", "launch"]
+    assert typed(folder.parent, env, *words[1:], "--dry-run").returncode == 0
+
+
+def test_a_launched_run_whose_settings_are_gone_is_not_taken_for_one_by_hand(
+    launched: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    project, env = launched
+    there = tmp_path / "r"
+    shutil.copytree(project / "runs/tr11", there, ignore=shutil.ignore_patterns("run.yaml"))
+    done = typed(tmp_path, env, "check", "all", str(there))
+    assert done.returncode == 3 and "run.yaml is gone" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("command", ["watch", "check all", "status", "config check", "notify preview"])
+def test_a_fifo_in_the_place_of_the_settings_is_named(tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "run.yaml")
+    done = typed(tmp_path, {"HOME": str(tmp_path)}, *command.split(), str(tmp_path / "run.yaml"))
+    assert done.returncode in (78, 3), done.stderr
+    assert "is a FIFO, not a regular file" in done.stderr, done.stderr
+
+
+def test_config_show_with_origins_fits_eighty_columns_a_setting_a_line(tmp_path: Path) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text("name: r\nlaunch: {command: sleep 1}\n")
+    lines = typed(tmp_path, {"HOME": str(tmp_path)}, "config", "show", "--origin").stdout.splitlines()
+    assert len(lines) > 50 and all("  # " in line for line in lines)
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
+
+
+def test_notify_says_for_programs_what_each_receiver_did(tmp_path: Path) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: r\nlaunch: {command: sleep 1}\nalerts:\n  receivers:\n    - file: {path: messages.txt}\n"
+        "    - command: {argv: [sh, -c, exit 1]}\n"
+    )
+    env = {"HOME": str(tmp_path), "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    done = typed(tmp_path, env, "notify", "test", "--json")
+    assert done.returncode == 1
+    told = {one["receiver"]: one for one in json.loads(done.stdout)["receivers"]}
+    assert told["file"]["taken"] is True and told["file"]["why"] == ""
+    assert told["command"]["taken"] is False and told["command"]["why"]
+    seen = json.loads(typed(tmp_path, env, "notify", "preview", "--json").stdout)["messages"]
+    assert len(seen) > 2 and all(one["title"] and one["text"] for one in seen)

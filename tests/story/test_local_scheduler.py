@@ -59,6 +59,12 @@ def test_members_run_one_after_the_other_and_their_output_is_where_sbatch_would_
     assert last.state is JobState.FAILED
 
 
+def test_standard_error_has_the_file_that_was_asked_for(local: Local, tmp_path: Path, until: Until) -> None:
+    job = submit(local, tmp_path, "echo out; echo err >&2", "--output=%x-%j.out", "--error=%x-%j.err")
+    until(ended(local, job))
+    assert [one.read_text() for one in sorted(tmp_path.glob("*-local-*"))] == ["err\n", "out\n"]
+
+
 def test_the_queue_shows_the_member_that_runs_and_the_rest_that_waits(
     local: Local, tmp_path: Path, until: Until
 ) -> None:

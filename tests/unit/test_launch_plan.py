@@ -82,6 +82,10 @@ def test_a_percent_sign_in_the_run_directory_is_not_a_pattern_of_sbatch() -> Non
     assert "--output=/scratch/runs/tr 11%%/logs/%x-%A_%a.out" in planned({}).options
 
 
+def test_the_log_of_a_job_that_is_no_array_is_called_by_its_id_alone() -> None:
+    assert "--output=/scratch/runs/tr 11%%/logs/%x-%j.out" in planned({"jobs": 1}).options
+
+
 def test_attaching_to_a_running_job_is_a_dependency() -> None:
     assert "--dependency=afterany:87" in planned({}, after="87").link(0)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.errors import UsageError
-from ftsupervise.sandbox.conf import LONGEST_ROOT, Layout, Shape, gres_conf, override, slurm_conf, slurmdbd_conf, span
+from ftsupervise.sandbox import Shape
+from ftsupervise.sandbox.conf import LONGEST_ROOT, Layout, gres_conf, override, slurm_conf, slurmdbd_conf, span
 from ftsupervise.sandbox.daemons import PortTaken, explained
 
 LAYOUT = Layout(Path("/tmp/lab"))

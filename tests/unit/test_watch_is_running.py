@@ -51,6 +51,7 @@ def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **setti
     run = Run(name="tr11", run_dir=tmp_path, launch=Launch(command="true", jobs=members))
     rundir = RunDir(tmp_path)
     rundir.switches.mkdir(exist_ok=True)
+    rundir.launches.mkdir(exist_ok=True)
     rundir.marks.mkdir(exist_ok=True)
     seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind)
     found = list(IsRunning().check(seen, Settings(**settings)))  # type: ignore[arg-type]

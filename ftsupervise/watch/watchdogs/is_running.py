@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ftsupervise.config.named import how_to_launch
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Attempt, Health, Job, JobState
 from ftsupervise.rundir.brake import read_brake
@@ -103,7 +104,7 @@ class IsRunning:
             "no job of this run is running or waiting",
             meaning="Nothing trains, and nothing will until somebody launches it again.",
             look_at=f"ftsupervise status {shlex.quote(str(look.rundir.root))}; squeue --me",
-            do=f"find out why it ended, then: ftsupervise launch {shlex.quote(str(look.rundir.root))}",
+            do=f"find out why it ended, then: {how_to_launch(look.rundir)}",
         )
 
 
@@ -223,7 +224,7 @@ def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
         f"job {running.id} is the last of its chain: nothing waits to take over",
         meaning="When this job ends, by its limit or by a fault, the run stands still.",
         look_at="squeue --me",
-        do=f"ftsupervise launch --after {running.base_id} {shlex.quote(str(look.rundir.root))}",
+        do=how_to_launch(look.rundir, after=running.base_id),
     )
 
 

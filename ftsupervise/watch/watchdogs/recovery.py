@@ -68,6 +68,6 @@ def _finding(look: Look, health: Health, summary: str, *, value: str = "", since
         value=value,
         meaning="The run stands still until the next member of the chain has started and resumed.",
         look=f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
-        do=f"read {' '.join(outputs(look.run, look.run.scheduler))} if the next attempt fails too",
+        do=f"read {' '.join(outputs(look.run))} if the next attempt fails too",
         since=since,
     )
