@@ -6,9 +6,12 @@ Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ftsupervise.model import Health
 
@@ -55,6 +58,46 @@ class Finding:
     @property
     def key(self) -> tuple[str, str, str]:
         return (self.run, self.watchdog, self.subject)
+
+
+class Words(NamedTuple):
+    """What people are told about one kind of subject, whatever was found: a line in a watchdog's table.
+
+    ``finding`` puts its ``names`` in the place of the words in braces.
+    """
+
+    meaning: str = ""
+    look: str = ""
+    do: str = ""
+    severity: Severity = Severity.WARNING
+    watchdog: str = ""  # under whose name it is told, where that is another than the watchdog's own
+
+    def finding(
+        self,
+        key: tuple[str, str, str],
+        health: Health,
+        summary: str,
+        at: datetime,
+        *,
+        severity: Severity | None = None,
+        names: Mapping[str, object] = MappingProxyType({}),
+        **more: Any,
+    ) -> Finding:
+        """A finding about ``key`` (run, watchdog, subject). ``more``: its value, limit, since and detail."""
+        run, watchdog, subject = key
+        return Finding(
+            run,
+            self.watchdog or watchdog,
+            subject,
+            health,
+            self.severity if severity is None else severity,
+            summary,
+            at,
+            meaning=self.meaning.format_map(names),
+            look=self.look.format_map(names),
+            do=self.do.format_map(names),
+            **more,
+        )
 
 
 # -------------------------------------------------------------------------------------------------------- alerts

@@ -19,6 +19,11 @@ class Health(Enum):
     BAD = "bad"
     UNKNOWN = "unknown"
 
+    @classmethod
+    def of(cls, bad: bool | None) -> Health:
+        """``bad`` None: it could not be seen."""
+        return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
+
 
 class SwitchState(NamedTuple):
     """A switch as found: up or not, and who raised it and why if it says so."""

@@ -1,17 +1,19 @@
-"""The watch ring: one tick looks at every run from outside its job and tells people what changed.
+"""The watch ring: each tick checks every run from outside its job and tells people what changed.
 
 This module holds what a watchdog gets and gives; ``tick.py`` drives them, ``watchdogs/`` has one file for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding
-from ftsupervise.model import Job
+from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.model import Health, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.paths import RunDir
 
@@ -24,8 +26,8 @@ class Look:
     """What one tick hands to one watchdog of one run.
 
     ``jobs`` are the run's live jobs, the watch's own job taken out; None when the scheduler could not be asked.
-    ``memory`` is what this watchdog returned as its memory last time (JSON values); it may change it in place.
-    ``probe`` are the bounded eyes of this tick, shared by all runs: whatever lies on a user's path is seen through them.
+    ``memory`` is what this watchdog remembers from its last check (JSON values); it may change it in place.
+    ``probe`` has the bounded reads of this tick, shared by all runs: use nothing else to reach a user's path.
     """
 
     run: Run
@@ -35,13 +37,30 @@ class Look:
     memory: dict[str, Any] = field(default_factory=dict)
     blind: str = ""  # why the scheduler could not be asked, in its own words
     probe: Probe = field(default_factory=Probe)
+    watchdog: str = ""  # its name
+
+    def finding(
+        self,
+        subject: str,
+        health: Health,
+        summary: str,
+        words: Words,
+        *,
+        severity: Severity | None = None,
+        names: Mapping[str, object] = MappingProxyType({}),
+        **more: Any,
+    ) -> Finding:
+        """What this watchdog says now about ``subject``: ``summary`` is one sentence with the number and the limit in it.
+
+        ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in ``names``.
+        ``more``: the finding's value, limit, since and detail.
+        """
+        filled = {"run_dir": shlex.quote(str(self.rundir.root)), **names}
+        key = (self.run.name, self.watchdog, subject)
+        return words.finding(key, health, summary, self.now, severity=severity, names=filled, **more)
 
 
-class Watchdog(Protocol):
-    """One kind of look. ``settings`` is its own section of the configuration."""
-
-    name: str
-
-    def check(self, look: Look, settings: Any) -> Iterable[Finding]:
-        """What is to be said now. Bounded in time whatever the file system does; never raises for a bad subject:
-        what could not be seen is a Finding with Health.UNKNOWN."""
+# ``check(look, settings)`` of a watchdog, settings being its section of the configuration: what it says now, one finding
+# for each subject. It is bounded in time whatever the file system does, and never raises for a bad subject: what could
+# not be seen is a Finding with Health.UNKNOWN.
+Check = Callable[[Look, Any], Iterable[Finding]]

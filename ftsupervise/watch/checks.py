@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import SchedulerUnavailable
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.launches import launches
@@ -31,6 +31,31 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
 
 _MEMORY = "memory.json"
+_SETTINGS = "This run is watched by the settings it had before, or not at all."
+WORDS = {
+    "slurm": Words(
+        "Nobody can tell whether these run: {runs}. Nothing is known to be wrong.",
+        "scontrol ping; sinfo",
+        "wait for it, or tell your administrator; running jobs are not harmed by it",
+    ),
+    "settings": Words(
+        _SETTINGS,
+        "ftsupervise config check{typed}",
+        "fix the file; the next tick reads it again",
+        Severity.CRITICAL,
+    ),
+    "unanswered": Words(
+        _SETTINGS,
+        "squeue --me  (do not ls {run}: your shell would hang)",
+        "tell your storage people; nothing was changed",
+        Severity.CRITICAL,
+    ),
+    "broken": Words(
+        "What it looks after is not being looked after.",
+        "ftsupervise check {name} {run_dir}",
+        "report it with the lines below",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -69,18 +94,9 @@ def ask(scheduler: Scheduler, users: Sequence[str]) -> Queue:
 def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
     """Whether the controller answers: an alert of its own, one for all runs."""
     blind = queue.jobs is None
-    return Finding(
-        run="",
-        watchdog="slurm",
-        subject="controller",
-        health=Health.BAD if blind else Health.OK,
-        severity=Severity.WARNING,
-        summary=f"slurm unreachable: {queue.blind}" if blind else "Slurm answers",
-        at=now,
-        meaning=f"Nobody can tell whether these run: {', '.join(sorted(runs)) or 'none'}. Nothing is known to be wrong.",
-        look="scontrol ping; sinfo",
-        do="wait for it, or tell your administrator; running jobs are not harmed by it",
-    )
+    text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
+    names = {"runs": ", ".join(sorted(runs)) or "none"}
+    return WORDS["slurm"].finding(("", "slurm", "controller"), Health.of(blind), text, now, names=names)
 
 
 class Unanswered(str):
@@ -92,20 +108,11 @@ HERE = "this directory"  # what a run is called that was not named
 
 def settings_finding(name: str, why: str, now: datetime) -> Finding:
     """Could the settings of a run that is to be watched be read? ``why`` not, "" if they could."""
-    typed = "ftsupervise config check" + ("" if name == HERE else f" {shlex.quote(name)}")
-    dead, once = isinstance(why, Unanswered), why.removeprefix(f"{name}: ")
-    return Finding(
-        run="",
-        watchdog="watch",
-        subject=f"settings of {name}",
-        health=Health.BAD if why else Health.OK,
-        severity=Severity.CRITICAL,
-        summary=f"the settings of {name} cannot be read: {once}" if why else f"the settings of {name} can be read",
-        at=now,
-        meaning="This run is watched by the settings it had before, or not at all.",
-        look=f"squeue --me  (do not ls {name}: your shell would hang)" if dead else typed,
-        do="tell your storage people; nothing was changed" if dead else "mend the file; the next tick reads it again",
-    )
+    text = f"cannot be read: {why.removeprefix(f'{name}: ')}" if why else "can be read"
+    words = WORDS["unanswered" if isinstance(why, Unanswered) else "settings"]
+    names = {"run": name, "typed": "" if name == HERE else f" {shlex.quote(name)}"}
+    key = ("", "watch", f"settings of {name}")
+    return words.finding(key, Health.of(bool(why)), f"the settings of {name} {text}", now, names=names)
 
 
 def host_finding(why: str, now: datetime) -> Finding:
@@ -162,8 +169,7 @@ def look_at(
         if due_only and not _due(mine, settings, now):
             continue
         at(name)
-        look = Look(run=run, rundir=rundir, now=now, jobs=jobs, memory=mine, blind=queue.blind, probe=probe)
-        findings += _check(name, look, settings)
+        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name), settings)
     return Seen(run, rundir, jobs, tuple(findings), memory)
 
 
@@ -182,27 +188,16 @@ def _due(memory: dict[str, Any], settings: object, now: datetime) -> bool:
     return due
 
 
-def _check(name: str, look: Look, settings: object) -> list[Finding]:
-    broken = Finding(
-        run=look.run.name,
-        watchdog=name,
-        subject="watchdog",
-        health=Health.OK,
-        severity=Severity.WARNING,
-        summary=f"the {name} watchdog works",
-        at=look.now,
-        meaning="What it looks after is not being looked after.",
-        look=f"ftsupervise check {name} {shlex.quote(str(look.rundir.root))}",
-        do="report it with the lines below",
-    )
+def _check(look: Look, settings: object) -> list[Finding]:
+    words, names = WORDS["broken"], {"name": look.watchdog}
     try:
-        return [*load_watchdog(name).check(look, settings), broken]
+        found = list(load_watchdog(look.watchdog)(look, settings))
     except Exception as error:  # one broken watchdog must neither end the tick nor go unnoticed
-        import dataclasses
-
         detail = "".join(traceback.format_exception(error)[-6:])
-        summary = f"the {name} watchdog itself failed: {type(error).__name__}: {error}"
-        return [dataclasses.replace(broken, health=Health.BAD, summary=summary, detail=detail)]
+        summary = f"the {look.watchdog} watchdog itself failed: {type(error).__name__}: {error}"
+        return [look.finding("watchdog", Health.BAD, summary, words, names=names, detail=detail)]
+    works = f"the {look.watchdog} watchdog works"
+    return [*found, look.finding("watchdog", Health.OK, works, words, names=names)]
 
 
 def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health
 from ftsupervise.rundir import pinned
 from ftsupervise.units import show_duration
@@ -23,42 +23,63 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
+WORDS = {
+    "answers": Words(severity=Severity.CRITICAL),
+    "silent": Words(
+        "Nothing can be said about this run until it answers, and the run itself is probably standing still.",
+        "squeue --me  (do not ls {run_dir}: your shell would hang)",
+        "tell your storage people; nothing was changed",
+        Severity.CRITICAL,
+    ),
+    "missing": Words(
+        "Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
+        "ls -la {above}; squeue --me",
+        "if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
+        Severity.CRITICAL,
+    ),
+    "unusable": Words(
+        "Nothing can be said about this run until this is repaired; other runs are watched as before.",
+        "ls -la {run_dir}",
+        "{do}",
+        Severity.CRITICAL,
+    ),
+}
+
+
 def answers(run: Run, now: datetime) -> Finding:
-    """Its directory can be looked at."""
-    return Finding(
-        run=run.name,
-        watchdog="storage",
-        subject="run directory",
-        health=Health.OK,
-        severity=Severity.CRITICAL,
-        summary=f"the storage of {run.run_dir} answers",
-        at=now,
-    )
+    """Its directory can be read."""
+    return _finding(run, Health.OK, f"the storage of {run.run_dir} answers", now, "answers")
 
 
 def silent(run: Run, seconds: float, doing: str, why: str, now: datetime) -> Finding:
-    """A look at it has not come back: nothing is known of the run."""
-    return replace(
-        answers(run, now),
-        health=Health.BAD,
-        summary=f"the storage of {run.run_dir} has not answered for {show_duration(seconds)}: could not {doing}",
-        meaning="Nothing can be said about this run until it answers, and the run itself is probably standing still.",
-        look=f"squeue --me  (do not ls {run.run_dir}: your shell would hang)",
-        do="tell your storage people; nothing was changed",
-        detail=why,
-    )
+    """A read in it has not come back: nothing is known of the run."""
+    text = f"the storage of {run.run_dir} has not answered for {show_duration(seconds)}: could not {doing}"
+    return _finding(run, Health.BAD, text, now, "silent", detail=why)
 
 
 def missing(run: Run, now: datetime) -> Finding:
     """There is no such directory. Whether that is as it should be, ``launched_or_not`` says."""
-    return replace(
-        answers(run, now),
-        health=Health.BAD,
-        summary=f"the run directory {run.run_dir} is gone",
-        meaning="Switches, ledger, logs and perhaps checkpoints are not where the run keeps them.",
-        look=f"ls -la {shlex.quote(str(Path(str(run.run_dir)).parent))}; squeue --me",
-        do="if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
-    )
+    return _finding(run, Health.BAD, f"the run directory {run.run_dir} is gone", now, "missing")
+
+
+def unusable(run: Run, error: Exception, now: datetime) -> Finding:
+    """A run directory that answers, but in which the watch could not do its work: unreadable, or not what it should be."""
+    known = from_os_error(error, f"use {error.filename or run.run_dir}") if isinstance(error, OSError) else error
+    do, detail = "repair it, or report it with the lines below", ""
+    if isinstance(known, Error):
+        words, do = known.message, known.hint or do
+    else:
+        words, detail = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)[-6:])
+    text = f"the run directory {run.run_dir} cannot be watched: {words}"
+    return _finding(run, Health.BAD, text, now, "unusable", do, detail)
+
+
+def _finding(
+    run: Run, health: Health, summary: str, now: datetime, words: str, do: str = "", detail: str = ""
+) -> Finding:
+    names = {"run_dir": run.run_dir, "above": shlex.quote(str(Path(str(run.run_dir)).parent)), "do": do}
+    key = (run.name, "storage", "run directory")
+    return WORDS[words].finding(key, health, summary, now, names=names, detail=detail)
 
 
 def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:
@@ -109,25 +130,6 @@ def _page(run: Run, state: Path) -> Path:
 def _name_of(run: Run) -> str:
     mark = hashlib.sha256(str(run.run_dir).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return f"{run.name}-{mark}"
-
-
-def unusable(run: Run, error: Exception, now: datetime) -> Finding:
-    """A run directory that answers, but in which the watch could not do its work: unreadable, or not what it should be."""
-    known = from_os_error(error, f"use {error.filename or run.run_dir}") if isinstance(error, OSError) else error
-    words = known.message if isinstance(known, Error) else f"{type(error).__name__}: {error}"
-    return Finding(
-        run=run.name,
-        watchdog="storage",
-        subject="run directory",
-        health=Health.BAD,
-        severity=Severity.CRITICAL,
-        summary=f"the run directory {run.run_dir} cannot be watched: {words}",
-        at=now,
-        meaning="Nothing can be said about this run until this is repaired; other runs are watched as before.",
-        look=f"ls -la {run.run_dir}",
-        do=(known.hint if isinstance(known, Error) else "") or "repair it, or report it with the lines below",
-        detail="" if isinstance(known, Error) else "".join(traceback.format_exception(error)[-6:]),
-    )
 
 
 def journal_of(run: Run, state: Path) -> Path:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.probe import Probe, Ran
+from ftsupervise.probe import Missing, NotSeen, Probe, Ran, Space
 from ftsupervise.probe.abandoned import identity
-from ftsupervise.probe.answers import Missing, NotSeen, Space
 
 from .conftest import HungMount, wait_until
 

@@ -53,8 +53,9 @@ class Watched:
             jobs=self.jobs,
             memory=memory,
             probe=self.probe,
+            watchdog=name,
         )
-        found = list(load_watchdog(name).check(look, getattr(self.run.watch, name)))
+        found = list(load_watchdog(name)(look, getattr(self.run.watch, name)))
         self.memory[name] = memory
         return {finding.subject: finding for finding in found}
 

@@ -178,7 +178,7 @@ class Player:
 
     def ticks(self) -> Iterator[tuple[float, Finding]]:
         t = BEGIN + Random(self.h.seed).uniform(0, TICK)
-        watchdog = load_watchdog("hang")
+        check = load_watchdog("hang")
         while t < self.h.end:
             self.put(t)
             look = Look(
@@ -188,10 +188,11 @@ class Player:
                 jobs=self.jobs(t),
                 memory=self.memory,
                 probe=self.probe,
+                watchdog="hang",
             )
             self.memory = json.loads(json.dumps(self.memory))  # as it is between two ticks
             look = Look(**{**look.__dict__, "memory": self.memory})
-            yield from ((t, finding) for finding in watchdog.check(look, self.run.watch.hang))
+            yield from ((t, finding) for finding in check(look, self.run.watch.hang))
             t += TICK
 
     def jobs(self, t: float) -> tuple[Job, ...]:

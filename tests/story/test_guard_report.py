@@ -16,7 +16,7 @@ from ftsupervise.probe import Probe
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.loss import Loss as Watchdog
+from ftsupervise.watch.watchdogs.loss import check
 
 
 @pytest.mark.parametrize(("loss", "health"), [(0.31, Health.OK), (math.nan, Health.BAD), (math.inf, Health.BAD)])
@@ -32,7 +32,7 @@ def test_the_loss_the_loop_reports_is_judged(tmp_path: Path, loss: float, health
         run = Run(name="r", run_dir=tmp_path, launch=Launch(command="true"))
         with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
             look = Look(run=run, rundir=rundir, now=datetime.now(timezone.utc), jobs=(), probe=probe)
-            found = list(Watchdog().check(look, Loss()))
+            found = list(check(look, Loss()))
     assert health in {finding.health for finding in found}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import sys
 import time
@@ -180,17 +179,17 @@ class Box:
 
 def test_the_watchdog_in_contributing_finds_what_it_looks_for(tmp_path: Path) -> None:
     (block,) = marked("run", "watchdog")
-    names: dict[str, Any] = {"__name__": f"watchdog_{random.randrange(10**9)}"}
-    module = types.ModuleType(names["__name__"])
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    module = types.ModuleType("readme")
     exec(compile(block.text, str(block), "exec"), module.__dict__)
     run = loads("name: first\nlaunch: {command: 'true'}")
-    look = Look(run=run, rundir=RunDir(tmp_path), now=datetime(2026, 11, 21, tzinfo=timezone.utc), jobs=())
-    (gone,) = module.__dict__["Readme"]().check(look, None)
+    look = Look(
+        run=run, rundir=RunDir(tmp_path), now=datetime(2026, 11, 21, tzinfo=timezone.utc), jobs=(), watchdog="readme"
+    )
+    (gone,) = module.__dict__["check"](look, None)
     (tmp_path / "README").touch()
-    (there,) = module.__dict__["Readme"]().check(look, None)
-    del sys.modules[module.__name__]
+    (there,) = module.__dict__["check"](look, None)
     assert isinstance(gone, Finding) and gone.health is Health.BAD and there.health is Health.OK
+    assert gone.look == f"ls {tmp_path}"
 
 
 def test_pip_install_makes_a_command_that_has_all_its_files(tmp_path: Path) -> None:

@@ -37,8 +37,10 @@ class Scene:
     def look(self, name: str) -> dict[str, Finding]:
         memory = json.loads(json.dumps(self.memory))
         at = datetime.fromtimestamp(self.now, timezone.utc)
-        look = Look(run=self.run, rundir=self.rundir, now=at, jobs=self.jobs, memory=memory, probe=self.probe)
-        found = list(load_watchdog(name).check(look, getattr(self.run.watch, name)))
+        look = Look(
+            run=self.run, rundir=self.rundir, now=at, jobs=self.jobs, memory=memory, probe=self.probe, watchdog=name
+        )
+        found = list(load_watchdog(name)(look, getattr(self.run.watch, name)))
         self.memory = memory
         return {finding.subject: finding for finding in found}
 

@@ -19,7 +19,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watchers import beat, folder, leave, watchers
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.watchers import Watchers
+from ftsupervise.watch.watchdogs.watchers import check
 
 NOW = datetime.now(timezone.utc)
 
@@ -39,7 +39,7 @@ def other(rundir: RunDir, age: timedelta, every: float | None = 60.0) -> None:
 
 def looked(rundir: RunDir) -> list[Finding]:
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
-    return list(Watchers().check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings()))
+    return list(check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings()))
 
 
 def test_a_watcher_that_is_late_is_told_by_another(rundir: RunDir) -> None:

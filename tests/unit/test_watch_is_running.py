@@ -18,7 +18,7 @@ from ftsupervise.rundir.switches import KILL
 from ftsupervise.scheduler.ownership import Whose, by_mark, candidates, own_job_ids
 from ftsupervise.scheduler.ownership import jobs_of_run as jobs_of
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.is_running import NEVER, IsRunning
+from ftsupervise.watch.watchdogs.is_running import NEVER, check
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -53,8 +53,8 @@ def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **setti
     rundir.switches.mkdir(exist_ok=True)
     rundir.launches.mkdir(exist_ok=True)
     rundir.marks.mkdir(exist_ok=True)
-    seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind)
-    found = list(IsRunning().check(seen, Settings(**settings)))  # type: ignore[arg-type]
+    seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind, watchdog="is-running")
+    found = list(check(seen, Settings(**settings)))  # type: ignore[arg-type]
     return [f for f in found if f.watchdog != "switches" or f.health is Health.BAD]
 
 

@@ -13,7 +13,7 @@ from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.watch import Look
-from ftsupervise.watch.watchdogs.recovery import Recovery
+from ftsupervise.watch.watchdogs.recovery import check
 
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -39,7 +39,7 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
 
 def look(rundir: RunDir) -> tuple[Health, str]:
     run = Run(name="r", run_dir=rundir.root, launch=Launch(command="true"))
-    (finding,) = Recovery().check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
+    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
     return finding.health, finding.summary
 
 
@@ -52,7 +52,7 @@ def test_where_to_read_follows_the_output_that_the_settings_name(rundir: RunDir,
     attempt(rundir, 1, 5, "exit 1", first=1)
     launch = Launch(command="true", output=f"{tmp_path}/out/%x-%A_%a.txt", error=f"{tmp_path}/out/%x-%A_%a.err")
     run = Run(name="r", run_dir=rundir.root, launch=launch, scheduler="slurm")
-    (finding,) = Recovery().check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
+    (finding,) = check(Look(run=run, rundir=rundir, now=NOW, jobs=()), Settings())
     assert f"{tmp_path}/out/r-*_*.txt {tmp_path}/out/r-*_*.err" in finding.do
     assert "/logs" not in finding.do
 

@@ -26,7 +26,7 @@ def test_every_watchdog_has_a_section_and_loads() -> None:
     watch = loads("name: r\nlaunch: {command: a}\n").watch
     for name in WATCHDOGS:
         assert hasattr(watch, name.replace("-", "_")), name
-        assert load_watchdog(name).name == name
+        assert callable(load_watchdog(name))
 
 
 def test_what_is_written_is_read_again() -> None:

@@ -6,25 +6,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from ftsupervise.watch import Watchdog
+    from ftsupervise.watch import Check
 
-# name as people type it -> module and class; its settings are ``watch.NAME`` with underscores
-WATCHDOGS: dict[str, tuple[str, str]] = {
-    "is-running": ("is_running", "IsRunning"),
-    "brake": ("brake", "Brake"),
-    "recovery": ("recovery", "Recovery"),
-    "watchers": ("watchers", "Watchers"),
-    "hang": ("hang", "Hang"),
-    "disk": ("disk", "Disk"),
-    "memory": ("memory", "Memory"),
-    "gpu": ("gpu", "Gpu"),
-    "checkpoints": ("checkpoints", "Checkpoints"),
-    "throughput": ("throughput", "Throughput"),
-    "loss": ("loss", "Loss"),
-    "exec": ("exec", "Exec"),
-}
+# As people type them. With underscores each is a module here, and a section of the configuration's ``watch``.
+WATCHDOGS = (
+    "is-running",
+    "brake",
+    "recovery",
+    "watchers",
+    "hang",
+    "disk",
+    "memory",
+    "gpu",
+    "checkpoints",
+    "throughput",
+    "loss",
+    "exec",
+)
 
 
-def load_watchdog(name: str) -> Watchdog:
-    module, attribute = WATCHDOGS[name]
-    return cast("Watchdog", getattr(import_module(f"{__name__}.{module}"), attribute)())
+def load_watchdog(name: str) -> Check:
+    return cast("Check", import_module(f"{__name__}.{name.replace('-', '_')}").check)

@@ -10,8 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ftsupervise.model import Beat
-from ftsupervise.probe import Entry
-from ftsupervise.probe.answers import Missing, NotSeen
+from ftsupervise.probe import Entry, Missing, NotSeen
 from ftsupervise.rundir.beats import parse_beat
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.probe import Entry, Listing
-from ftsupervise.probe.answers import Missing, NotSeen, Tree
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look

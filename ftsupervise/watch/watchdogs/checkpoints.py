@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health
-from ftsupervise.probe.answers import Missing, NotSeen
+from ftsupervise.probe import Missing, NotSeen
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.checkpoint_rate import Written, folder_of, usual_cadence, usual_size, written
@@ -19,21 +18,31 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Checkpoints as Settings
     from ftsupervise.watch import Look
 
+WORDS = {
+    "age": Words(
+        "When the run fails now, all that time is trained again.",
+        "ls -lt {folder}",
+        "ftsupervise save, and see whether one comes",
+    ),
+    "size": Words(
+        "The run may not be able to go on from it.",
+        "ls -lt {folder}",
+        "keep the one before it; look into the log of the save",
+        Severity.CRITICAL,
+    ),
+}
 
-@dataclass(frozen=True)
-class Checkpoints:
-    name: str = "checkpoints"
 
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        ones = written(look, look.memory)
-        if isinstance(ones, NotSeen):
-            for subject in ("age", "size"):
-                yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
-            return
-        now = server_now(look)
-        yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
-        if not isinstance(ones, Missing) and ones:
-            yield _size(look, settings, ones, now)
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    ones = written(look, look.memory)
+    if isinstance(ones, NotSeen):
+        for subject in ("age", "size"):
+            yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
+        return
+    now = server_now(look)
+    yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
+    if not isinstance(ones, Missing) and ones:
+        yield _size(look, settings, ones, now)
 
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
@@ -55,16 +64,7 @@ def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) 
     since = f"{show_duration(max(0.0, now - newest.mtime))} old" if newest is not None else "no checkpoint"
     usual = show_duration(cadence)
     text = f"newest checkpoint {name}: {since}, {show_duration(spent)} of it at work; one is usual every {usual}"
-    return _finding(
-        look,
-        "age",
-        spent > limit,
-        text,
-        value=show_duration(spent),
-        limit=show_duration(limit),
-        meaning="When the run fails now, all that time is trained again.",
-        do="ftsupervise save, and see whether one comes",
-    )
+    return _finding(look, "age", spent > limit, text, value=show_duration(spent), limit=show_duration(limit))
 
 
 def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
@@ -86,25 +86,9 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
     text = " and ".join(wrong) if wrong else f"is {show_size(newest.size)}"
     if wrong and young:
         text += f", but may still be written ({show_duration(now - newest.mtime)} old)"
-    return _finding(
-        look,
-        "size",
-        bool(wrong) and not young,
-        f"checkpoint {newest.name} {text}",
-        meaning="The run may not be able to go on from it.",
-        do="keep the one before it; look into the log of the save",
-    )
+    return _finding(look, "size", bool(wrong) and not young, f"checkpoint {newest.name} {text}")
 
 
-def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: str) -> Finding:
-    return Finding(
-        run=look.run.name,
-        watchdog="checkpoints",
-        subject=subject,
-        health=Health.UNKNOWN if bad is None else Health.BAD if bad else Health.OK,
-        severity=Severity.CRITICAL if subject == "size" else Severity.WARNING,
-        summary=summary,
-        at=look.now,
-        look=f"ls -lt {folder_of(look)}",
-        **more,  # type: ignore[arg-type]
-    )
+def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: Any) -> Finding:
+    names = {"folder": folder_of(look)}
+    return look.finding(subject, Health.of(bad), summary, WORDS[subject], names=names, **more)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe import Entry
-from ftsupervise.probe.answers import Missing, Mount, NotSeen, Space
+from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota
 from ftsupervise.watch.watchdogs.disk_forecast import Forecast, Left, Level, Sample, forecast, left, level, remember
@@ -22,21 +20,17 @@ if TYPE_CHECKING:
 _STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
 
 
-@dataclass(frozen=True)
-class Disk:
-    name: str = "disk"
-
-    def check(self, look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
-        for one in settings:
-            path = one.path if one.path is not None else look.rundir.root
-            memory = look.memory.setdefault(str(path), {})
-            if not _due(look, one, memory):
-                continue
-            yield from _check(look, one, path, memory)
-            if one.quota is not None and not mounted.trusted(memory):
-                yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted")
-            elif one.quota is not None:
-                yield from quota.check(look, one, path, memory.setdefault("quota", {}))
+def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
+    for one in settings:
+        path = one.path if one.path is not None else look.rundir.root
+        memory = look.memory.setdefault(str(path), {})
+        if not _due(look, one, memory):
+            continue
+        yield from _check(look, one, path, memory)
+        if one.quota is not None and not mounted.trusted(memory):
+            yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
+        elif one.quota is not None:
+            yield from quota.check(look, one, path, memory.setdefault("quota", {}))
 
 
 def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
@@ -75,21 +69,11 @@ def _unseen(look: Look, path: Path, memory: dict[str, Any], got: Missing | NotSe
     ago = show_duration(look.now.timestamp() - last["at"]) if last else ""
     known = f"; {show_size(last['free'])} were left {ago} ago" if last else ""
     if isinstance(got, Missing):
-        yield finding(
-            look, path, "there", Level.CRITICAL, f"{path} is not there", do="is it mounted? mkdir it otherwise"
-        )
+        yield finding(look, path, "there", Level.CRITICAL, f"{path} is not there", "missing")
         return
     if got.hung:
-        yield finding(
-            look,
-            path,
-            "there",
-            Level.CRITICAL,
-            f"{path} has not answered for {show_duration(got.seconds)}{known}",
-            meaning="Whatever reads or writes there waits, the training too. Nothing else is known about it.",
-            do="tell your storage people; ls of it may hang your shell",
-            detail=got.sentence,
-        )
+        text = f"{path} has not answered for {show_duration(got.seconds)}{known}"
+        yield finding(look, path, "there", Level.CRITICAL, text, "hung", detail=got.sentence)
     yield from _unknown(look, path, memory, f"{got.sentence.partition(' ')[2]}{known}")
 
 
@@ -145,16 +129,8 @@ def _space(look: Look, settings: Settings, path: Path, memory: dict[str, Any], r
     if settings.used is not None:
         limits.append(f"{settings.used:.0%} used")
     text = f"{path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}"
-    return finding(
-        look,
-        path,
-        "space",
-        now,
-        text,
-        value=f"{show_size(rest.free)} left",
-        limit=", ".join(limits),
-        meaning="A checkpoint that does not fit ends the run, and the half of it that was written is worth nothing.",
-    )
+    value = f"{show_size(rest.free)} left"
+    return finding(look, path, "space", now, text, value=value, limit=", ".join(limits))
 
 
 def _inodes(look: Look, settings: Settings, path: Path, memory: dict[str, Any], used: float, space: Space) -> Finding:
@@ -174,9 +150,6 @@ def _inodes(look: Look, settings: Settings, path: Path, memory: dict[str, Any], 
         f"{path}: {space.inodes_free} of {space.inodes} inodes left ({used:.1%} used)",
         value=f"{used:.1%} used",
         limit=f"{settings.inodes:.0%}" if settings.inodes is not None else "",
-        meaning="No new file can be made when they run out, however much space is left.",
-        look_at=f"df -i {path}",
-        do="remove what has many small files: caches, old environments, unpacked archives",
     )
 
 
@@ -224,7 +197,6 @@ def _forecast_finding(
         f"{path}: {', '.join(words)}",
         value=words[0],
         limit=", ".join(limits),
-        meaning="The run ends when a checkpoint does not fit any more.",
     )
 
 

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import about
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health
-from ftsupervise.probe import Ran
-from ftsupervise.probe.answers import Missing, NotSeen
+from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Exec as Settings
     from ftsupervise.watch import Look
 
+WORDS = Words(look="{command}")
 _CODES = {0: (Health.OK, Severity.CRITICAL), 1: (Health.BAD, Severity.WARNING), 2: (Health.BAD, Severity.CRITICAL)}
 
 
-@dataclass(frozen=True)
-class Exec:
-    name: str = "exec"
-
-    def check(self, look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
-        for one in settings:
-            if _due(look, one, look.memory.setdefault(one.name, {})):
-                yield _check(look, one)
+def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
+    for one in settings:
+        if _due(look, one, look.memory.setdefault(one.name, {})):
+            yield _check(look, one)
 
 
 def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
@@ -40,8 +36,6 @@ def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
 
 
 def _check(look: Look, settings: Settings) -> Finding:
-    import os
-
     env = {**os.environ, ENV_RUN_DIR: str(look.rundir.root), ENV_RUN: look.run.name}
     ran = look.probe.run(settings.command, bound=settings.timeout.total_seconds(), env=env)
     health, severity, said, rest = Health.UNKNOWN, Severity.CRITICAL, "", ""
@@ -58,14 +52,6 @@ def _check(look: Look, settings: Settings) -> Finding:
         said = f"there is no program {settings.command[0]}"
     elif isinstance(ran, NotSeen):
         said = ran.sentence
-    return Finding(
-        run=look.run.name,
-        watchdog="exec",
-        subject=settings.name,
-        health=health,
-        severity=severity,
-        summary=about(settings.name, said),
-        at=look.now,
-        look=shlex.join(settings.command),
-        detail=rest[:2000],
-    )
+    names = {"command": shlex.join(settings.command)}
+    summary = about(settings.name, said)
+    return look.finding(settings.name, health, summary, WORDS, severity=severity, names=names, detail=rest[:2000])

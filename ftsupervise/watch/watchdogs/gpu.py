@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health, JobState
 from ftsupervise.probe import Ran
 from ftsupervise.units import show_duration
@@ -22,21 +21,25 @@ _XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
 # XIDs that an application causes itself are no sign of a broken GPU. Source: NVIDIA, "XID Errors", user application errors
 _OF_THE_PROGRAM = frozenset({13, 31, 43, 45, 68})
 
+WORDS = {
+    "there": Words(look="nvidia-smi", do="drain the node, tell your administrator"),
+    "errors": Words(look="nvidia-smi", do="take the node out: launch.exclude"),
+    "heat": Words(look="nvidia-smi"),
+    "work": Words(look="nvidia-smi"),
+    "xid": Words(look="dmesg | grep Xid"),
+}
 
-@dataclass(frozen=True)
-class Gpu:
-    name: str = "gpu"
 
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        seen = ask(look.probe)
-        host = socket.gethostname()
-        if isinstance(seen, str):
-            yield _finding(look, host, "there", None, seen)
-            return
-        yield _there(look, host, seen, settings)
-        for one in seen:
-            yield from _one(look, host, one, settings)
-        yield from _xid(look, host)
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    seen = ask(look.probe)
+    host = socket.gethostname()
+    if isinstance(seen, str):
+        yield _finding(look, host, "there", None, seen)
+        return
+    yield _there(look, host, seen, settings)
+    for one in seen:
+        yield from _one(look, host, one, settings)
+    yield from _xid(look, host)
 
 
 def _there(look: Look, host: str, seen: tuple[GpuState, ...], settings: Settings) -> Finding:
@@ -46,7 +49,7 @@ def _there(look: Look, host: str, seen: tuple[GpuState, ...], settings: Settings
     lost = "; ".join(f"GPU {one.index}: {one.lost}" for one in seen if one.lost)
     text = f"{host}: {len(answering)} of {usual} GPUs answer{f' ({lost})' if lost else ''}"
     bad = Severity.CRITICAL if len(answering) < usual else Severity.INFO
-    return _finding(look, host, "there", bad, text, do="drain the node, tell your administrator")
+    return _finding(look, host, "there", bad, text)
 
 
 def _one(look: Look, host: str, one: GpuState, settings: Settings) -> Iterator[Finding]:
@@ -60,7 +63,7 @@ def _one(look: Look, host: str, one: GpuState, settings: Settings) -> Iterator[F
         broken.append("a memory row could not be remapped")
     text = ", ".join(broken) or "memory without errors"
     bad = Severity.CRITICAL if broken else Severity.INFO
-    yield _finding(look, host, f"{one.index} errors", bad, f"{where}: {text}", do="take the node out: launch.exclude")
+    yield _finding(look, host, f"{one.index} errors", bad, f"{where}: {text}")
     if one.temperature is not None:
         slowed = [words for bit, words in THROTTLES.items() if one.throttles & bit]
         hot = one.temperature >= settings.temperature or bool(slowed)
@@ -95,22 +98,10 @@ def _xid(look: Look, host: str) -> Iterator[Finding]:
     bad = [(device, int(code)) for device, code in found if int(code) not in _OF_THE_PROGRAM]
     text = f"XID {bad[-1][1]} on {bad[-1][0]}, {len(bad)} in the kernel's log" if bad else "no XID errors"
     severity = Severity.CRITICAL if bad else Severity.INFO
-    yield _finding(look, host, "xid", severity, f"{host}: {text}", look_at="dmesg | grep Xid")
+    yield _finding(look, host, "xid", severity, f"{host}: {text}")
 
 
-def _finding(
-    look: Look, host: str, subject: str, bad: Severity | None, summary: str, *, look_at: str = "nvidia-smi", **more: str
-) -> Finding:
+def _finding(look: Look, host: str, subject: str, bad: Severity | None, summary: str, *, limit: str = "") -> Finding:
     """``bad`` None: could not see; INFO: fine."""
-    health = Health.UNKNOWN if bad is None else Health.BAD if bad > Severity.INFO else Health.OK
-    return Finding(
-        run=look.run.name,
-        watchdog="gpu",
-        subject=f"{host} {subject}",
-        health=health,
-        severity=bad or Severity.WARNING,
-        summary=summary,
-        at=look.now,
-        look=look_at,
-        **more,  # type: ignore[arg-type]
-    )
+    health, words = Health.of(None if bad is None else bad > Severity.INFO), WORDS[subject.split()[-1]]
+    return look.finding(f"{host} {subject}", health, summary, words, severity=bad or Severity.WARNING, limit=limit)

@@ -6,13 +6,11 @@ A job that waits in the queue, is completing or suspended, or whose kill switch 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health, Job, JobState
 from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.paths import FINISHED
@@ -26,6 +24,15 @@ if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
 _KEEP = 100  # pauses and step times remembered
+_CHECK = "ftsupervise check hang {run_dir}"
+WORDS = Words(look=_CHECK, severity=Severity.CRITICAL)
+UNSEEN = WORDS._replace(do="use the guard in the training loop, or name the log: watch.hang.log")
+HUNG = Words(
+    "The job holds its nodes and trains nothing. A kill or save switch is not heard by a loop that stands still.",
+    _CHECK + "; py-spy dump on a node of squeue -j {job}",
+    "scancel {job}  (the next member of the chain goes on from the last checkpoint)",
+    Severity.CRITICAL,
+)
 _RESTING = {
     JobState.COMPLETING: "is completing",
     JobState.SUSPENDED: "is suspended by Slurm",
@@ -35,22 +42,18 @@ _RESTING = {
 }
 
 
-@dataclass(frozen=True)
-class Hang:
-    name: str = "hang"
-
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        rest = _at_rest(look, settings)
-        if rest:
-            look.memory.pop("last", None)
-            yield _finding(look, Health.OK, rest)
-            return
-        job = next((job for job in look.jobs or () if job.state in AT_WORK), None)
-        signs = gather(look, settings, job)
-        patience = _patience(settings, signs)
-        verdict = judge(signs.signals, signs.started, signs.phases, _past(look.memory), patience)
-        _learn(look, signs, verdict)
-        yield _say(look, signs, verdict, job)
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    rest = _at_rest(look, settings)
+    if rest:
+        look.memory.pop("last", None)
+        yield look.finding("progress", Health.OK, rest, WORDS)
+        return
+    job = next((job for job in look.jobs or () if job.state in AT_WORK), None)
+    signs = gather(look, settings, job)
+    patience = _patience(settings, signs)
+    verdict = judge(signs.signals, signs.started, signs.phases, _past(look.memory), patience)
+    _learn(look, signs, verdict)
+    yield _say(look, signs, verdict, job)
 
 
 def _at_rest(look: Look, settings: Settings) -> str:
@@ -150,32 +153,25 @@ def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase:
 def _say(look: Look, signs: Signs, verdict: Verdict, job: Job | None) -> Finding:
     if verdict.age == float("inf"):
         why = f": {look.blind}" if look.blind else ""
-        return _finding(look, Health.UNKNOWN, f"nothing tells that it was ever started, nor if it runs now{why}")
+        text = f"nothing tells that it was ever started, nor if it runs now{why}"
+        return look.finding("progress", Health.UNKNOWN, text, WORDS)
     age, limit = show_duration(verdict.age), show_duration(verdict.bound)
     last = f", the last being {verdict.words}" if verdict.words else " since it started"
     clock = f"\nAges are by this node's own clock: {signs.naive}" if signs.naive else ""
     if verdict.state is State.MOVING:
-        words = verdict.words or "it was started"
-        return _finding(look, Health.OK, f"{words}, {age} ago", value=age, limit=limit, detail=clock.strip())
+        text = f"{verdict.words or 'it was started'}, {age} ago"
+        return look.finding("progress", Health.OK, text, WORDS, value=age, limit=limit, detail=clock.strip())
     blind = "; ".join(signal.blind for signal in signs.signals if signal.blind)
     if verdict.state is State.UNSEEN:
-        return _finding(look, Health.UNKNOWN, f"no progress could be seen for {age}: {blind}", value=age, limit=limit)
+        text = f"no progress could be seen for {age}: {blind}"
+        return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if look.jobs is None:
         why = look.blind or "the scheduler was not asked"
-        return _finding(
-            look,
-            Health.UNKNOWN,
-            f"no progress for {age}, but nobody knows if it is running: {why}",
-            value=age,
-            limit=limit,
-        )
+        text = f"no progress for {age}, but nobody knows if it is running: {why}"
+        return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if verdict.state is State.NOTHING:
-        return _finding(
-            look,
-            Health.UNKNOWN,
-            f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log",
-            do="use the guard in the training loop, or name the log: watch.hang.log",
-        )
+        text = f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log"
+        return look.finding("progress", Health.UNKNOWN, text, UNSEEN)
     return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
 
 
@@ -185,16 +181,14 @@ def _hung(look: Look, signs: Signs, verdict: Verdict, job: Job | None, summary: 
     if switch is not None:
         summary += f"; the kill switch is up for {show_duration(switch)} and it cannot see it"
     stands = [f"  {signal.name}: {signal.words}, {show_duration(signal.age or 0)} ago" for signal in signs.signals]
-    name = job.id if job is not None else "JOBID"
-    return _finding(
-        look,
+    return look.finding(
+        "progress",
         Health.BAD,
         summary + doing,
+        HUNG,
+        names={"job": job.id if job is not None else "JOBID"},
         value=show_duration(verdict.age),
         limit=show_duration(verdict.bound),
-        meaning="The job holds its nodes and trains nothing. A kill or save switch is not heard by a loop that stands still.",
-        look_at=f"ftsupervise check hang {shlex.quote(str(look.rundir.root))}; py-spy dump on a node of squeue -j {name}",
-        do=f"scancel {name}  (the next member of the chain goes on from the last checkpoint)",
         since=look.now - timedelta(seconds=min(verdict.age, 10**8)),
         detail="\n".join([*stands, *_laggards(signs)]) + clock,
     )
@@ -208,17 +202,3 @@ def _laggards(signs: Signs) -> list[str]:
         f"last heard {show_duration(age)} ago"
         for beat, age in told[:5]
     ]
-
-
-def _finding(look: Look, health: Health, summary: str, *, look_at: str = "", **more: Any) -> Finding:
-    return Finding(
-        run=look.run.name,
-        watchdog="hang",
-        subject="progress",
-        health=health,
-        severity=Severity.CRITICAL,
-        summary=summary,
-        at=look.now,
-        look=look_at or f"ftsupervise check hang {shlex.quote(str(look.rundir.root))}",
-        **more,
-    )

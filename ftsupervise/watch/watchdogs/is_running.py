@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ftsupervise.config.named import how_to_launch
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Health, Job, JobState
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import lives_here, newest
@@ -60,52 +59,77 @@ NEVER = {
     ),
     "job_requeued_in_held_state": ("it was requeued and is held", "scontrol release JOBID"),
 }
-_OTHER = {"successor": "chain", KILL: "switches", SAVE: "switches"}  # told apart from is-running when it mutes
+# "chain" and "switches" have alerts of their own: is-running may be muted, and they are told all the same.
+_STATUS = "ftsupervise status {run_dir}"
+WORDS = {
+    "job": Words(look=_STATUS, severity=Severity.CRITICAL),
+    "gone": Words(
+        "Nothing trains, and nothing will until somebody launches it again.",
+        _STATUS + "; squeue --me",
+        "find out why it ended, then: {launch}",
+        Severity.CRITICAL,
+    ),
+    "never": Words(
+        "The job stands in the queue and looks alive, but it will not start by itself.",
+        "scontrol show job {job}",
+        "{do}",
+        Severity.CRITICAL,
+    ),
+    "waiting": Words(
+        "Nothing trains until Slurm starts it.",
+        "squeue --start -j {job}",
+        "ask for fewer nodes, less time or another partition, or wait",
+    ),
+    "completing": Words(
+        "Its processes do not die (a hung file system or device); Slurm may start the next member beside them.",
+        "scontrol show job {job}; sinfo -N -l",
+        "tell your administrator which node it is",
+    ),
+    "successor": Words(
+        "When this job ends, by its limit or by a fault, the run stands still.",
+        "squeue --me",
+        "{launch}",
+        watchdog="chain",
+    ),
+    "switch": Words(
+        "Whoever put it there may believe that the run will {wish}. It will not.",
+        "ls -la {switches}",
+        "remove it; to make the run {wish}: ftsupervise {verb} {run_dir}",
+        watchdog="switches",
+    ),
+}
 _NEVER = {reason.lower(): words for reason, words in NEVER.items()}
 _HELD = {JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT, JobState.RESV_DEL_HOLD}
 
 
-@dataclass(frozen=True)
-class IsRunning:
-    """The watchdog every run has."""
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    if look.jobs is None:
+        yield look.finding("job", Health.UNKNOWN, f"Slurm could not be asked: {look.blind}", WORDS["job"])
+    else:
+        yield _job(look, look.jobs, settings)
+        yield _successor(look, look.jobs)
+    yield from _switches(look)
 
-    name: str = "is-running"
 
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        if look.jobs is None:
-            yield _finding(look, "job", Health.UNKNOWN, Severity.CRITICAL, f"Slurm could not be asked: {look.blind}")
-        else:
-            yield self._job(look, look.jobs, settings)
-            yield _successor(look, look.jobs)
-        yield from _switches(look)
-
-    def _job(self, look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
-        if over := _over(look):
-            return _finding(look, "job", Health.OK, Severity.CRITICAL, over)
-        running = [job for job in jobs if not job.state.waiting and not job.state.ended]
-        completing = [job for job in running if job.state is JobState.COMPLETING]
-        if len(running) > len(completing):
-            job = next(job for job in running if job.state is not JobState.COMPLETING)
-            return _finding(look, "job", Health.OK, Severity.CRITICAL, f"job {job.id} is {job.state.value}")
-        if completing:
-            return _completing(look, completing[0], settings.completing_for)
-        waiting = [job for job in jobs if job.state.waiting]
-        if waiting:
-            return _waiting(look, waiting, settings.pending_for)
-        attempt = _newest(look)
-        if attempt is not None and lives_here(attempt):
-            words = f"attempt {attempt.number} runs on this machine, outside the queue"
-            return _finding(look, "job", Health.OK, Severity.CRITICAL, words)
-        return _finding(
-            look,
-            "job",
-            Health.BAD,
-            Severity.CRITICAL,
-            "no job of this run is running or waiting",
-            meaning="Nothing trains, and nothing will until somebody launches it again.",
-            look_at=f"ftsupervise status {shlex.quote(str(look.rundir.root))}; squeue --me",
-            do=f"find out why it ended, then: {how_to_launch(look.rundir)}",
-        )
+def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
+    if over := _over(look):
+        return look.finding("job", Health.OK, over, WORDS["job"])
+    running = [job for job in jobs if not job.state.waiting and not job.state.ended]
+    completing = [job for job in running if job.state is JobState.COMPLETING]
+    if len(running) > len(completing):
+        job = next(job for job in running if job.state is not JobState.COMPLETING)
+        return look.finding("job", Health.OK, f"job {job.id} is {job.state.value}", WORDS["job"])
+    if completing:
+        return _completing(look, completing[0], settings.completing_for)
+    waiting = [job for job in jobs if job.state.waiting]
+    if waiting:
+        return _waiting(look, waiting, settings.pending_for)
+    attempt = _newest(look)
+    if attempt is not None and lives_here(attempt):
+        words = f"attempt {attempt.number} runs on this machine, outside the queue"
+        return look.finding("job", Health.OK, words, WORDS["job"])
+    names = {"launch": how_to_launch(look.rundir)}
+    return look.finding("job", Health.BAD, "no job of this run is running or waiting", WORDS["gone"], names=names)
 
 
 def _newest(look: Look) -> Attempt | None:
@@ -134,33 +158,23 @@ def _switches(look: Look) -> Iterator[Finding]:
         switch = read_switch(look.rundir, name)
         if switch.health is Health.UNKNOWN:
             continue  # not launched yet, or storage that does not answer, which is told by itself
-        yield _finding(
-            look,
-            name,
-            Health.BAD if switch.problem else Health.OK,
-            Severity.WARNING,
-            switch.problem or f"nothing odd in the place of the {name}",
-            meaning=f"Whoever put it there may believe that the run will {wish}. It will not.",
-            look_at=f"ls -la {shlex.quote(str(look.rundir.switches))}",
-            do=f"remove it; to make the run {wish}: ftsupervise {name.partition('-')[0]} {shlex.quote(str(look.rundir.root))}",
-        )
+        text = switch.problem or f"nothing odd in the place of the {name}"
+        names = {"wish": wish, "verb": name.partition("-")[0], "switches": shlex.quote(str(look.rundir.switches))}
+        yield look.finding(name, Health.of(bool(switch.problem)), text, WORDS["switch"], names=names)
 
 
 def _completing(look: Look, job: Job, bound: timedelta) -> Finding:
     since = job.end_time
     age = look.now - since if since is not None and since <= look.now else timedelta(0)
-    bad = age > bound
-    return _finding(
-        look,
+    shown = show_duration(age.total_seconds())
+    return look.finding(
         "job",
-        Health.BAD if bad else Health.OK,
-        Severity.WARNING,
-        f"job {job.id} has been COMPLETING for {show_duration(age.total_seconds())}",
-        value=show_duration(age.total_seconds()),
+        Health.of(age > bound),
+        f"job {job.id} has been COMPLETING for {shown}",
+        WORDS["completing"],
+        names={"job": job.id},
+        value=shown,
         limit=show_duration(bound.total_seconds()),
-        meaning="Its processes do not die (a hung file system or device); Slurm may start the next member beside them.",
-        look_at=f"scontrol show job {job.id}; sinfo -N -l",
-        do="tell your administrator which node it is",
         since=since,
     )
 
@@ -170,31 +184,19 @@ def _waiting(look: Look, waiting: list[Job], bound: timedelta | None) -> Finding
     job = (hopeless if len(hopeless) == len(waiting) else [j for j in waiting if j not in hopeless])[0]
     if len(hopeless) == len(waiting):
         what, do = _NEVER.get(_reason(job), ("it is held", "scontrol release JOBID"))
-        return _finding(
-            look,
-            "job",
-            Health.BAD,
-            Severity.CRITICAL,
-            f"job {job.id} waits for something that never comes: {job.reason or job.state.value} ({what})",
-            meaning="The job stands in the queue and looks alive, but it will not start by itself.",
-            look_at=f"scontrol show job {job.base_id}",
-            do=do.replace("JOBID", job.base_id),
-            since=job.submit_time,
-        )
+        text = f"job {job.id} waits for something that never comes: {job.reason or job.state.value} ({what})"
+        names = {"job": job.base_id, "do": do.replace("JOBID", job.base_id)}
+        return look.finding("job", Health.BAD, text, WORDS["never"], names=names, since=job.submit_time)
     age = look.now - job.submit_time if job.submit_time else timedelta(0)
-    bad = bound is not None and age > bound
     waited = show_duration(max(0.0, age.total_seconds()))
-    return _finding(
-        look,
+    return look.finding(
         "job",
-        Health.BAD if bad else Health.OK,
-        Severity.WARNING,
+        Health.of(bound is not None and age > bound),
         f"job {job.id} has been waiting in the queue for {waited}{f' ({job.reason})' if job.reason else ''}",
+        WORDS["waiting"],
+        names={"job": job.base_id},
         value=waited,
         limit=show_duration(bound.total_seconds()) if bound else "",
-        meaning="Nothing trains until Slurm starts it.",
-        look_at=f"squeue --start -j {job.base_id}",
-        do="ask for fewer nodes, less time or another partition, or wait",
         since=job.submit_time,
     )
 
@@ -215,37 +217,7 @@ def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
     running = next((j for j in jobs if not (j.state.waiting or j.state.ended or j.state in left)), None)
     if look.run.launch.jobs < 2 or waiting or running is None or _over(look):
         text = f"{waiting} waiting to take over" if waiting else "no successor needed"
-        return _finding(look, "successor", Health.OK, Severity.WARNING, text)
-    return _finding(
-        look,
-        "successor",
-        Health.BAD,
-        Severity.WARNING,
-        f"job {running.id} is the last of its chain: nothing waits to take over",
-        meaning="When this job ends, by its limit or by a fault, the run stands still.",
-        look_at="squeue --me",
-        do=how_to_launch(look.rundir, after=running.base_id),
-    )
-
-
-def _finding(
-    look: Look,
-    subject: str,
-    health: Health,
-    severity: Severity,
-    summary: str,
-    *,
-    look_at: str = "",
-    **more: object,
-) -> Finding:
-    return Finding(
-        run=look.run.name,
-        watchdog=_OTHER.get(subject, "is-running"),
-        subject=subject,
-        health=health,
-        severity=severity,
-        summary=summary,
-        at=look.now,
-        look=look_at or f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
-        **more,  # type: ignore[arg-type]
-    )
+        return look.finding("successor", Health.OK, text, WORDS["successor"], names={"launch": ""})
+    text = f"job {running.id} is the last of its chain: nothing waits to take over"
+    names = {"launch": how_to_launch(look.rundir, after=running.base_id)}
+    return look.finding("successor", Health.BAD, text, WORDS["successor"], names=names)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.job_output import starred
-from ftsupervise.probe import Entry
-from ftsupervise.probe.answers import Missing, NotSeen, Tail
+from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 from ftsupervise.watch.watchdogs import logtext
 
 if TYPE_CHECKING:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Health
-from ftsupervise.probe.answers import NotSeen
+from ftsupervise.probe import NotSeen
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 
@@ -23,6 +22,11 @@ if TYPE_CHECKING:
 _KEEP = 200
 _NOW = 5  # losses that make up "now": one bad batch is no spike
 _KNOWN = 20
+WORDS = Words(
+    "What is trained from here on is probably worth nothing.",
+    "ftsupervise check loss {run_dir}",
+    "look at the last batches and the learning rate; go back to a checkpoint from before",
+)
 
 
 @dataclass(frozen=True)
@@ -50,31 +54,21 @@ def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> J
     return Judged(now > spike * usual, False, words)
 
 
-@dataclass(frozen=True)
-class Loss:
-    name: str = "loss"
-
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        new = _new(look, settings)
-        if isinstance(new, str):
-            yield _finding(look, Health.UNKNOWN, Severity.WARNING, f"loss not seen: {new}")
-            return
-        past: list[float] = look.memory.get("past", [])
-        recent = [float(text) for text in look.memory.get("recent", [])]  # text: JSON knows no NaN
-        found = judge(past, new or recent, settings.spike)
-        if new:
-            look.memory["recent"] = [str(value) for value in new[-_NOW:]]
-            if not found.bad:  # a spike must not become the new usual
-                look.memory["past"] = [*past, *(value for value in new if math.isfinite(value))][-_KEEP:]
-        yield _finding(
-            look,
-            Health.BAD if found.bad else Health.OK,
-            Severity.CRITICAL if found.broken else Severity.WARNING,
-            found.words,
-            limit=f"{settings.spike:g} times the recent median" if settings.spike is not None else "",
-            meaning="What is trained from here on is probably worth nothing.",
-            do="look at the last batches and the learning rate; go back to a checkpoint from before",
-        )
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    new = _new(look, settings)
+    if isinstance(new, str):
+        yield look.finding("loss", Health.UNKNOWN, f"loss not seen: {new}", WORDS)
+        return
+    past: list[float] = look.memory.get("past", [])
+    recent = [float(text) for text in look.memory.get("recent", [])]  # text: JSON knows no NaN
+    found = judge(past, new or recent, settings.spike)
+    if new:
+        look.memory["recent"] = [str(value) for value in new[-_NOW:]]
+        if not found.bad:  # a spike must not become the new usual
+            look.memory["past"] = [*past, *(value for value in new if math.isfinite(value))][-_KEEP:]
+    limit = f"{settings.spike:g} times the recent median" if settings.spike is not None else ""
+    severity = Severity.CRITICAL if found.broken else Severity.WARNING
+    yield look.finding("loss", Health.of(found.bad), found.words, WORDS, severity=severity, limit=limit)
 
 
 def _new(look: Look, settings: Settings) -> list[float] | str:
@@ -91,17 +85,3 @@ def _new(look: Look, settings: Settings) -> list[float] | str:
     if not isinstance(piece, joblog.Piece):
         return blind or f"there is no log {joblog.pattern_of(look, settings.log)}"
     return logtext.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else logtext.LOSS)
-
-
-def _finding(look: Look, health: Health, severity: Severity, summary: str, **more: str) -> Finding:
-    return Finding(
-        run=look.run.name,
-        watchdog="loss",
-        subject="loss",
-        health=health,
-        severity=severity,
-        summary=summary,
-        at=look.now,
-        look=f"ftsupervise check loss {shlex.quote(str(look.rundir.root))}",
-        **more,  # type: ignore[arg-type]
-    )

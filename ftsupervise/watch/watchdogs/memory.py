@@ -8,14 +8,13 @@ its beats. Where neither is there, it says so: the memory of the watch's own nod
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Beat, Health
 from ftsupervise.probe import Process
 from ftsupervise.units import show_duration, show_size
@@ -32,6 +31,17 @@ if TYPE_CHECKING:
 _CGROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 _FRESH = 3600.0  # seconds: an older beat says nothing about now
+_CHECK = "ftsupervise check memory {run_dir}"
+WORDS = {
+    "used": Words("When it is full, Linux or Slurm kills the run without a word in its log.", _CHECK),
+    "unseen": Words(look=_CHECK, do="use the guard in the training loop"),
+    "leak": Words(
+        "The run leaks memory and will be killed when there is none left.",
+        _CHECK,
+        "let the guard leave in time (guard.memory), or: ftsupervise save, then restart the run",
+    ),
+    "gpu": Words(look=_CHECK),
+}
 
 
 @dataclass(frozen=True)
@@ -43,26 +53,22 @@ class Full:
     room: int | None = None
 
 
-@dataclass(frozen=True)
-class Memory:
-    name: str = "memory"
-
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
-            look.memory.pop("samples", None)
-            for subject in ("used", "leak"):
-                if subject in look.memory:
-                    look.memory.pop(subject)
-                    yield _finding(look, subject, Level.FINE, "no job of the run is running")
-            return
-        beats, blind = newest_beats(look, server_now(look))
-        fresh = [beat for beat, age in beats if age < _FRESH]
-        here = [beat for beat in fresh if beat.host == socket.gethostname() and beat.pid]
-        own = look.probe.processes([beat.pid for beat in here]) if here else ()
-        if isinstance(own, tuple) and own:
-            yield from _beside(look, settings, own)
-        else:
-            yield from _from_afar(look, settings, fresh, blind)
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
+        look.memory.pop("samples", None)
+        for subject in ("used", "leak"):
+            if subject in look.memory:
+                look.memory.pop(subject)
+                yield _finding(look, subject, Level.FINE, "no job of the run is running")
+        return
+    beats, blind = newest_beats(look, server_now(look))
+    fresh = [beat for beat, age in beats if age < _FRESH]
+    here = [beat for beat in fresh if beat.host == socket.gethostname() and beat.pid]
+    own = look.probe.processes([beat.pid for beat in here]) if here else ()
+    if isinstance(own, tuple) and own:
+        yield from _beside(look, settings, own)
+    else:
+        yield from _from_afar(look, settings, fresh, blind)
 
 
 # --------------------------------------------------------------------------------------------------- beside the job
@@ -150,7 +156,7 @@ def _from_afar(look: Look, settings: Settings, beats: list[Beat], blind: str) ->
         hosts = sorted({beat.host for beat in beats})
         where = f"the run is on {', '.join(hosts[:3])}" if hosts else "nobody knows where the run is"
         why = blind or f"{where}, this watch on {socket.gethostname()}, and no rank reports its memory"
-        yield _finding(look, "used", None, f"memory not seen: {why}", do="use the guard in the training loop")
+        yield look.finding("used", Health.UNKNOWN, f"memory not seen: {why}", WORDS["unseen"])
         return
     used, beat = max(told, key=lambda pair: pair[0])
     fullest = sorted(told, key=lambda pair: -pair[0])[:5]
@@ -171,16 +177,9 @@ def _was(look: Look, subject: str) -> Level:
 def _used(look: Look, settings: Settings, full: Full, detail: str) -> Finding:
     found = level(full.used, settings.used, settings.critical, rising=True, was=_was(look, "used"), margin=0.02)
     look.memory["used"] = int(found)
-    return _finding(
-        look,
-        "used",
-        found,
-        f"memory of {full.whose} {full.used:.1%} used",
-        value=f"{full.used:.1%}",
-        limit=f"{settings.used:.0%}",
-        meaning="When it is full, Linux or Slurm kills the run without a word in its log.",
-        detail=detail,
-    )
+    value, limit = f"{full.used:.1%}", f"{settings.used:.0%}"
+    text = f"memory of {full.whose} {value} used"
+    return _finding(look, "used", found, text, value=value, limit=limit, detail=detail)
 
 
 def _leak(
@@ -203,33 +202,13 @@ def _leak(
     memory["leak"] = int(found)
     an_hour = (growth or 0.0) * 3600
     rate = f"{show_size(an_hour)} an hour" if taken > 2 else f"{an_hour:.1%} an hour"
-    text = (
-        f"{words}, growing by {rate}: full in {show_duration(seconds)}"
-        if seconds is not None
-        else f"{words}, not growing"
-    )
-    yield _finding(
-        look,
-        "leak",
-        found,
-        text,
-        value=f"full in {show_duration(seconds)}" if seconds is not None else "",
-        limit=show_duration(bound),
-        meaning="The run leaks memory and will be killed when there is none left.",
-        do="let the guard leave in time (guard.memory), or: ftsupervise save, then restart the run",
-    )
+    value = f"full in {show_duration(seconds)}" if seconds is not None else ""
+    text = f"{words}, growing by {rate}: {value}" if value else f"{words}, not growing"
+    yield _finding(look, "leak", found, text, value=value, limit=show_duration(bound))
 
 
-def _finding(look: Look, subject: str, found: Level | None, summary: str, **more: str) -> Finding:
+def _finding(look: Look, subject: str, found: Level | None, summary: str, **more: Any) -> Finding:
     """``found`` None: could not see."""
-    return Finding(
-        run=look.run.name,
-        watchdog="memory",
-        subject=subject,
-        health=Health.UNKNOWN if found is None else Health.BAD if found else Health.OK,
-        severity=Severity.CRITICAL if found is Level.CRITICAL else Severity.WARNING,
-        summary=summary,
-        at=look.now,
-        look=f"ftsupervise check memory {shlex.quote(str(look.rundir.root))}",
-        **more,  # type: ignore[arg-type]
-    )
+    health = Health.of(None if found is None else found > Level.FINE)
+    severity = Severity.CRITICAL if found is Level.CRITICAL else Severity.WARNING
+    return look.finding(subject, health, summary, WORDS[subject.split()[0]], severity=severity, **more)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe.answers import Mount
+from ftsupervise.probe import Mount
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.disk_forecast import Level
 from ftsupervise.watch.watchdogs.disk_words import finding
@@ -36,17 +36,8 @@ def check(look: Look, path: Path, memory: dict[str, Any], now: Mount) -> Iterato
         return
     if _beneath(before, now):
         memory["lost"] = True
-        yield finding(
-            look,
-            path,
-            "mount",
-            Level.CRITICAL,
-            f"{path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}",
-            meaning="What is written there lands on another disk and is hidden when the mount is back. Nothing is known "
-            "about the file system that belongs there.",
-            look_at=f"findmnt -T {path}",
-            do=f"mount {before.point}; if it is gone for good, name another path under watch.disk",
-        )
+        text = f"{path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}"
+        yield finding(look, path, "mount", Level.CRITICAL, text, "not mounted", point=before.point)
         return
     since = look.now.timestamp() - memory.setdefault("other_since", look.now.timestamp())
     if since > ACCEPTED_AFTER:
@@ -56,17 +47,9 @@ def check(look: Look, path: Path, memory: dict[str, Any], now: Mount) -> Iterato
         yield from check(look, path, memory, now)
         return
     memory["lost"] = True
-    yield finding(
-        look,
-        path,
-        "mount",
-        Level.WARNING,
-        f"{path}: another file system is mounted: {_words(now)}, where {_words(before)} was",
-        meaning="Nothing is known about the file system that was watched there. "
-        f"The new one is watched instead when it has been there for {show_duration(ACCEPTED_AFTER)}.",
-        look_at=f"findmnt -T {path}",
-        do="mount the right one, or wait if this is meant to be so",
-    )
+    text = f"{path}: another file system is mounted: {_words(now)}, where {_words(before)} was"
+    patience = show_duration(ACCEPTED_AFTER)
+    yield finding(look, path, "mount", Level.WARNING, text, "other mount", patience=patience)
 
 
 def trusted(memory: dict[str, Any]) -> bool:

@@ -13,8 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.probe import Probe
-from ftsupervise.probe.answers import Missing
+from ftsupervise.probe import Missing, Probe
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch.watchdogs import joblog, logtext
 

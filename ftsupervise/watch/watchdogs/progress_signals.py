@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Beat, Job, JobState
-from ftsupervise.probe import Entry, Listing
-from ftsupervise.probe.answers import Missing, NotSeen
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding
-from ftsupervise.probe import Ran
-from ftsupervise.probe.answers import Missing, NotSeen
+from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_size, show_size
 from ftsupervise.watch.watchdogs.disk_forecast import Level, level
@@ -68,7 +67,7 @@ def check(look: Look, settings: Disk, path: Path, memory: dict[str, Any]) -> Ite
     problem = _problem(ran, settings.quota)
     if isinstance(ran, Ran) and settings.quota.format == "nagios" and not problem:
         text = ran.out.decode("utf-8", "replace").partition("|")[0].strip().splitlines() or ["no words"]
-        yield finding(look, path, "quota", Level(ran.code), f"{path}: {text[0][:300]}", look_at=command)
+        yield finding(look, path, "quota", Level(ran.code), f"{path}: {text[0][:300]}", command=command)
         return
     if isinstance(ran, Ran) and not problem:
         try:
@@ -78,7 +77,7 @@ def check(look: Look, settings: Disk, path: Path, memory: dict[str, Any]) -> Ite
         else:
             yield from _judge(look, settings, path, memory, figures, command)
             return
-    yield finding(look, path, "quota", None, f"{path}: quota not seen: {command}: {problem}", look_at=command)
+    yield finding(look, path, "quota", None, f"{path}: quota not seen: {command}: {problem}", command=command)
 
 
 def _problem(ran: Ran | Missing | NotSeen, settings: Quota) -> str:
@@ -104,7 +103,7 @@ def _judge(
     for subject, used, limit, warning, critical, show in kinds:
         if used is None or not limit:
             if subject == "quota":
-                yield finding(look, path, subject, Level.FINE, f"{path}: no quota is set", look_at=command)
+                yield finding(look, path, subject, Level.FINE, f"{path}: no quota is set", command=command)
             continue
         worse = max(critical, warning) if critical is not None and warning is not None else critical
         was = Level(memory.get(subject, 0))
@@ -112,4 +111,5 @@ def _judge(
         memory[subject] = int(found)
         text = f"{path}: {show(used)} of the quota of {show(limit)} used ({used / limit:.1%})"
         share = f"{warning:.0%}" if warning is not None else ""
-        yield finding(look, path, subject, found, text, value=f"{used / limit:.1%}", limit=share, look_at=command)
+        value = f"{used / limit:.1%}"
+        yield finding(look, path, subject, found, text, "quota", value=value, limit=share, command=command)

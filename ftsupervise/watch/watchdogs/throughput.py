@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Words
 from ftsupervise.model import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import joblog, logtext
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
 
 _KEEP = 100  # windows remembered
 _KNOWN = 5  # windows before anything is called usual
+WORDS = Words(
+    "The run takes that much longer, and pays for all its nodes meanwhile.",
+    "ftsupervise status {run_dir}",
+    "look for a slow node: temperatures, clocks, the network; then launch.exclude it",
+)
 
 
 def pace_of(samples: Sequence[Sequence[float]], window: float) -> float | None:
@@ -35,54 +39,46 @@ def usual_pace(past: Sequence[float]) -> float | None:
     return median(past) if len(past) >= _KNOWN else None
 
 
-@dataclass(frozen=True)
-class Throughput:
-    name: str = "throughput"
+def check(look: Look, settings: Settings) -> Iterator[Finding]:
+    memory = look.memory
+    if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
+        memory.pop("samples", None)
+        yield look.finding("pace", Health.OK, "no job of the run is running", WORDS)
+        return
+    found = _step(look)
+    if isinstance(found, str):
+        yield look.finding("pace", Health.UNKNOWN, f"throughput not seen: {found}", WORDS)
+        return
+    at, step, start = found
+    samples: list[list[float]] = memory.get("samples", [])
+    if memory.get("start") != start or (samples and step < samples[-1][1]):
+        samples = []  # another start: what lies between is not training
+    if not samples or at > samples[-1][0]:
+        samples.append([at, step])
+    window = settings.window.total_seconds()
+    memory.update(start=start, samples=[s for s in samples if at - s[0] <= 2 * window][-600:])
+    yield _judge(look, settings, memory, window)
 
-    def check(self, look: Look, settings: Settings) -> Iterator[Finding]:
-        memory = look.memory
-        if look.jobs is not None and not any(job.state in AT_WORK for job in look.jobs):
-            memory.pop("samples", None)
-            yield _finding(look, Health.OK, "no job of the run is running")
-            return
-        found = _step(look)
-        if isinstance(found, str):
-            yield _finding(look, Health.UNKNOWN, f"throughput not seen: {found}")
-            return
-        at, step, start = found
-        samples: list[list[float]] = memory.get("samples", [])
-        if memory.get("start") != start or (samples and step < samples[-1][1]):
-            samples = []  # another start: what lies between is not training
-        if not samples or at > samples[-1][0]:
-            samples.append([at, step])
-        window = settings.window.total_seconds()
-        memory.update(start=start, samples=[s for s in samples if at - s[0] <= 2 * window][-600:])
-        yield self._judge(look, settings, memory, window)
 
-    def _judge(self, look: Look, settings: Settings, memory: dict[str, Any], window: float) -> Finding:
-        pace = pace_of(memory["samples"], window)
-        past: list[float] = memory.setdefault("past", [])
-        usual = usual_pace(past)
-        if pace is None:
-            return _finding(look, Health.OK, f"measuring: no whole {show_duration(window)} since the start yet")
-        slow = usual is not None and pace < settings.least * usual
-        last = memory.get("window_at", 0.0)
-        if memory["samples"][-1][0] - last >= window and not slow:  # windows that do not overlap, and only healthy ones
-            past.append(pace)
-            del past[:-_KEEP]
-            memory["window_at"] = memory["samples"][-1][0]
-        shown = f"{pace * 3600:.4g} steps an hour"
-        if usual is None:
-            return _finding(look, Health.OK, f"{shown}; what is usual is not known yet")
-        return _finding(
-            look,
-            Health.BAD if slow else Health.OK,
-            f"{shown}, {pace / usual:.0%} of the usual {usual * 3600:.4g}",
-            value=shown,
-            limit=f"{settings.least:.0%} of the usual",
-            meaning="The run takes that much longer, and pays for all its nodes meanwhile.",
-            do="look for a slow node: temperatures, clocks, the network; then launch.exclude it",
-        )
+def _judge(look: Look, settings: Settings, memory: dict[str, Any], window: float) -> Finding:
+    pace = pace_of(memory["samples"], window)
+    past: list[float] = memory.setdefault("past", [])
+    usual = usual_pace(past)
+    if pace is None:
+        text = f"measuring: no whole {show_duration(window)} since the start yet"
+        return look.finding("pace", Health.OK, text, WORDS)
+    slow = usual is not None and pace < settings.least * usual
+    last = memory.get("window_at", 0.0)
+    if memory["samples"][-1][0] - last >= window and not slow:  # windows that do not overlap, and only healthy ones
+        past.append(pace)
+        del past[:-_KEEP]
+        memory["window_at"] = memory["samples"][-1][0]
+    shown = f"{pace * 3600:.4g} steps an hour"
+    if usual is None:
+        return look.finding("pace", Health.OK, f"{shown}; what is usual is not known yet", WORDS)
+    text = f"{shown}, {pace / usual:.0%} of the usual {usual * 3600:.4g}"
+    limit = f"{settings.least:.0%} of the usual"
+    return look.finding("pace", Health.of(slow), text, WORDS, value=shown, limit=limit)
 
 
 def _step(look: Look) -> tuple[float, int, str] | str:
@@ -99,29 +95,10 @@ def _step(look: Look) -> tuple[float, int, str] | str:
     piece = joblog.read_on(look, section.log if section is not None else None, look.memory.setdefault("log", {}))
     if not isinstance(piece, joblog.Piece):
         return "neither beats nor a log"
-    found = logtext.last_step(piece.data, _pattern(section))
+    own = section.pattern if section is not None else None
+    found = logtext.last_step(piece.data, re.compile(own) if own else logtext.STEP)
     found = look.memory.get("log_step") if found is None else found
     if found is None:
         return f"no step in {piece.path}"
     look.memory["log_step"] = found
     return piece.entry.mtime, found, str(piece.path)
-
-
-def _pattern(section: Any) -> Any:
-    import re
-
-    return re.compile(section.pattern) if section is not None and section.pattern else logtext.STEP
-
-
-def _finding(look: Look, health: Health, summary: str, **more: str) -> Finding:
-    return Finding(
-        run=look.run.name,
-        watchdog="throughput",
-        subject="pace",
-        health=health,
-        severity=Severity.WARNING,
-        summary=summary,
-        at=look.now,
-        look=f"ftsupervise status {shlex.quote(str(look.rundir.root))}",
-        **more,  # type: ignore[arg-type]
-    )
