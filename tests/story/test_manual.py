@@ -114,6 +114,16 @@ def test_the_full_example_has_every_setting_there_is() -> None:
     assert not missing, f"{block}: show {sorted(missing)}"
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_settings_that_are_named_in_passing_exist(page: Path) -> None:
+    from ftsupervise import Guard
+    from ftsupervise.config.json_schema import json_schema
+
+    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)} | {"alerts.secrets"}
+    named = re.findall(r"`((?:launch|nodes|guard|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page))
+    assert [name for name in named if name not in there] == []
+
+
 def possible(node: Any, schema: dict[str, Any], path: str = "") -> set[str]:
     """Every dotted setting a JSON Schema allows; items of a list have the path of the list."""
     if not isinstance(node, dict):
