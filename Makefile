@@ -5,10 +5,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := .venv-torch
+DOCS := .venv-docs
 PYTEST ?= -m pytest
 LOCKS := $(wildcard .ci/lock/*.txt)
 
-.PHONY: demo test test-torch quick soak faults lint lock bench clean slurm debian
+.PHONY: demo test test-torch quick soak faults lint lock bench docs clean slurm debian
 
 demo: .venv/.demo slurm
 	@$(BIN)/python examples/demo/demo.py
@@ -37,6 +38,10 @@ lint: .venv/.test
 bench: .venv/.test slurm
 	@for b in benchmarks/*.py; do $(BIN)/python $$b || exit 1; done
 
+docs: $(DOCS)/.made           ## the manual as a site with search, in site/; its links are checked
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	@echo "the manual is in site/: python3 -m http.server -d site"
+
 slurm:
 	@sh .ci/install-debian
 
@@ -63,5 +68,10 @@ $(TORCH)/.test: pyproject.toml $(LOCKS) .ci/make-torch
 	@rm -f $@
 	@sh .ci/make-torch "$(PYTHON)"
 
+$(DOCS)/.made: pyproject.toml .ci/lock/docs.txt
+	@[ -x $(DOCS)/bin/python ] || sh .ci/make-venv "$(PYTHON)" $(DOCS)
+	@sh .ci/install $(DOCS) docs
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-lock $(TORCH) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lock $(TORCH) $(DOCS) site .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

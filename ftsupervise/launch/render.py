@@ -46,7 +46,9 @@ def render(plan: Plan, launch: Launch, options: tuple[str, ...]) -> str:
         )
     except jinja2.TemplateError as error:
         line = f":{error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise ConfigError(f"{name}{line}: {error}", hint="the names a template may use are in the README") from None
+        raise ConfigError(
+            f"{name}{line}: {error}", hint="docs/launching.md lists the names that a template may use"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"the job script cannot be rendered: {error}") from None
     if not script.startswith("#!"):

@@ -1,4 +1,4 @@
-"""The messages of one night as they really arrive, for the README.
+"""The messages of one night as they really arrive, for docs/alerts.md.
 
 The real tick looks, with the real is-running watchdog, journal, outbox and receivers; a mail server and a Slack-like server
 (tests/neighbours) take what is sent. Only the clock and the queue's answers are made up: nobody wants to wait six hours.

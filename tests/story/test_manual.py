@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
+from docs import draw, draw_rooms
 from ftsupervise.config.load import loads
 from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
 from tests.manual.parse import refused
 
-MANUAL = prose(ROOT / "README.md")
 HERE = (str(ROOT), os.path.expanduser("~/"), "/tmp/")  # noqa: PTH111 - as the shell would
 
 
@@ -53,6 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     if os.environ.get("UPDATE_MANUAL"):
         for page in pages():
             rewrite(page, texts)
+        draw.write()
     return texts
 
 
@@ -113,6 +114,16 @@ def test_the_full_example_has_every_setting_there_is() -> None:
     assert not missing, f"{block}: show {sorted(missing)}"
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_settings_that_are_named_in_passing_exist(page: Path) -> None:
+    from ftsupervise import Guard
+    from ftsupervise.config.json_schema import json_schema
+
+    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)} | {"alerts.secrets"}
+    named = re.findall(r"`((?:launch|nodes|guard|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page))
+    assert [name for name in named if name not in there] == []
+
+
 def possible(node: Any, schema: dict[str, Any], path: str = "") -> set[str]:
     """Every dotted setting a JSON Schema allows; items of a list have the path of the list."""
     if not isinstance(node, dict):
@@ -157,40 +168,54 @@ def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> Non
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
+def section(page: str, heading: str) -> str:
+    """The text below a heading of a page, down to the next one of its rank or above."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", prose(ROOT / page), re.M | re.S)
+    assert found, f"{page} has no heading {heading!r}"
+    return found[2]
+
+
 def test_the_table_of_commands_lists_them_all() -> None:
     from ftsupervise.cli import COMMANDS
 
-    table = re.findall(r"^\| `ftsupervise (\w+)` \|", MANUAL, re.M)
+    table = re.findall(r"^\| `ftsupervise (\w+)` \|", section("README.md", "Commands"), re.M)
     assert sorted(table) == sorted(COMMANDS), "README.md, Commands: one line for each"
+
+
+def test_the_table_of_rooms_has_each_command_once() -> None:
+    from ftsupervise.cli import COMMANDS
+
+    rows = re.findall(r"^\| (`.+?) \|", section("CONTRIBUTING.md", "Find your way: the rooms"), re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(COMMANDS)
 
 
 def test_the_table_of_exit_codes_lists_them_all() -> None:
     import ftsupervise.errors as errors
 
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.Error)}
-    section = MANUAL.partition("## Exit codes")[2].partition("\n## ")[0]
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.M)} == codes | {0}
+    text = section("docs/commands.md", "Exit codes")
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} == codes | {0}
 
 
 def test_the_table_of_watchdogs_lists_them_all() -> None:
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
-    section = MANUAL.partition("## Watchdogs")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| ([a-z-]+) \|", section, re.M)[1:] == list(WATCHDOGS)
+    text = section("docs/watchdogs.md", "The watchdogs")
+    assert re.findall(r"^\| ([a-z-]+) \|", text, re.M)[1:] == list(WATCHDOGS)
 
 
 def test_the_table_of_receivers_lists_them_all() -> None:
     from ftsupervise.config.alerting import KINDS
 
-    section = MANUAL.partition("## Alerts")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| ([a-z-]+) \|", section, re.M)[1:] == list(KINDS)
+    text = section("docs/alerts.md", "Receivers")
+    assert re.findall(r"^\| ([a-z-]+) \|", text, re.M)[1:] == list(KINDS)
 
 
 def test_the_guard_is_described_with_all_its_arguments_and_methods() -> None:
     from ftsupervise import Guard
 
-    section = MANUAL.partition("## The guard")[2].partition("\n## ")[0]
-    rows = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    text = prose(ROOT / "docs" / "guard.md")
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| `"))
     arguments = set(inspect.signature(Guard).parameters)
     methods = {name for name, _ in inspect.getmembers(Guard, inspect.isfunction) if not name.startswith("_")}
     assert not {name for name in arguments | methods if not re.search(rf"`{name}\b", rows)}
@@ -200,16 +225,16 @@ def test_the_names_a_template_may_use_are_those_it_gets() -> None:
     tree = ast.parse((ROOT / "ftsupervise" / "launch" / "render.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "render"]
     given = {keyword.arg for call in calls for keyword in call.keywords}
-    section = MANUAL.partition("**A job script of your own:**")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == given
+    text = section("docs/launching.md", "Write your own template")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == given
 
 
 def test_the_words_of_status_are_all_explained() -> None:
     from ftsupervise.report import status
 
     words = set(re.findall(r'"([A-Z]{3,})"', inspect.getsource(status))) - {"PENDING"}  # a word of Slurm's
-    section = MANUAL.partition("## At 3 a.m.")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| ([A-Z]+) \|", section, re.M)) >= words
+    text = section("docs/troubleshooting.md", "The words of status")
+    assert set(re.findall(r"^\| ([A-Z]+) \|", text, re.M)) >= words
 
 
 # ----------------------------------------------------------------------------------------------------------- prose
@@ -217,17 +242,72 @@ def test_the_words_of_status_are_all_explained() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text()
-    headings = {anchor(line) for line in re.findall(r"^#+ (.*)", prose(page), re.M)}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        elif "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, fragment = target.partition("#")
+        if "://" in target:
+            continue
+        there = (page.parent / path) if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not fragment or fragment in anchors(there), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    return {anchor(line) for line in re.findall(r"^#+ (.*)", prose(page), re.M)}
 
 
 def anchor(heading: str) -> str:
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    """As GitHub makes it; the site makes the same of a heading without punctuation between blanks."""
+    made = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    assert "--" not in made, f"{heading!r} has another anchor on GitHub than on the site"
+    return made
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    hook = (ROOT / "docs" / "mkdocs_hook.py").read_text()
+    elsewhere = dict(re.findall(r'"([\w-]+\.md)": "([\w/]+\.md)"', hook))
+    assert {ROOT / source for source in elsewhere.values()} | set((ROOT / "docs").glob("*.md")) == set(pages())
+    listed = re.findall(r"[\w-]+\.md", text.partition("\nnav:\n")[2])
+    assert sorted(listed) == sorted([*elsewhere, *(path.name for path in (ROOT / "docs").glob("*.md"))])
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
+    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_the_pictures_show_what_the_pages_say() -> None:
+    old = {name: (ROOT / "docs" / "pictures" / f"{name}.svg").read_text("utf-8") for name in draw.drawn()}
+    assert {name for name, svg in draw.drawn().items() if svg != old[name]} == set(), "python docs/draw.py"
+
+
+@pytest.mark.parametrize("heading", draw.WAYS.values())
+def test_the_forms_of_a_value_are_those_of_the_code(heading: str) -> None:
+    found = draw.forms(heading)
+    assert 3 <= len(found) <= 8
+    for form, module, _ in found:
+        if form != "text":
+            code = (ROOT / "ftsupervise" / module).read_text()
+            assert re.search(rf"^class {form}\b", code, re.M), f"docs/design.md, {heading}: {module} defines no {form}"
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_the_files_and_folders_that_are_named_are_there(page: str) -> None:
+    named = re.findall(r"`((?:ftsupervise|tests|docs|examples|benchmarks)/[\w/.-]*)`", prose(ROOT / page))
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
+def test_the_map_of_the_rooms_is_that_of_the_code() -> None:
+    rooms, down, up = draw_rooms.drawn()
+    assert draw_rooms.pictured() == (rooms, down | up), "python docs/draw_rooms.py"
+    assert rooms == set(draw_rooms.MEANINGS)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)

@@ -94,7 +94,14 @@ def test_the_switches_do_what_the_manual_says(launched: Callable[[str], Story]) 
     story.tell()
 
 
-@pytest.mark.parametrize("name", ["dry", "local"])
+def test_the_page_for_beginners_leads_from_a_check_to_a_run_that_goes_on(launched: Callable[[str], Story]) -> None:
+    story = launched("started")
+    story.tell()
+    attempts = story.run / "attempts"
+    story.until(lambda: len(list(attempts.glob("[0-9]*"))) >= 2, "the attempt after the stop")
+
+
+@pytest.mark.parametrize("name", ["dry", "local", "sbatch"])
 def test_a_launch_prints_what_the_manual_shows(launched: Callable[[str], Story], name: str) -> None:
     launched(name).tell()
 

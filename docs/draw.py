@@ -1,0 +1,145 @@
+"""Draw the pictures of the manual: python docs/draw.py (restart, night, and the three ways of design.md).
+
+What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). ``night`` is
+made of the messages in alerts.md, and the ways of the tables in design.md; the tests compare both with the program.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+DOCS = Path(__file__).resolve().parent
+SANS, MONO = "Helvetica, Arial, sans-serif", "Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+INK, GREY, PAPER, LINE = "#1f2328", "#59636e", "#ffffff", "#d1d9e0"
+TERMINAL = {"FAULT": "#ff7b72", "RESTART": "#7ee787", "you type": "#79c0ff", "": "#e6edf3"}
+# Each message of the night: its name in alerts.md, its hour and its colour.
+NIGHT = (
+    ("firing", "02:10", "#cf222e"),
+    ("repeat", "06:10", "#bc4c00"),
+    ("escalated", "08:10", "#82071e"),
+    ("resolved", "08:40", "#1a7f37"),
+)
+WAYS = {
+    "config-launch": "From the settings to the queue",
+    "queue-alert": "From the queue to a message",
+    "beat-restart": "From a beat to a restart",
+}
+
+
+def text(
+    x: float, y: float, words: str, colour: str = GREY, *, size: int = 12, font: str = SANS, more: str = ""
+) -> str:
+    style = f'font-family="{font}" font-size="{size}" fill="{colour}" {more}'
+    return f'<text x="{x:g}" y="{y:g}" {style} xml:space="preserve">{escape(words)}</text>'
+
+
+def title(x: float, y: float, words: str, colour: str = INK, *, size: int = 13, font: str = SANS) -> str:
+    return text(x, y, words, colour, size=size, font=font, more='font-weight="bold"')
+
+
+def box(x: float, y: float, width: float, height: float, *, fill: str = PAPER, line: str = LINE) -> str:
+    shape = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"'
+    return f'<rect {shape} fill="{fill}" stroke="{line}"/>'
+
+
+def dot(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:g}" cy="{y:g}" r="5" fill="{colour}"/>'
+
+
+def picture(width: float, height: float, name: str, shapes: list[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">'
+    back = box(0.5, 0.5, width - 1, height - 1, fill="#f6f8fa")
+    return "\n".join([head, f"<title>{escape(name)}</title>", back, *shapes, "</svg>\n"])
+
+
+def restart() -> str:
+    """A terminal: the lines of the demo around the fault."""
+    lines = (DOCS / "pictures" / "restart.txt").read_text("utf-8").splitlines()
+    height = len(lines) * 18 + 38
+    shapes = [box(0.5, 0.5, 899, height - 1, fill="#0d1117", line="#0d1117")]
+    shapes += [dot(20 + 16 * n, 16, colour) for n, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))]
+    for number, line in enumerate(lines):
+        colour = next(colour for word, colour in TERMINAL.items() if word in line)
+        shapes.append(text(14, 46 + number * 18, line, colour, font=MONO))
+    return picture(900, height, "make demo: a rank is killed and the run restarts in place", shapes)
+
+
+def message(name: str) -> list[str]:
+    """The lines of one message in alerts.md."""
+    found = re.search(rf"^```text same={name}\n(.*?)^```", (DOCS / "alerts.md").read_text("utf-8"), re.M | re.S)
+    assert found, f"alerts.md has no block same={name}"
+    return found[1].splitlines()
+
+
+def night() -> str:
+    """The mails of the night on the left, at their hours; the posts in Slack on the right, the later ones in the thread."""
+    shapes = [
+        title(96, 30, "by mail, one thread", GREY, size=14),
+        title(610, 30, "in Slack, one post and its thread", GREY, size=14),
+    ]
+    y = 44.0
+    for name, hour, colour in NIGHT:
+        mail = message(f"mail-{name}")
+        post = [re.sub(r"[*`]|^_|_$|:\w+: ?", "", line) for line in message(f"slack-{name}")[1:]]
+        left = [line for line in mail[4:] if re.match(r"(since|note|means|do|was|It is over)\b", line)]
+        right = [line for line in post[1:] if not re.match(r"(Look|Acknowledge|Silence)", line)]
+        height = 44 + 18 * max(len(left), len(right))
+        shapes += [title(14, y + 25, hour, size=16), dot(78, y + 19, colour)]
+        shapes += card(96, y, 500, height, colour)
+        shapes.append(title(110, y + 24, mail[2].removeprefix("Subject: ")))
+        shapes += [text(110, y + 44 + 18 * n, cut(line), font=MONO) for n, line in enumerate(left)]
+        x = 610 if name == "firing" else 626
+        shapes += card(x, y, 1064 - x, height, colour)
+        shapes.append(title(x + 14, y + 24, post[0], colour))
+        shapes += [text(x + 14, y + 44 + 18 * n, cut(line)) for n, line in enumerate(right)]
+        y += height + 12
+    shapes.append(text(610, y + 10, "At 08:40 the first post is edited too: it says RESOLVED."))
+    return picture(1080, y + 24, "The messages of one night, by mail and in Slack", shapes)
+
+
+def card(x: float, y: float, width: float, height: float, colour: str) -> list[str]:
+    edge = f'<rect x="{x:g}" y="{y:g}" width="4" height="{height:g}" fill="{colour}"/>'
+    return [box(x, y, width, height), edge]
+
+
+def cut(words: str, length: int = 68) -> str:
+    return words if len(words) <= length else words[:length].rpartition(" ")[0] + " …"
+
+
+def forms(heading: str) -> list[tuple[str, str, str]]:
+    """(form, module, what it is) of each row below a heading of design.md."""
+    part = (DOCS / "design.md").read_text("utf-8").partition(f"### {heading}\n")[2].partition("\n#")[0]
+    return re.findall(r"^\| (?!form|---)(.+?) \| (.+?) \| (.+?) \|$", part.replace("`", ""), re.M)
+
+
+def way(heading: str) -> str:
+    """The forms of one way from top to bottom, an arrow from each to the next."""
+    tip = f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/>'
+    shapes = [
+        f'<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">{tip}</marker></defs>'
+    ]
+    rows = forms(heading)
+    for number, (form, module, meaning) in enumerate(rows):
+        y = 12 + number * 62
+        shapes += [box(12, y, 736, 44), title(26, y + 19, form, font=MONO), text(26, y + 36, meaning)]
+        shapes.append(text(734, y + 19, module, size=11, font=MONO, more='text-anchor="end"'))
+        if number:
+            line = f'd="M380,{y - 18} V{y - 1}" stroke="{GREY}" stroke-width="1.5" marker-end="url(#tip)"'
+            shapes.append(f"<path {line}/>")
+    return picture(760, len(rows) * 62 + 6, heading, shapes)
+
+
+def drawn() -> dict[str, str]:
+    """Name of a picture -> its SVG."""
+    return {"restart": restart(), "night": night(), **{name: way(heading) for name, heading in WAYS.items()}}
+
+
+def write() -> None:
+    for name, svg in drawn().items():
+        (DOCS / "pictures" / f"{name}.svg").write_text(svg, "utf-8")
+
+
+if __name__ == "__main__":
+    write()

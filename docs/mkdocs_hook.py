@@ -1,0 +1,41 @@
+"""Make a site of pages that GitHub shows too: add those outside of docs/, change their links, take out the tests' marks."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+ELSEWHERE = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "example-minimal.md": "examples/minimal/README.md",
+    "example-ddp.md": "examples/ddp/README.md",
+    "recovery.md": "benchmarks/recovery/README.md",
+}
+_PAGES = {source: page for page, source in ELSEWHERE.items()}
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    for page, source in ELSEWHERE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    folder = Path(ELSEWHERE.get(page.file.src_uri, f"docs/{page.file.src_uri}")).parent
+
+    def on_site(match: re.Match[str]) -> str:
+        path, mark, anchor = match[1].partition("#")
+        if not path or "://" in path:
+            return match[0]
+        source = os.path.normpath(folder / path)
+        return f"]({_PAGES.get(source, os.path.relpath(source, 'docs'))}{mark}{anchor})"
+
+    markdown = re.sub(r"\]\(([^)\s]+)\)", on_site, markdown)
+    return re.sub(r"^(```\w+) .+$", r"\1", markdown, flags=re.M)
