@@ -43,6 +43,7 @@ _UNSEEN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 T = TypeVar("T")
+Exact = Annotated[str, "exact"]  # text that stays as it is: a path, the value of a variable
 Convert = Callable[[Any], Any]
 
 
@@ -209,6 +210,8 @@ _REQUIRED = object()
 @cache
 def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind == Exact:
+        return lambda raw: _of(str, raw)
     if origin is Annotated:
         return _decoder(args[0], lenient, args[1])
     if origin in (typing.Union, types.UnionType):
