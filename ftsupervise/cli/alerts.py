@@ -214,7 +214,7 @@ def _journals_of(run: str | None) -> list[Journal]:
 
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.config.find_run import find_run, state_dir
-    from ftsupervise.crontab.place import journal_of, journal_of_default
+    from ftsupervise.crontab.installation import journal_of, journal_of_default
 
     crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
     if run is not None and crons[0] is not None:

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftsupervise.config.schema import Run
-    from ftsupervise.crontab.entries import Entry, Found
-    from ftsupervise.crontab.install import Plan
-    from ftsupervise.crontab.place import CronDir, Installed
+    from ftsupervise.crontab.install import InstallPlan
+    from ftsupervise.crontab.installation import CronDir
     from ftsupervise.findings import Finding
 
 DIR = click.option("--dir", "directory", type=click.Path(path_type=Path), help="The installed folder.")
@@ -59,7 +58,7 @@ def install(
     the options here go before them. PATH, the virtual environment and the variables in cron.env are recorded now.
     """
     from ftsupervise.crontab.install import install as carry_out
-    from ftsupervise.crontab.place import dir_option
+    from ftsupervise.crontab.installation import dir_option
     from ftsupervise.errors import SchedulerUnavailable
     from ftsupervise.model import Health
 
@@ -96,48 +95,17 @@ def install(
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def list_entries(directory: Path | None, as_json: bool) -> None:
     """What runs when, and which files and lines are passed over, and why."""
+    from ftsupervise.cli.cron_output import entries_as_json, entry_lines
     from ftsupervise.crontab.entries import find
-    from ftsupervise.crontab.place import need_installed
-    from ftsupervise.crontab.schedule import ceiling
+    from ftsupervise.crontab.installation import need_installed
 
     place = _place(directory)
     installed = need_installed(place)
     found = find(place, installed)
-    now = cron_run.now()
-    if as_json:
-        click.echo(_listed(found, installed, now))
-        return
-    for entry in found.entries:
-        due = entry.schedule.next_after(now, installed.period)
-        when = _local(ceiling(due, installed.period), installed) if due else "never"
-        what = str(entry.path) if entry.path else entry.argv[-1]
-        click.echo(f"{entry.name:32}  {entry.schedule.text:14}  next {when}  {what}")
-    for passed in found.passed:
-        click.echo(f"{passed.name:32}  passed over: {passed.why}")
-    if not found.entries and not found.passed:
+    for line in (entries_as_json if as_json else entry_lines)(found, installed, cron_run.now()):
+        click.echo(line)
+    if not as_json and not found.entries and not found.passed:
         click.echo(f"nothing yet: drop an executable into {place.folder('hourly')}")
-
-
-def _listed(found: Found, installed: Installed, now: datetime) -> str:
-    import json
-
-    from ftsupervise.crontab.schedule import ceiling
-
-    def due(entry: Entry) -> str | None:
-        at = entry.schedule.next_after(now, installed.period)
-        return ceiling(at, installed.period).isoformat() if at else None
-
-    entries = [
-        {
-            "name": entry.name,
-            "schedule": entry.schedule.text,
-            "next": due(entry),
-            "runs": str(entry.path) if entry.path else entry.argv[-1],
-        }
-        for entry in found.entries
-    ]
-    passed = [{"name": one.name, "why": one.why} for one in found.passed]
-    return json.dumps({"schema_version": 1, "entries": entries, "passed_over": passed}, indent=1, ensure_ascii=False)
 
 
 @cron.command(short_help="Put a ready-made script into its folder.")
@@ -152,12 +120,12 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
 
     Without a name: what there is.
     """
-    from ftsupervise.crontab.place import need_installed
-    from ftsupervise.crontab.ready import add as put
-    from ftsupervise.crontab.ready import ready
+    from ftsupervise.crontab.install import add as put
+    from ftsupervise.crontab.install import builtin_scripts
+    from ftsupervise.crontab.installation import need_installed
 
     if not names:
-        for one in ready():
+        for one in builtin_scripts():
             click.echo(f"{one.name:18}  cron.{one.folder:9}  {one.about}")
         return
     place = _place(directory)
@@ -175,8 +143,8 @@ def status(directory: Path | None, as_json: bool) -> None:
     Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when nobody can tell.
     """
     from ftsupervise.cli import cron_output
-    from ftsupervise.crontab.place import need_installed
-    from ftsupervise.crontab.report import gather
+    from ftsupervise.crontab.installation import need_installed
+    from ftsupervise.crontab.status import gather
 
     place = _place(directory)
     installed = need_installed(place)
@@ -193,7 +161,7 @@ def status(directory: Path | None, as_json: bool) -> None:
 def remove(directory: Path | None, dry_run: bool) -> None:
     """Stop keeping time: cancel its jobs, or take its lines out of your table. Folders, files and outputs stay."""
     from ftsupervise.crontab.install import remove as carry_out
-    from ftsupervise.crontab.place import need_installed
+    from ftsupervise.crontab.installation import need_installed
 
     place = _place(directory)
     installed = need_installed(place)
@@ -243,8 +211,9 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
 
     Exit code 0 when it lives, 2 when it does not, 69 when nobody can tell.
     """
-    from ftsupervise.crontab.chain import options, see_to
-    from ftsupervise.crontab.place import need_installed
+    from ftsupervise.crontab.chain import options
+    from ftsupervise.crontab.installation import need_installed
+    from ftsupervise.crontab.keepalive import see_to
     from ftsupervise.crontab.schedule import slots_after
     from ftsupervise.model import Health
 
@@ -281,7 +250,7 @@ def tick(directory: Path | None, slot: int | None) -> None:
 
 def _place(directory: Path | None) -> CronDir:
     from ftsupervise.config.find_run import cron_directory
-    from ftsupervise.crontab.place import CronDir
+    from ftsupervise.crontab.installation import CronDir
 
     return CronDir(cron_directory(directory))
 
@@ -289,12 +258,12 @@ def _place(directory: Path | None) -> CronDir:
 def _for_run(name: str) -> Finding | None:
     from ftsupervise.cli.config import load_settings
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.crontab.mutual import look_after_for
+    from ftsupervise.crontab.keepalive import look_after_for
 
     return look_after_for(load_settings(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
 
 
-def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> Plan:
+def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> InstallPlan:
     """The settings of the file that counts, with the options over them. Raises NotTrusted for one that others may write."""
     from ftsupervise.config.find_run import CONFIG_NAME
     from ftsupervise.config.load import load_account
@@ -350,7 +319,7 @@ def _believed(path: Path, *, dry_run: bool) -> Run:
     )
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: InstallPlan) -> None:
     from ftsupervise.crontab.chain import options
     from ftsupervise.crontab.schedule import slots_after
 
@@ -367,9 +336,3 @@ def _show(plan: Plan) -> None:
     for note in plan.notes:
         click.echo(f"note: {note}", err=True)
     click.echo("dry run: nothing was touched, nobody was asked", err=True)
-
-
-def _local(at: datetime, installed: Installed) -> str:
-    from ftsupervise.cli.cron_output import local
-
-    return local(at, installed)

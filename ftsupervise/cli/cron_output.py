@@ -1,4 +1,4 @@
-"""What ``ftsupervise cron status`` says, line by line."""
+"""What ``ftsupervise cron status`` and ``cron list`` say, line by line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import click
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
-    from ftsupervise.crontab.history import Ran
-    from ftsupervise.crontab.place import Installed
-    from ftsupervise.crontab.report import EntryStatus, Status
+    from ftsupervise.crontab.entries import CronEntries, CronEntry
+    from ftsupervise.crontab.history import EntryRun
+    from ftsupervise.crontab.installation import Installed
+    from ftsupervise.crontab.status import CronStatus, EntryStatus
 
 _COLOURS = {
     "ALIVE": "green",
@@ -34,7 +35,7 @@ def local(at: datetime, installed: Installed) -> str:
     return at.astimezone(installed.zone).strftime("%Y-%m-%d %H:%M:%S" if at.second else "%Y-%m-%d %H:%M")
 
 
-def lines(seen: Status) -> Iterator[str]:
+def lines(seen: CronStatus) -> Iterator[str]:
     """The verdict first, then what it rests on."""
     installed = seen.installed
     head = click.style(seen.verdict, fg=_COLOURS.get(seen.verdict, "cyan"), bold=True)
@@ -66,24 +67,24 @@ def lines(seen: Status) -> Iterator[str]:
         yield f"  nothing to run yet: drop an executable or a .slurm file into {seen.cron.folder('hourly')}"
 
 
-def _why(seen: Status) -> str:
+def _why(seen: CronStatus) -> str:
     if seen.verdict == "REMOVED":
         return f" {seen.installed.removed}"
     where = f"--dir {shlex.quote(str(seen.cron.root))}"
     start = f": ftsupervise cron run --foreground {where}" if seen.installed.backend == "loop" else ""
     if seen.verdict == "UNSTARTED":
-        return f", nobody has started its loop{start}"
+        return f", its loop was never started{start}"
     last = seen.newest
     said = ", no slot yet"
     if last is not None:
-        said = f", last slot {show_duration(max(0.0, (seen.at - last.at).total_seconds()))} ago"
+        said = f", last slot {show_duration(max(0.0, (seen.at - last).total_seconds()))} ago"
     if seen.verdict != "DEAD":
         return said
     lost = f" ({seen.lost_lines})" if seen.lost_lines else ""
     return f"{said}{lost}{start or f': ftsupervise cron ensure {where}'}"
 
 
-def _slot_lines(seen: Status) -> Iterator[str]:
+def _slot_lines(seen: CronStatus) -> Iterator[str]:
     slots = seen.slots
     if not slots.known:
         return
@@ -99,7 +100,7 @@ def _slot_lines(seen: Status) -> Iterator[str]:
     yield f"            {'; '.join(parts)}"
 
 
-def _entry_lines(entry: EntryStatus, seen: Status) -> Iterator[str]:
+def _entry_lines(entry: EntryStatus, seen: CronStatus) -> Iterator[str]:
     installed = seen.installed
     coming = local(entry.next, installed) if entry.next else "never"
     last, current = entry.last, entry.current
@@ -110,24 +111,30 @@ def _entry_lines(entry: EntryStatus, seen: Status) -> Iterator[str]:
     if last is None:
         yield f"  {entry.entry.name}: {word}; next {coming}"
     else:
-        took = f" in {show_duration(last.seconds)}" if last.seconds >= 0.05 else ""
-        late = f", {show_duration(last.late)} late" if last.late >= 1 else ""
-        missed = f", after {last.missed} missed slots" if last.missed else ""
-        how = last.words or "its tick was killed"
-        when = local(last.started or last.at, installed)
+        took = f" in {show_duration(last.end.seconds)}" if last.end.seconds >= 0.05 else ""
+        late = f", {show_duration(last.start.late)} late" if last.start.late >= 1 else ""
+        missed = f", after {last.start.missed} missed slots" if last.start.missed else ""
+        how = last.end.words or "its tick was killed"
+        when = local(last.began, installed)
         yield f"  {entry.entry.name}: {word}; last {when}: {how}{took}{late}{missed}; next {coming}"
     if current is not None:
-        job = f" as job {current.job_id}" if current.job_id else f" on {current.host}" if current.host else ""
-        yield f"      runs since {local(current.started or current.at, installed)}{job}"
+        job = (
+            f" as job {current.start.job_id}"
+            if current.start.job_id
+            else f" on {current.start.host}"
+            if current.start.host
+            else ""
+        )
+        yield f"      runs since {local(current.began, installed)}{job}"
     newest = entry.runs[0]
     if newest not in (last, current):
-        yield f"      {local(newest.at, installed)}: {newest.words}"
-    for ran in (last, current):
-        if ran is not None:
-            yield f"      output: {ran.output}"
+        yield f"      {local(newest.at, installed)}: {newest.end.words}"
+    for run in (last, current):
+        if run is not None:
+            yield f"      output: {run.output}"
 
 
-def as_json(seen: Status) -> Iterator[str]:
+def as_json(seen: CronStatus) -> Iterator[str]:
     """One JSON object."""
     slots = seen.slots
     chain = dataclasses.asdict(seen.chain) if seen.chain is not None else None
@@ -168,20 +175,49 @@ def _entry_json(entry: EntryStatus) -> dict[str, object]:
         "state": entry.word,
         "last": _run_json(entry.last),
         "running": _run_json(entry.current),
-        "runs": [{"at": ran.at, "outcome": ran.outcome, "words": ran.words} for ran in entry.runs],
+        "runs": [{"at": run.at, "outcome": run.end.outcome, "words": run.end.words} for run in entry.runs],
     }
 
 
-def _run_json(ran: Ran | None) -> dict[str, object] | None:
-    if ran is None:
+def _run_json(run: EntryRun | None) -> dict[str, object] | None:
+    if run is None:
         return None
     return {
-        "at": ran.started or ran.at,
-        "slot": ran.at,
-        "late": ran.late,
-        "seconds": ran.seconds,
-        "code": ran.code,
-        "words": ran.words,
-        "job_id": ran.job_id,
-        "output": str(ran.output),
+        "at": run.began,
+        "slot": run.at,
+        "late": run.start.late,
+        "seconds": run.end.seconds,
+        "code": run.end.code,
+        "words": run.end.words,
+        "job_id": run.start.job_id,
+        "output": str(run.output),
     }
+
+
+def entry_lines(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
+    """``cron list``: what runs when, and what is passed over."""
+    from ftsupervise.crontab.status import next_slot
+
+    for entry in found.entries:
+        coming = next_slot(entry, installed, now)
+        when = local(coming, installed) if coming else "never"
+        yield f"{entry.name:32}  {entry.schedule.text:14}  next {when}  {_program(entry)}"
+    for passed in found.passed:
+        yield f"{passed.name:32}  passed over: {passed.why}"
+
+
+def entries_as_json(found: CronEntries, installed: Installed, now: datetime) -> Iterator[str]:
+    """``cron list --json``: one JSON object."""
+    from ftsupervise.crontab.status import next_slot
+
+    entries = []
+    for entry in found.entries:
+        coming = next_slot(entry, installed, now)
+        due = coming.isoformat() if coming else None
+        entries.append({"name": entry.name, "schedule": entry.schedule.text, "next": due, "runs": _program(entry)})
+    passed = [{"name": one.name, "why": one.why} for one in found.passed]
+    yield json.dumps({"schema_version": 1, "entries": entries, "passed_over": passed}, indent=1, ensure_ascii=False)
+
+
+def _program(entry: CronEntry) -> str:
+    return str(entry.path) if entry.path else entry.argv[-1]

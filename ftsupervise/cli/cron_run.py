@@ -16,8 +16,8 @@ from ftsupervise.cli.cron_output import local
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftsupervise.crontab.place import CronDir
-    from ftsupervise.crontab.tick import Ticked
+    from ftsupervise.crontab.installation import CronDir
+    from ftsupervise.crontab.tick import CronTicked
     from ftsupervise.scheduler import Scheduler
     from ftsupervise.scheduler.slurm import Slurm
 
@@ -38,9 +38,8 @@ def jobs(env: Mapping[str, str]) -> Scheduler:
     return open_scheduler("auto", env)
 
 
-def tick(place: CronDir, slot: datetime | None) -> Ticked | None:
-    from ftsupervise.crontab.place import read_installed
-    from ftsupervise.crontab.tick import own_job
+def tick(place: CronDir, slot: datetime | None) -> CronTicked | None:
+    from ftsupervise.crontab.installation import read_installed
     from ftsupervise.crontab.tick import tick as one
 
     installed = read_installed(place)
@@ -48,13 +47,12 @@ def tick(place: CronDir, slot: datetime | None) -> Ticked | None:
         os.environ.setdefault(
             name, value
         )  # receivers need the proxy; a tick of crontab, or of Slurm, has not all of it
-    return one(place, slot=slot, now=now(), job_id=own_job(os.environ), slurm=slurm, jobs=jobs)
+    return one(place, slot=slot, now=now(), job_id=os.environ.get("SLURM_JOB_ID", ""), slurm=slurm, jobs=jobs)
 
 
 def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
-    from ftsupervise.crontab.byhand import entry_called, run_now, stamp_of
-    from ftsupervise.crontab.place import need_installed
-    from ftsupervise.crontab.work import Slot
+    from ftsupervise.crontab.dispatch import CronSlot, entry_called, run_now
+    from ftsupervise.crontab.installation import need_installed
     from ftsupervise.errors import Error
 
     installed = need_installed(place)
@@ -69,7 +67,7 @@ def run_one(place: CronDir, name: str, *, again: bool, dry_run: bool) -> None:
             queue = jobs(installed.environment).queue()
         except Error:
             queue = None  # then an earlier run that may still go on is not started beside
-    slot = Slot(place, installed, stamp_of(at), at, "", queue, lambda: jobs(installed.environment))
+    slot = CronSlot(place, installed, at.replace(microsecond=0), at, "", queue, lambda: jobs(installed.environment))
     done = run_now(slot, entry, again=again, echo=_to_terminal)
     click.echo(f"{entry.name}: {done.words}; output in {done.folder}", err=True)
     raise SystemExit(done.code)
@@ -81,7 +79,7 @@ def _to_terminal(data: bytes) -> None:
 
 
 def loop(place: CronDir, dry_run: bool) -> None:
-    from ftsupervise.crontab.place import need_installed
+    from ftsupervise.crontab.installation import need_installed
     from ftsupervise.crontab.schedule import slots_after
     from ftsupervise.errors import Error
     from ftsupervise.units import show_duration

@@ -213,7 +213,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
 
 def _tell_who_watches(plan: Plan, run: Run) -> None:
     """Launch makes sure that the cron that watches is alive, where there is one. The run is in the queue whatever this says."""
-    from ftsupervise.crontab.chain import see_to
+    from ftsupervise.crontab.keepalive import see_to
     from ftsupervise.scheduler.slurm import Slurm
 
     if plan.kind != "slurm":

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from shlex import join
 
-from ftsupervise.crontab.place import Installed
+from ftsupervise.crontab import chain
+from ftsupervise.crontab.installation import CronDir, Installed
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
 from ftsupervise.host import bounded
 from ftsupervise.units import format_slurm_time
@@ -18,12 +19,15 @@ _TIMEOUT = 60.0
 _NOT_FOR_SCRON = ("--no-requeue",)  # Slurm itself requeues such a job for its next time
 
 
-def block(program: str, chain: str, period: timedelta, command: tuple[str, ...], options: tuple[str, ...]) -> str:
-    """Our lines, between marks. Raises UsageError for a period that five fields cannot say."""
-    line = f"{every(period)} {join(command)}".replace("%", "\\%") + " >/dev/null 2>&1"
-    taken = [option for option in options if option not in _NOT_FOR_SCRON] if program == "scrontab" else []
-    head = [f"#SCRON {option}" for option in taken]
-    return "\n".join([_begin(chain), *head, line, _end(chain)]) + "\n"
+def block(cron: CronDir, installed: Installed) -> str:
+    """Our lines, between marks; "" for another back end. Raises UsageError for a period that five fields cannot say."""
+    if installed.backend not in TABLES:
+        return ""
+    command = join(chain.command(cron, installed)).replace("%", "\\%")
+    options = chain.directives(cron, installed) if installed.backend == "scrontab" else ()
+    head = [f"#SCRON {option}" for option in options if option not in _NOT_FOR_SCRON]
+    line = f"{every(installed.period)} {command} >/dev/null 2>&1"
+    return "\n".join([_begin(installed.id), *head, line, _end(installed.id)]) + "\n"
 
 
 def every(period: timedelta) -> str:
@@ -49,17 +53,28 @@ def with_block(table: str, chain: str, ours: str) -> str:
     return rest + ours
 
 
+def put(installed: Installed, ours: str) -> None:
+    """Our block in the person's table is ``ours`` from now on; "" takes it away. Raises as ``read``, and CannotWrite."""
+    if installed.backend not in TABLES:
+        return
+    table = read(installed)
+    wanted = with_block(table, installed.id, ours)
+    if wanted == table:
+        return
+    done = _run([installed.backend, "-"], installed.environment, stdin=wanted)
+    if done.code != 0:
+        raise CannotWrite(f"{installed.backend} did not take the table: {done.words()}", hint="nothing was changed")
+
+
 def lost(installed: Installed) -> str:
     """What has become of our lines in the person's table; "" when they are there, or are in no table that is seen from here.
 
     ``scancel`` of a job of scrontab's puts ``#DISABLED:`` before the lines it came from. Raises as ``read`` does.
     """
     program = installed.backend
-    if program == "crontab" and installed.note.get("host") != os.uname().nodename:
-        return ""  # the table of another machine
-    if program not in TABLES:
-        return ""
-    match = _block_of(installed.id).search(read(program, installed.environment))
+    if program not in TABLES or (program == "crontab" and installed.note.get("host") != os.uname().nodename):
+        return ""  # or it is the table of another machine
+    match = _block_of(installed.id).search(read(installed))
     if match is None:
         return f"its lines are no longer in your {program}"
     lines = [line for line in match[0].splitlines()[1:-1] if not line.startswith("#SCRON")]
@@ -73,9 +88,10 @@ def _block_of(chain: str) -> re.Pattern[str]:
     return re.compile(rf"{off}{re.escape(_begin(chain))}\n.*?{off}{re.escape(_end(chain))}\n?", re.M | re.S)
 
 
-def read(program: str, env: Mapping[str, str]) -> str:
+def read(installed: Installed) -> str:
     """The person's table; "" when there is none. Raises NotFound where the cluster has no such program, Error."""
-    done = _run([program, "-l"], env)
+    program = installed.backend
+    done = _run([program, "-l"], installed.environment)
     said = done.stderr + done.stdout
     if done.code == 0:
         return done.stdout
@@ -84,13 +100,6 @@ def read(program: str, env: Mapping[str, str]) -> str:
     if re.search(r"not enabled|disabled|not supported|Unknown command|not allowed", said, re.I):
         raise NotFound(f"{program} is there and not in use here: {done.words()}", hint="--backend slurm, or loop")
     raise Error(f"{program} -l failed: {done.words()}", hint="nothing was changed")
-
-
-def write(program: str, table: str, env: Mapping[str, str]) -> None:
-    """Raises CannotWrite with the program's own words."""
-    done = _run([program, "-"], env, stdin=table)
-    if done.code != 0:
-        raise CannotWrite(f"{program} did not take the table: {done.words()}", hint="nothing was changed")
 
 
 def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.Completed:

@@ -1,30 +1,51 @@
-"""What is to be run, found in the folder: files that people dropped, and lines of the crontab file."""
+"""What is to be run: files that people dropped into the folders, and lines of the crontab file.
+
+The rules are run-parts', without its silences: run-parts passes over ``check.sh`` without a word because of the dot; here a dot
+is fine, only what an editor, a package manager or a version control system leaves behind is passed over, and everything that is
+passed over is listed with why. The crontab file is as in crontab(5): ``%`` ends the command and the rest is its standard input
+(``\\%`` is a plain one), ``NAME=value`` sets a variable and ``CRON_TZ`` the time zone of the lines below it. A line that cannot
+be read is reported, and the others run all the same.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from dataclasses import dataclass, field
+import stat
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 
-from ftsupervise.crontab import trust
-from ftsupervise.crontab.parts import Kind, judge
-from ftsupervise.crontab.place import FOLDERS, CronDir, Installed
+from ftsupervise.crontab.installation import FOLDERS, CronDir, Installed, distrust, distrust_folder, read_believed
 from ftsupervise.crontab.schedule import TICK, Schedule, check
-from ftsupervise.crontab.table import read_table
 from ftsupervise.host.ownership import NotTrusted
 from ftsupervise.printable import printable
 
 _TABLE_LIMIT = 1_000_000
 _MOST = 1000  # files looked at in one folder
+_JOB_SCRIPTS = (".slurm", ".sbatch")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_LEFTOVER = re.compile(
+    r".*(~|,v|\.(bak|orig|rej|swp|swo|tmp|new|old|save|disabled|cfsaved|rpmsave|rpmorig|rpmnew|dpkg-[a-z]+|ucf-[a-z]+))"
+)
+_PROSE = re.compile(r"(README|LICENSE|NOTES|TODO).*|.*\.(md|txt|rst|ya?ml|json|cfg|ini|toml|log|out)", re.I)
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+_QUOTED = re.compile(r"""(["'])(.*)\1""")
+
+
+class EntryKind(Enum):
+    EXECUTABLE = "executable"
+    JOB = "job"  # handed to sbatch as a job of its own
 
 
 @dataclass(frozen=True)
-class Entry:
+class CronEntry:
     """One thing that runs by itself."""
 
     name: str  # "hourly/disk", "crontab/python-3fa2c1"
-    kind: Kind
+    kind: EntryKind
     schedule: Schedule
     argv: tuple[str, ...]
     path: Path | None = None  # the dropped file
@@ -38,97 +59,203 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Passed:
+class PassedOver:
     """A file or line that is passed over, and why."""
 
     name: str
     why: str
-    wanted: bool = True  # somebody surely meant it to run
+    wanted: bool = True  # its author surely meant it to run, so that passing over it is worth an alert
 
 
 @dataclass(frozen=True)
-class Found:
-    entries: tuple[Entry, ...]
-    passed: tuple[Passed, ...]
+class CronEntries:
+    entries: tuple[CronEntry, ...]
+    passed: tuple[PassedOver, ...]
 
 
-def find(cron: CronDir, installed: Installed) -> Found:
+def find(cron: CronDir, installed: Installed) -> CronEntries:
     """All entries, by folder and name. Never raises for one file: what cannot be used is in ``passed``."""
-    entries: list[Entry] = []
-    passed: list[Passed] = []
+    entries: list[CronEntry] = []
+    passed: list[PassedOver] = []
     for folder in FOLDERS:
-        _look_into(cron, folder, installed, entries, passed)
-    _read_table(cron, installed, entries, passed)
-    return Found(tuple(entries), tuple(passed))
+        _read_folder(cron.folder(folder), folder, installed, entries, passed)
+    _read_crontab(cron, installed, entries, passed)
+    return CronEntries(tuple(entries), tuple(passed))
 
 
-def _look_into(cron: CronDir, folder: str, installed: Installed, entries: list[Entry], passed: list[Passed]) -> None:
-    place = cron.folder(folder)
+# ---------------------------------------------------------------------------------------------------------- folders
+
+
+def _read_folder(
+    place: Path, folder: str, installed: Installed, entries: list[CronEntry], passed: list[PassedOver]
+) -> None:
+    schedule = Schedule(installed.times.get(folder, TICK), installed.zone)
     try:
-        reason = trust.distrust_folder(place, installed)
+        reason = distrust_folder(place, installed)
         names = sorted(os.listdir(place))
+        check(schedule.text)
     except FileNotFoundError:
         return
     except OSError as error:
-        passed.append(Passed(f"{folder}/", f"cannot be read: {error.strerror}"))
+        passed.append(PassedOver(f"{folder}/", f"cannot be read: {error.strerror}"))
+        return
+    except ValueError as error:
+        passed.append(PassedOver(f"{folder}/", f"its time in state/installed.json is wrong: {error}"))
         return
     if reason:
-        passed.append(Passed(f"{folder}/", f"{reason}: chmod go-w {shlex.quote(str(place))}"))
+        passed.append(PassedOver(f"{folder}/", f"{reason}: chmod go-w {shlex.quote(str(place))}"))
         return
     if len(names) > _MOST:
-        passed.append(
-            Passed(f"{folder}/", f"{len(names)} files are in it; those after the first {_MOST} are not looked at")
-        )
-    schedule = Schedule(installed.times.get(folder, TICK), installed.zone)
-    try:
-        check(schedule.text)
-    except ValueError as error:
-        passed.append(Passed(f"{folder}/", f"its time in state/installed.json is wrong: {error}"))
-        return
+        many = f"{len(names)} files are in it; those after the first {_MOST} are not looked at"
+        passed.append(PassedOver(f"{folder}/", many))
     for name in names[:_MOST]:
         path = place / name
-        told = f"{folder}/{printable(name, 100)}"
+        shown = f"{folder}/{printable(name, 100)}"
         try:
-            verdict = judge(printable(name), path.stat().st_mode, executable=os.access(path, os.X_OK))
-            reason = trust.distrust(path, installed) if verdict.kind is not None else ""
+            found = judge(printable(name), path.stat().st_mode, executable=os.access(path, os.X_OK))
+            reason = distrust(path, installed) if isinstance(found, EntryKind) else ""
         except OSError as error:
-            passed.append(Passed(told, error.strerror or str(error)))
+            passed.append(PassedOver(shown, error.strerror or str(error)))
             continue
-        if verdict.kind is None or reason:
-            passed.append(Passed(told, verdict.why or reason, verdict.wanted or bool(reason)))
+        if isinstance(found, PassedOver):
+            passed.append(replace(found, name=shown))
+        elif reason:
+            passed.append(PassedOver(shown, reason))
         else:
-            entries.append(Entry(f"{folder}/{name}", verdict.kind, schedule, (str(path),), path))
+            entries.append(CronEntry(f"{folder}/{name}", found, schedule, (str(path),), path))
 
 
-def _read_table(cron: CronDir, installed: Installed, entries: list[Entry], passed: list[Passed]) -> None:
+def judge(name: str, mode: int, *, executable: bool) -> EntryKind | PassedOver:
+    """What a file called ``name`` in a cron folder is, or why it is passed over and what to do about it. Pure.
+
+    ``mode`` as stat(2) gives it, links followed.
+    """
+    if name.startswith("."):
+        return PassedOver(name, "hidden", wanted=False)
+    if _LEFTOVER.fullmatch(name):
+        return PassedOver(name, "looks like something an editor or installer left behind", wanted=False)
+    if not _NAME.fullmatch(name):
+        return PassedOver(name, "a name is made of letters, digits and _ . + -", wanted=False)
+    if stat.S_ISDIR(mode):
+        return PassedOver(name, "a directory", wanted=False)
+    if not stat.S_ISREG(mode):
+        return PassedOver(name, "not a regular file", wanted=False)
+    if mode & stat.S_IWOTH:
+        return PassedOver(name, f"everybody may write it: chmod o-w {name}")
+    if name.endswith(_JOB_SCRIPTS):
+        return EntryKind.JOB
+    if not executable:
+        return PassedOver(name, f"not executable: chmod +x {name}", wanted=not _PROSE.fullmatch(name))
+    return EntryKind.EXECUTABLE
+
+
+# ----------------------------------------------------------------------------------------------------- crontab file
+
+
+@dataclass(frozen=True)
+class CrontabLine:
+    """One line that runs something."""
+
+    name: str  # made from the command, so that it stays when other lines come and go
+    when: str
+    command: str
+    stdin: str = ""
+    zone: str = ""  # CRON_TZ, where one is set
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CrontabFile:
+    lines: tuple[CrontabLine, ...] = ()
+    problems: tuple[tuple[int, str], ...] = ()  # (line number, one sentence)
+
+
+def _read_crontab(cron: CronDir, installed: Installed, entries: list[CronEntry], passed: list[PassedOver]) -> None:
     from zoneinfo import ZoneInfo
 
     try:
-        text = trust.read(cron.crontab, installed, _TABLE_LIMIT).decode("utf-8", "replace")
+        text = read_believed(cron.crontab, installed, _TABLE_LIMIT).decode("utf-8", "replace")
     except FileNotFoundError:
         return
     except NotTrusted as error:
-        passed.append(Passed("crontab", f"{error.message}: {error.hint}"))
+        passed.append(PassedOver("crontab", f"{error.message}: {error.hint}"))
         return
     except OSError as error:
-        passed.append(Passed("crontab", f"cannot be read: {error.strerror}"))
+        passed.append(PassedOver("crontab", f"cannot be read: {error.strerror}"))
         return
-    table = read_table(text)
-    passed += [Passed(f"crontab:{number}", why) for number, why in table.problems]
+    table = parse_crontab(text)
+    passed += [PassedOver(f"crontab:{number}", why) for number, why in table.problems]
     for line in table.lines:
-        zone = ZoneInfo(line.zone) if line.zone else installed.zone
-        shell = line.env.get("SHELL", "/bin/sh")
-        argv = (shell, "-c", line.command)
-        schedule = Schedule(line.when, zone)
-        entries.append(
-            Entry(f"crontab/{line.name}", Kind.EXECUTABLE, schedule, argv, stdin=line.stdin, env=dict(line.env))
-        )
+        schedule = Schedule(line.when, ZoneInfo(line.zone) if line.zone else installed.zone)
+        argv = (line.env.get("SHELL", "/bin/sh"), "-c", line.command)
+        name = f"crontab/{line.name}"
+        entries.append(CronEntry(name, EntryKind.EXECUTABLE, schedule, argv, stdin=line.stdin, env=line.env))
 
 
-def check_times(times: dict[str, str]) -> None:
-    """Raises ValueError, naming the folder, for a schedule that is none."""
-    for folder, text in times.items():
+def parse_crontab(text: str) -> CrontabFile:
+    """All lines of a crontab file. Never raises: what is wrong with a line is in ``problems``. Pure."""
+    lines: list[CrontabLine] = []
+    problems: list[tuple[int, str]] = []
+    taken: set[str] = set()
+    env: dict[str, str] = {}
+    zone = ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        stripped = raw.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
         try:
-            check(text)
+            if assigned := _VARIABLE.fullmatch(stripped):
+                quoted = _QUOTED.fullmatch(assigned[2].strip())
+                value = quoted[2] if quoted else assigned[2].strip()
+                if assigned[1] == "CRON_TZ":
+                    zone = _zone(value)
+                else:
+                    env = {**env, assigned[1]: value}
+                continue
+            when, command, stdin = _line(stripped)
         except ValueError as error:
-            raise ValueError(f"cron.{folder}: {error}") from None
+            problems.append((number, str(error)))
+            continue
+        lines.append(CrontabLine(_line_name(when, command, taken), when, command, stdin, zone, env))
+    return CrontabFile(tuple(lines), tuple(problems))
+
+
+def _line(text: str) -> tuple[str, str, str]:
+    """(time, command, standard input). Raises ValueError, which says what is wrong with the line."""
+    if any(ord(c) < 32 and c != "\t" for c in text):
+        raise ValueError("a control character")
+    if text.startswith("@"):
+        when, command = [*text.split(None, 1), ""][:2]
+        if when == "@reboot":
+            raise ValueError("@reboot has no meaning here: no machine is ours to see booting")
+    else:
+        parts = text.split(None, 5)
+        when, command = " ".join(parts[:5]), parts[5] if len(parts) > 5 else ""
+    check(when)
+    command, *given = (part.replace("\\%", "%") for part in re.split(r"(?<!\\)%", command.strip()))
+    if not command.strip():
+        raise ValueError("no command after the time")
+    return when, command.strip(), "\n".join(given) + "\n" if given else ""
+
+
+def _zone(name: str) -> str:
+    from zoneinfo import ZoneInfo
+
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f'unknown time zone {name!r}; such as "Europe/Berlin"') from None
+    return name
+
+
+def _line_name(when: str, command: str, taken: set[str]) -> str:
+    """Its program, and some digits of what it runs and when; added to ``taken``."""
+    program = re.sub(r"[^A-Za-z0-9_-]+", "-", command.split()[0].rpartition("/")[2]).strip("-") or "line"
+    digest = sha256(f"{when}\0{command}".encode()).hexdigest()[:6]
+    first = name = f"{program[:40]}-{digest}"
+    again = 1
+    while name in taken:
+        again += 1
+        name = f"{first}-{again}"
+    taken.add(name)
+    return name

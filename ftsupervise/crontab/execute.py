@@ -10,22 +10,22 @@ import errno
 import os
 import selectors
 import signal
-import stat
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ftsupervise.host import processes, procfs
+from ftsupervise.host import files, processes, procfs
+from ftsupervise.units import show_duration
 
 MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _AT_ONCE = 8
-Echo = Callable[[bytes], None] | None  # who else gets the output as it comes
+Echo = Callable[[bytes], None] | None  # gets the output too, as it comes
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,9 @@ class Ended:
     code: int | None
     words: str
     seconds: float
-    hung: bool = False
-    left_behind: tuple[int, ...] = ()
-
-    @property
-    def good(self) -> bool:
-        return self.code == 0
 
 
-class Output:
+class BoundedOutput:
     """The first half of ``limit`` bytes as they come, the last half at the end, and between them how much is missing."""
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -95,33 +89,23 @@ class Output:
         """Never raises: an entry's work is worth more than its words."""
         try:
             if self._file is None:
-                self._file = os.fdopen(_open_output(self._path), "ab", buffering=0)
+                self._file = os.fdopen(files.open_append(self._path), "ab", buffering=0)
             self._file.write(data)
         except OSError:
             return
 
 
-def _open_output(path: Path) -> int:
-    """To be written to. Raises OSError for a link, a FIFO or a folder in its place."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o644)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return fd
-
-
 @dataclass
-class _Running:
+class _RunningTask:
     task: Task
     child: subprocess.Popen[bytes]
-    output: Output
+    pipe: IO[bytes]
+    output: BoundedOutput
     started: float
     bound: float
     ending: float | None = None  # when SIGKILL follows
     killed: float | None = None
     eof: bool = False
-    left: list[int] = field(default_factory=list)
 
 
 def run_all(
@@ -134,31 +118,37 @@ def run_all(
     before_exec = processes.become_subreaper()
     before = frozenset(processes.below(os.getpid()))
     waiting = list(tasks)
-    running: list[_Running] = []
+    running: list[_RunningTask] = []
     with selectors.DefaultSelector() as selector:
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
                 task = waiting.pop(0)
-                started = _start(task, bound, Output(task.folder / "output", output_limit), selector, before_exec)
+                started = _start(task, bound, BoundedOutput(task.folder / "output", output_limit), before_exec)
                 if isinstance(started, Ended):
                     on_end(started)
                 else:
+                    selector.register(started.pipe, selectors.EVENT_READ, started)
                     running.append(started)
             for key, _ in selector.select(timeout=0.1):
-                _read(key.data, selector, echo=echo)
+                if not _read(key.data, echo) and key.data.eof:
+                    selector.unregister(key.fileobj)
             for one in list(running):
                 ended = _step(one, before)
-                if ended is not None:
-                    _drain(one, selector, echo=echo)
-                    one.output.close()
-                    running.remove(one)
-                    on_end(ended)
+                if ended is None:
+                    continue
+                for _ in range(1000):  # a process that still holds the pipe may write for ever
+                    if not _read(one, echo):
+                        break
+                if one.pipe in selector.get_map():
+                    selector.unregister(one.pipe)
+                one.pipe.close()
+                one.output.close()
+                running.remove(one)
+                on_end(ended)
     _end_the_rest(before)
 
 
-def _start(
-    task: Task, bound: float, output: Output, selector: selectors.BaseSelector, before_exec: Callable[[], None]
-) -> _Running | Ended:
+def _start(task: Task, bound: float, output: BoundedOutput, before_exec: Callable[[], None]) -> _RunningTask | Ended:
     try:
         given = os.memfd_create("ftsupervise-stdin", os.MFD_CLOEXEC)
         try:
@@ -178,28 +168,24 @@ def _start(
             os.close(given)
     except OSError as error:
         words = f"cannot be started: {error.strerror or error}"
-        if error.errno == 8:  # ENOEXEC
+        if error.errno == errno.ENOEXEC:
             words = "cannot be started: it has no #! line that names its interpreter"
         return Ended(task.key, None, words, 0.0)
     assert child.stdout is not None
     os.set_blocking(child.stdout.fileno(), False)
-    one = _Running(task, child, output, time.monotonic(), bound)
-    selector.register(child.stdout, selectors.EVENT_READ, one)
-    return one
+    return _RunningTask(task, child, child.stdout, output, time.monotonic(), bound)
 
 
-def _read(one: _Running, selector: selectors.BaseSelector, *, echo: Echo) -> bool:
+def _read(one: _RunningTask, echo: Echo) -> bool:
     """Take what is there; False when there is nothing more."""
-    assert one.child.stdout is not None
     if one.eof:
         return False
     try:
-        data = os.read(one.child.stdout.fileno(), 65536)
+        data = os.read(one.pipe.fileno(), 65536)
     except BlockingIOError:
         return False
     if not data:
         one.eof = True
-        selector.unregister(one.child.stdout)
         return False
     one.output.write(data)
     if echo is not None:
@@ -207,35 +193,22 @@ def _read(one: _Running, selector: selectors.BaseSelector, *, echo: Echo) -> boo
     return True
 
 
-def _drain(one: _Running, selector: selectors.BaseSelector, *, echo: Echo) -> None:
-    for _ in range(1000):  # whoever still holds the pipe may write for ever
-        if not _read(one, selector, echo=echo):
-            break
-    if not one.eof:
-        assert one.child.stdout is not None
-        selector.unregister(one.child.stdout)
-        one.eof = True
-    if one.child.stdout is not None:
-        one.child.stdout.close()
-
-
-def _step(one: _Running, before: frozenset[int]) -> Ended | None:
+def _step(one: _RunningTask, before: frozenset[int]) -> Ended | None:
     """Look at one task: has it ended, is it over its bound, must it be killed?"""
     now = time.monotonic()
     code = one.child.poll()
     seconds = now - one.started
-    if one.ending is None:
-        if code is not None:
-            left = members(one.child.pid, one.task.folder, before)
-            if not left:
-                return Ended(one.task.key, code, _words(code), seconds)
-            processes.send(left, signal.SIGTERM)
-            one.ending, one.bound = now + _GRACE, -1.0
-        elif seconds > one.bound:
-            processes.send(members(one.child.pid, one.task.folder, before), signal.SIGTERM)
-            one.ending = now + _GRACE
+    if one.ending is None and code is None and seconds <= one.bound:
         return None
     left = members(one.child.pid, one.task.folder, before)
+    if one.ending is None:
+        if code is not None and not left:
+            return Ended(one.task.key, code, _words(code), seconds)
+        processes.send(left, signal.SIGTERM)
+        one.ending = now + _GRACE
+        if code is not None:
+            one.bound = -1.0  # it has ended by itself, and left processes running
+        return None
     if one.child.poll() is None and one.child.pid not in left:
         left.append(one.child.pid)
     if not left:
@@ -246,20 +219,18 @@ def _step(one: _Running, before: frozenset[int]) -> Ended | None:
         processes.send(left, signal.SIGKILL)
         if now - one.killed > _UNKILLABLE:
             if one.child.poll() is None:
-                one.child.returncode = -signal.SIGKILL  # nobody waits for it again
+                one.child.returncode = -signal.SIGKILL  # it is not waited for again
             return _over(one, seconds, tuple(left))
     return None
 
 
-def _over(one: _Running, seconds: float, left: tuple[int, ...] = ()) -> Ended:
-    from ftsupervise.units import show_duration
-
+def _over(one: _RunningTask, seconds: float, left: tuple[int, ...] = ()) -> Ended:
     stuck = f"; processes that do not die were left behind: {', '.join(map(str, left))}" if left else ""
-    if one.bound < 0:  # it had ended by itself, and left processes running
+    if one.bound < 0:
         code = one.child.returncode
-        return Ended(one.task.key, code, f"{_words(code)}; what it left running was ended{stuck}", seconds, False, left)
+        return Ended(one.task.key, code, f"{_words(code)}; what it left running was ended{stuck}", seconds)
     words = f"ended at its bound of {show_duration(one.bound)}, with all it had started{stuck}"
-    return Ended(one.task.key, None, words, seconds, True, left)
+    return Ended(one.task.key, None, words, seconds)
 
 
 def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:

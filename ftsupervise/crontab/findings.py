@@ -1,4 +1,4 @@
-"""What the runs of the entries and the state of the chain mean as findings. Pure.
+"""What the runs of the entries and the state of the chain mean as findings.
 
 Every entry gets a finding at every tick, from its last run that ended: a failure stays one until a run is good again.
 """
@@ -6,143 +6,185 @@ Every entry gets a finding at every tick, from its last run that ended: a failur
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
+from typing import Any
 
-from ftsupervise.crontab.history import Ran
+from ftsupervise.crontab import history
+from ftsupervise.crontab.chain import drained_words, epoch
+from ftsupervise.crontab.dispatch import CronSlot
+from ftsupervise.crontab.entries import CronEntries, PassedOver
+from ftsupervise.crontab.history import EntryRun
+from ftsupervise.crontab.installation import default_directory
+from ftsupervise.crontab.schedule import floor
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Health
 
-WATCHDOG = "cron"
+_CUT_OFF = 3  # ticks in a row that never ended are no accident: too little memory, a broken installation
+
+# (what it means while it is bad, the command to look, what to do)
+_ENTRY = ("What this entry does is not being done.", "cat {output}", "ftsupervise cron run {name}{dir}")
+_PASSED = ("They do not run.", "ftsupervise cron list{dir}", "")
+_MISSED = ("What is due comes late, or not at all.", "ftsupervise cron status{dir}", "")
+_TROUBLE = (*_MISSED[:2], "ftsupervise cron ensure{dir}")
+_DRAINED = (
+    "It stays so until an administrator resumes them; a run that needs them waits.",
+    "sinfo -R",
+    "ask your administrator: scontrol update nodename={nodes} state=resume",
+)
 
 
-@dataclass(frozen=True)
-class Looked:
-    """One entry and its newest runs, newest first. ``lost``: stamps of open runs whose tick was killed."""
+def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[str] | None) -> list[Finding]:
+    """One for every entry that has run, one for all that is passed over, one for the slots, one for drained nodes.
 
-    name: str
-    runs: tuple[Ran, ...]
-    lost: frozenset[datetime]
-    tail: str = ""  # the end of the output of the last one that failed
-    gone: bool = False  # its file is no longer there
-
-
-def entry_finding(looked: Looked, run: str, root: Path, now: datetime) -> Finding | None:
-    """None for an entry of which nothing is to be said: it has not run yet."""
-    health, ran, words = _judge(looked)
-    if ran is None or (looked.gone and health is Health.BAD):
-        health = Health.OK if looked.gone else Health.UNKNOWN
-        if ran is None:
-            return None
-        words = "its file was taken away" if looked.gone else words
-    where = shlex.quote(str(root))
-    return Finding(
-        run=run,
-        watchdog=WATCHDOG,
-        subject=looked.name,
-        health=health,
-        severity=Severity.WARNING,
-        summary=f"{looked.name} {'works' if health is Health.OK and not looked.gone else words}",
-        at=now,
-        value=words,
-        meaning="What this entry does is not being done." if health is Health.BAD else "",
-        look=f"cat {shlex.quote(str(ran.output))}",
-        do=f"ftsupervise cron run {looked.name} --dir {where}",
-        since=ran.started or ran.at,
-        detail=looked.tail if health is Health.BAD else "",
-    )
+    ``trouble``: what is wrong with the keeping of time at this slot; ``nodes``: None when Slurm was not asked.
+    """
+    names = {entry.key: entry.name for entry in found.entries}
+    keys = dict.fromkeys([*names, *history.keys(slot.cron)])
+    out = [_entry(slot, key, names.get(key)) for key in keys]
+    out += [_passed(slot, [one for one in found.passed if one.wanted]), _slots(slot, trouble or _cut_off(slot))]
+    if nodes is not None:
+        words = f"cron: {drained_words(nodes) or 'Slurm has drained no node by itself'}"
+        names_of = compress_hostlist(tuple(nodes))
+        bad = Health.BAD if nodes else Health.OK
+        out.append(_finding(slot, "drained nodes", bad, words, _DRAINED, {"nodes": names_of}, value=names_of))
+    return [one for one in out if one is not None]
 
 
-def _judge(looked: Looked) -> tuple[Health, Ran | None, str]:
-    """The verdict, the run it rests on, and how that one ended."""
-    lost = [ran for ran in looked.runs if ran.at in looked.lost]
-    ended = [ran for ran in looked.runs if ran.outcome in ("ok", "failed") or ran.at in looked.lost]
-    if not ended:
-        return Health.UNKNOWN, looked.runs[0] if looked.runs else None, "has not ended yet"
-    newest = ended[0]
-    if newest in lost:
-        again = len(ended) > 1 and ended[1] in lost
-        words = "was cut off twice in a row: its tick was killed" if again else "was cut off: its tick was killed"
-        return (Health.BAD if again else Health.UNKNOWN), newest, words
-    if newest.outcome == "ok":
-        return Health.OK, newest, "works"
-    first = newest
-    for ran in ended:
-        if ran.outcome != "failed":
-            break
-        first = ran
-    times = sum(1 for ran in ended[: ended.index(first) + 1])
-    often = f" ({times} times in a row)" if times > 1 else ""
-    return Health.BAD, newest, f"failed: {newest.words}{often}"
-
-
-def passed_finding(names: Sequence[tuple[str, str]], run: str, root: Path, now: datetime) -> Finding:
-    """Files and lines that are passed over: one finding for all, so that a forgotten chmod is heard of."""
-    told = "; ".join(f"{name}: {why}" for name, why in names[:5])
-    return Finding(
-        run=run,
-        watchdog=WATCHDOG,
-        subject="passed over",
-        health=Health.BAD if names else Health.OK,
-        severity=Severity.INFO,
-        summary=f"cron passes over {told}" if names else "cron passes over nothing",
-        at=now,
-        meaning="They do not run." if names else "",
-        look=f"ftsupervise cron list --dir {shlex.quote(str(root))}",
-    )
-
-
-def chain_finding(
-    run: str, root: Path, now: datetime, *, trouble: str, missed: Sequence[int], late: float, period: float
+def _finding(
+    slot: CronSlot,
+    subject: str,
+    health: Health,
+    summary: str,
+    words: tuple[str, str, str],
+    values: dict[str, str] | None = None,
+    severity: Severity = Severity.WARNING,
+    **more: Any,
 ) -> Finding:
-    """The chain itself: successors that could not be submitted, slots (seconds since the epoch) missed before this one."""
-    where = shlex.quote(str(root))
-    since = datetime.fromtimestamp(missed[0], timezone.utc) if missed else None
-    if trouble:
-        words, health = trouble, Health.BAD
-    elif missed:
-        words, health = f"{len(missed)} slots in a row had no tick before this one", Health.BAD
-        if late >= 1:
-            words += f", which came {late:.0f} s late"
-    else:
-        words, health = "its slots come", Health.OK
+    meaning, look, do = words
+    known = {"dir": slot.cron.option, **(values or {})}
+    bad = health is Health.BAD
     return Finding(
-        run=run,
-        watchdog=WATCHDOG,
-        subject="slots",
+        run=run_name(slot),
+        watchdog="cron",
+        subject=subject,
         health=health,
-        severity=Severity.WARNING,
-        summary=f"cron: {words}",
-        at=now,
-        meaning="What is due comes late, or not at all." if health is Health.BAD else "",
-        look=f"ftsupervise cron status --dir {where}",
-        do=f"ftsupervise cron ensure --dir {where}" if trouble else "",
-        value=f"{len(missed)} missed",
-        since=since,
+        severity=severity,
+        summary=summary,
+        at=slot.now,
+        meaning=meaning if bad else "",
+        look=look.format(**known),
+        do=do.format(**known) if bad else "",
+        **more,
+    )
+
+
+def run_name(slot: CronSlot) -> str:
+    """What alerts call this cron."""
+    root = slot.cron.root
+    return "cron" if root == default_directory(slot.installed.environment) else f"cron {root}"
+
+
+def _entry(slot: CronSlot, key: str, known: str | None) -> Finding | None:
+    """None for an entry that has not run yet; ``known``: its name, None when its file is no longer there."""
+    try:
+        runs = history.runs(slot.cron, key, most=10)
+    except OSError:
+        return None
+    name = known or key.replace(".", "/", 1)
+    health, run, words = _judge(runs, [run.at for run in runs if slot.lost(run)])
+    if run is None:
+        return None
+    summary = f"{name} {words}"
+    if known is None and health is Health.BAD:
+        health, words, summary = Health.OK, "its file was removed", f"{name}: its file was removed"
+    failed = next((run for run in runs if run.end.outcome == "failed"), None)
+    return _finding(
+        slot,
+        name,
+        health,
+        summary,
+        _ENTRY,
+        {"output": shlex.quote(str(run.output)), "name": name},
+        value=words,
+        since=run.began,
+        detail=history.tail(failed.output) if health is Health.BAD and failed is not None else "",
+    )
+
+
+def _judge(runs: Sequence[EntryRun], lost: Sequence[datetime]) -> tuple[Health, EntryRun | None, str]:
+    """The verdict on the newest runs (newest first), the run it rests on, and how that one ended.
+
+    ``lost``: slots of open runs whose tick was killed.
+    """
+    ended = [run for run in runs if run.end.outcome in ("ok", "failed") or run.at in lost]
+    if not ended:
+        return Health.UNKNOWN, runs[0] if runs else None, "has not ended yet"
+    newest = ended[0]
+    if newest.at in lost:
+        again = len(ended) > 1 and ended[1].at in lost
+        words = f"was cut off{' twice in a row' if again else ''}: its tick was killed"
+        return (Health.BAD if again else Health.UNKNOWN), newest, words
+    if newest.end.outcome == "ok":
+        return Health.OK, newest, "works"
+    times = next((n for n, run in enumerate(ended) if run.end.outcome != "failed"), len(ended))
+    often = f" ({times} times in a row)" if times > 1 else ""
+    return Health.BAD, newest, f"failed: {newest.end.words}{often}"
+
+
+def _passed(slot: CronSlot, passed: Sequence[PassedOver]) -> Finding:
+    """Files and lines that are passed over: one finding for all, so that a forgotten chmod is reported."""
+    shown = "; ".join(f"{one.name}: {one.why}" for one in passed[:5]) or "nothing"
+    health = Health.BAD if passed else Health.OK
+    return _finding(slot, "passed over", health, f"cron passes over {shown}", _PASSED, severity=Severity.INFO)
+
+
+def _slots(slot: CronSlot, trouble: str) -> Finding:
+    """The chain itself: successors that could not be submitted, and slots missed before this one."""
+    missed, period = missed_slots(slot), slot.installed.period.total_seconds()
+    many = len(missed) if len(missed) >= slot.installed.spares else 0
+    late = (slot.now - slot.at).total_seconds()
+    words = trouble
+    if not trouble and many:
+        words = f"{many} slots in a row had no tick before this one"
+        words += f", which came {late:.0f} s late" if late >= 1 else ""
+    return _finding(
+        slot,
+        "slots",
+        Health.BAD if words else Health.OK,
+        f"cron: {words or 'its slots come'}",
+        _TROUBLE if trouble else _MISSED,
+        value=f"{many} missed",
+        since=datetime.fromtimestamp(missed[0], timezone.utc) if many else None,
         limit=f"a slot every {period:.0f} s",
     )
 
 
-def drained_finding(nodes: Sequence[str], words: str, run: str, now: datetime) -> Finding:
-    """Nodes that Slurm has drained by itself. Each is one fewer for this chain, and for every run."""
-    names = compress_hostlist(tuple(nodes))
-    return Finding(
-        run=run,
-        watchdog=WATCHDOG,
-        subject="drained nodes",
-        health=Health.BAD if nodes else Health.OK,
-        severity=Severity.WARNING,
-        summary=f"cron: {words}" if nodes else "cron: Slurm has drained no node by itself",
-        at=now,
-        meaning="It stays so until an administrator resumes them; a run that needs them waits." if nodes else "",
-        look="sinfo -R",
-        do=f"ask your administrator: scontrol update nodename={names} state=resume" if nodes else "",
-        value=names,
-    )
+def _cut_off(slot: CronSlot) -> str:
+    before = [history.read_slot(slot.cron, at) for at in earlier(slot)[-_CUT_OFF:]]
+    living = slot.living
+    cut = [one for one in before if one.end is None and not _may_live(one.claim.job_id, living)]
+    if len(cut) == _CUT_OFF:
+        return f"the last {_CUT_OFF} ticks were cut off before their end: see {slot.cron.log}"
+    return ""
 
 
-def worth_telling(findings: Iterable[Finding]) -> bool:
-    return any(finding.health is Health.BAD for finding in findings)
+def _may_live(job_id: str, living: frozenset[str] | None) -> bool:
+    return bool(job_id) and (living is None or job_id in living)
+
+
+def earlier(slot: CronSlot) -> list[datetime]:
+    return [at for at in history.slots(slot.cron, slot.now) if at < slot.at]
+
+
+def missed_slots(slot: CronSlot) -> range:
+    """Slots without a tick between this one and the one before it, or the install, as seconds since the epoch.
+
+    Typing ``cron install`` again makes none of them good: only taking the cron away, and installing it anew, begins afresh.
+    """
+    period = slot.installed.period
+    begun = floor(slot.installed.since, period)
+    last = floor(max([begun, *earlier(slot)[-1:]]), period)
+    seconds = int(period.total_seconds())
+    return range(epoch(last) + seconds, epoch(slot.at), seconds)

@@ -1,9 +1,13 @@
-"""Every run of every entry: where its output is, how it ended, how late it was.
+"""What happened: every slot with its tick, and every run of every entry. Whatever is submitted twice, no slot runs twice.
 
+slots/20261121T090000Z/                 one slot, claimed by mkdir: claim.json, ensured (its successors are queued), end.json
 runs/hourly.disk/since                  when the entry was first seen
-runs/hourly.disk/20261121T090000Z/      one run, claimed by mkdir
-    start.json, output, end.json        end.json is missing while it runs, and for ever when its tick was killed
+runs/hourly.disk/20261121T090000Z/      one run, claimed by mkdir: start.json, output, end.json
 runs/hourly.disk/last                   a link to the newest run
+
+mkdir is the one operation that every shared file system gets right: exactly one caller makes the directory. A slot that was
+claimed is never run again, also when its tick died at once; an entry that lost its run by that is owed one, see
+``schedule.due``. end.json is missing while a tick or a run goes on, and for ever when the tick was killed.
 """
 
 from __future__ import annotations
@@ -11,55 +15,210 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
-from ftsupervise.crontab.place import CronDir, read_stamp, stamp
+from ftsupervise.crontab.installation import CronDir, Installed, read_stamp, stamp
+from ftsupervise.crontab.schedule import floor
 from ftsupervise.host.files import read_bounded
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.modes import PAGE, claim_folder, make_folder
 from ftsupervise.printable import printable_lines
 from ftsupervise.rundir.paths import write_whole
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.rundir.records import Exact, as_time, read_record, write_json
+
+KEEP = 600  # slots whose records are kept
+_AHEAD = timedelta(hours=1)
+_ENSURED = "ensured"
+T = TypeVar("T")
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    """The record in ``path``; None when there is none or it is damaged as a whole."""
+    try:
+        return read_record(kind, path, limit=1_000_000)
+    except (OSError, ValueError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------ slots
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One run as written down. ``outcome``: "ok", "failed", "unknown", "skipped" or "missed"; "" while no end is
-    known."""
+class SlotClaim:
+    """claim.json. ``late``: seconds from the slot to its tick; None where the tick died before it could say."""
 
-    key: str
-    at: datetime  # its slot, or when somebody started it by hand
-    folder: Path
-    started: datetime | None = None
+    at: datetime | None = None
+    late: float | None = None
+    job_id: str = ""
+    backend: str = ""  # what started its tick
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class SlotEnd:
+    """end.json of a slot: what its tick did."""
+
+    at: datetime | None = None
+    ran: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    missed: dict[str, int] = field(default_factory=dict)
+    trouble: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
+    submitted: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SlotRecord:
+    """A slot as its records have it. ``end``: None while its tick goes on, or when the tick was killed."""
+
+    at: datetime
+    claim: SlotClaim
+    end: SlotEnd | None
+
+
+def claim_slot(cron: CronDir, slot: datetime, now: datetime, job_id: str, backend: str = "") -> bool:
+    """True for exactly one caller per slot, ever. Raises OSError when the file system cannot say."""
+    folder = cron.slots / stamp(slot)
+    try:
+        make_folder(cron.slots, parents=True)
+        claim_folder(folder)
+    except FileExistsError:
+        return False
+    late = round((now - slot).total_seconds(), 3)
+    _write_slot(folder / "claim.json", SlotClaim(now, late, job_id, backend, os.uname().nodename, os.getpid()))
+    return True
+
+
+def mark_ensured(cron: CronDir, slot: datetime) -> None:
+    """Say to the other jobs of this slot that its successors are in the queue."""
+    try:
+        (cron.slots / stamp(slot) / _ENSURED).touch(mode=PAGE)
+    except OSError:
+        return
+
+
+def is_ensured(cron: CronDir, slot: datetime, patience: float) -> bool:
+    """Whether the tick that has the slot has kept the chain; waits up to ``patience`` seconds for it."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            if _ENSURED in os.listdir(cron.slots / stamp(slot)):
+                return True
+        except OSError:
+            return False
+        if time.monotonic() >= until:
+            return False
+        time.sleep(min(0.25, patience))
+
+
+def end_slot(cron: CronDir, slot: datetime, end: SlotEnd) -> None:
+    _write_slot(cron.slots / stamp(slot) / "end.json", end)
+
+
+def _write_slot(path: Path, record: SlotClaim | SlotEnd) -> None:
+    try:
+        write_json(path, record)
+    except OSError:  # the directory is the claim; what stands in it is for people
+        return
+
+
+def read_slot(cron: CronDir, at: datetime) -> SlotRecord:
+    folder = cron.slots / stamp(at)
+    return SlotRecord(at, _read(SlotClaim, folder / "claim.json") or SlotClaim(), _read(SlotEnd, folder / "end.json"))
+
+
+def slots(cron: CronDir, now: datetime | None = None) -> tuple[datetime, ...]:
+    """The claimed slots that are kept, oldest first; with ``now`` none that lies in the future by more than an hour, such as
+    a clock that was wrong once has left behind: it must not pass for the newest one for years. Raises OSError."""
+    try:
+        names = os.listdir(cron.slots)
+    except FileNotFoundError:
+        return ()
+    found = sorted(at for at in map(read_stamp, names) if at is not None)
+    return tuple(at for at in found if now is None or at <= now + _AHEAD)
+
+
+def newest_slot(cron: CronDir, installed: Installed, now: datetime) -> datetime | None:
+    """The last slot that the back end of ``installed`` has ticked at; None if it never did since it was installed."""
+    for at in reversed(slots(cron, now)):
+        if at < floor(installed.since, installed.period):
+            return None
+        if read_slot(cron, at).claim.backend in ("", installed.backend):
+            return at
+    return None
+
+
+def prune_slots(cron: CronDir) -> None:
+    """Forget the oldest. Best effort: a full directory is untidy, not wrong."""
+    try:
+        old = slots(cron)[:-KEEP]
+    except OSError:
+        return
+    for at in old:
+        shutil.rmtree(cron.slots / stamp(at), ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------- runs of an entry
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """start.json: when a run began, how late, and which tick or job it belongs to."""
+
+    at: datetime | None = None
     late: float = 0.0  # seconds from the slot to the start
     host: str = ""
     pid: int = 0
     tick_job: str = ""
-    job_comment: str = ""  # of the job a job script became
-    job_id: str = ""
     missed: int = 0  # slots before this one at which it should have run
+    job_comment: Exact = ""  # of the job a job script became
+    output: Exact = ""  # where its output is if not in the folder of the run
+    job_id: str = ""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """end.json. ``outcome``: "ok", "failed", "unknown", "skipped" or "missed"; "" while no end is known."""
+
+    at: datetime | None = None
     outcome: str = ""
-    code: int | None = None
     words: str = ""  # how it ended, for people: "exit code 3", "ended at its bound of 10m"
+    code: int | None = None
     seconds: float = 0.0
-    output_at: str = ""  # where its output is if not in ``folder``
+
+
+@dataclass(frozen=True)
+class EntryRun:
+    """One run of an entry as its records have it."""
+
+    at: datetime  # its slot, or when a person started it by hand
+    folder: Path
+    start: RunStart
+    end: RunEnd
+
+    @property
+    def began(self) -> datetime:
+        return self.start.at or self.at
 
     @property
     def output(self) -> Path:
-        return Path(self.output_at) if self.output_at else self.folder / "output"
+        return Path(self.start.output) if self.start.output else self.folder / "output"
 
     @property
     def open(self) -> bool:
-        return not self.outcome
+        return not self.end.outcome
 
 
 def first_seen(cron: CronDir, key: str, now: datetime) -> datetime:
     """When a tick saw the entry for the first time; ``now``, and written down, if this is it."""
     path = cron.runs / key / "since"
     try:
-        seen = _time(read_bounded(path, 100).decode("ascii").strip())
+        seen = as_time(read_bounded(path, 100).decode("ascii").strip())
     except (OSError, ValueError):
         seen = None
     if seen is not None:
@@ -72,10 +231,10 @@ def first_seen(cron: CronDir, key: str, now: datetime) -> datetime:
     return now
 
 
-def claim(cron: CronDir, key: str, at: datetime, record: Mapping[str, object]) -> Path | None:
+def claim_run(cron: CronDir, key: str, at: datetime, start: RunStart) -> Path | None:
     """The directory of a new run, with its start.json in it; None if this run exists. Raises OSError.
 
-    Both appear at once: a tick that is killed here must not leave a run of which nobody knows whose it is.
+    Both appear at once: a tick that is killed here must not leave a run without the name of its tick.
     """
     folder = cron.runs / key / stamp(at)
     fresh = folder.parent / f".claim-{os.uname().nodename}-{os.getpid()}-{stamp(at)}"
@@ -83,7 +242,7 @@ def claim(cron: CronDir, key: str, at: datetime, record: Mapping[str, object]) -
         return None
     make_folder(fresh, parents=True)
     try:
-        write_json(fresh / "start.json", record)
+        write_start(fresh, start)
         os.rename(fresh, folder)  # does not replace a directory that has something in it
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -94,42 +253,41 @@ def claim(cron: CronDir, key: str, at: datetime, record: Mapping[str, object]) -
     return folder
 
 
-def write_start(folder: Path, record: Mapping[str, object]) -> None:
-    """Say more about a run that was claimed. Raises OSError."""
-    write_json(folder / "start.json", record)
-
-
 def _point_to(folder: Path) -> None:
-    link = folder.parent / "last"
     temp = folder.parent / f".last-{os.uname().nodename}-{os.getpid()}"
     try:
         temp.unlink(missing_ok=True)
         temp.symlink_to(folder.name)
-        temp.replace(link)
+        temp.replace(folder.parent / "last")
     except OSError:  # a convenience for people
         return
 
 
-def write_end(
-    folder: Path, at: datetime, outcome: str, words: str, *, code: int | None = None, seconds: float = 0.0
-) -> None:
+def write_start(folder: Path, start: RunStart) -> None:
     """Raises OSError."""
-    record = {"at": at.isoformat(), "outcome": outcome, "words": words, "code": code, "seconds": round(seconds, 3)}
-    write_json(folder / "end.json", record)
+    write_json(folder / "start.json", start)
 
 
-def runs(cron: CronDir, key: str, *, most: int = 1000) -> tuple[Ran, ...]:
+def write_end(folder: Path, end: RunEnd) -> None:
+    """Raises OSError."""
+    write_json(folder / "end.json", end)
+
+
+def runs(cron: CronDir, key: str, *, most: int = 1000) -> tuple[EntryRun, ...]:
     """The newest ``most`` runs of an entry, newest first. Raises OSError; () when it never ran."""
-    return tuple(_read(cron.runs / key / stamp(at), key, at) for at in _stamps(cron.runs / key)[:most])
+    return tuple(_run(cron, key, at) for at in _stamps(cron.runs / key)[:most])
 
 
-def newest_begun(cron: CronDir, key: str) -> Ran | None:
+def newest_begun(cron: CronDir, key: str) -> EntryRun | None:
     """The newest run that was not merely skipped or missed: the one that may still go on."""
-    for at in _stamps(cron.runs / key):
-        ran = _read(cron.runs / key / stamp(at), key, at)
-        if ran.outcome not in ("skipped", "missed"):
-            return ran
-    return None
+    found = (_run(cron, key, at) for at in _stamps(cron.runs / key))
+    return next((run for run in found if run.end.outcome not in ("skipped", "missed")), None)
+
+
+def _run(cron: CronDir, key: str, at: datetime) -> EntryRun:
+    folder = cron.runs / key / stamp(at)
+    start, end = _read(RunStart, folder / "start.json"), _read(RunEnd, folder / "end.json")
+    return EntryRun(at, folder, start or RunStart(), end or RunEnd())
 
 
 def keys(cron: CronDir) -> tuple[str, ...]:
@@ -140,20 +298,19 @@ def keys(cron: CronDir) -> tuple[str, ...]:
         return ()
 
 
-def prune(cron: CronDir, key: str, keep: int) -> None:
+def prune_runs(cron: CronDir, key: str, keep: int) -> None:
     """Forget all but the newest ``keep`` runs; a run that has no end is kept a while longer. Best effort."""
     try:
         old = _stamps(cron.runs / key)[keep:]
     except OSError:
         return
     for left in (cron.runs / key).glob(".claim-*"):
-        if len(old) and left.name[-len(stamp(old[0])) :] <= stamp(old[0]):
+        if old and left.name[-len(stamp(old[0])) :] <= stamp(old[0]):
             shutil.rmtree(left, ignore_errors=True)
     for index, at in enumerate(old):
         folder = cron.runs / key / stamp(at)
-        if index < keep and not (folder / "end.json").exists():
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
+        if index >= keep or (folder / "end.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
@@ -169,71 +326,28 @@ def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
     return "\n".join(printable_lines(text).splitlines()[-lines:])
 
 
-def lost(ran: Ran, now: datetime, limit: timedelta, ticks: frozenset[str] | None, asked: datetime) -> bool:
+def lost(run: EntryRun, now: datetime, limit: timedelta, ticks: frozenset[str] | None, asked: datetime) -> bool:
     """An open run of an executable whose tick was killed.
 
-    ``ticks``: ids of the jobs that lived when ``asked``, None when nobody could ask.
+    ``ticks``: ids of the jobs that lived when ``asked``, None when Slurm could not be asked.
     """
-    if not ran.open or ran.job_comment:
+    start = run.start
+    if not run.open or start.job_comment or run.began >= asked:
         return False
-    began = ran.started or ran.at
-    if began >= asked:
-        return False
-    if now - began > limit + timedelta(minutes=2):
+    if now - run.began > limit + timedelta(minutes=2):
         return True
-    if ran.tick_job:
-        return ticks is not None and ran.tick_job not in ticks
-    if ran.host == os.uname().nodename and ran.pid:
-        return not Path(f"/proc/{ran.pid}").exists()
+    if start.tick_job:
+        return ticks is not None and start.tick_job not in ticks
+    if start.host == os.uname().nodename and start.pid:
+        return not Path(f"/proc/{start.pid}").exists()
     return False
 
 
 def _stamps(folder: Path) -> list[datetime]:
+    """Newest first."""
     try:
         with os.scandir(folder) as found:
             names = [one.name for one in found if one.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
     return sorted((at for at in map(read_stamp, names) if at is not None), reverse=True)
-
-
-def _read(folder: Path, key: str, at: datetime) -> Ran:
-    start, end = _json(folder / "start.json"), _json(folder / "end.json")
-    return Ran(
-        key=key,
-        at=at,
-        folder=folder,
-        started=_time(start.get("at")),
-        late=_number(start.get("late")),
-        host=str(start.get("host", "")),
-        pid=int(_number(start.get("pid"))),
-        tick_job=str(start.get("tick_job", "")),
-        job_comment=str(start.get("job_comment", "")),
-        job_id=str(start.get("job_id", "")),
-        missed=int(_number(start.get("missed"))),
-        outcome=str(end.get("outcome", "")),
-        code=int(_number(end.get("code"))) if end.get("code") is not None else None,
-        words=str(end.get("words", "")),
-        seconds=_number(end.get("seconds")),
-        output_at=str(start.get("output", "")),
-    )
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        return read_json(path, limit=1_000_000) or {}
-    except (OSError, ValueError):
-        return {}
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e12 else 0.0
-
-
-def _time(value: object) -> datetime | None:
-    """None for what is no time, has no zone, or has no name in UTC."""
-    try:
-        at = datetime.fromisoformat(str(value))
-        return at.astimezone(timezone.utc) if at.tzinfo is not None else None
-    except (ValueError, OverflowError):
-        return None

@@ -2,7 +2,7 @@
 
 ``decide`` is pure and is all that ``--dry-run`` needs. ``install`` may be typed again at any time, by one person or by two at
 once: the folder's own identity (a hash of its path and owner) makes both see the same chain, and the doubles they submit are
-cancelled by whoever looks next.
+cancelled by the next look at the queue.
 """
 
 from __future__ import annotations
@@ -15,31 +15,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import backends, chain, render, trust
-from ftsupervise.crontab.entries import check_times
-from ftsupervise.crontab.environment import local_zone, recorded, split
-from ftsupervise.crontab.place import (
+from ftsupervise.crontab import backends, chain, keepalive
+from ftsupervise.crontab.installation import (
     FOLDERS,
     CronDir,
     Installed,
     default_directory,
+    distrust_folder,
+    local_zone,
     read_installed,
+    recorded,
     user_name,
     write_installed,
 )
-from ftsupervise.crontab.successors import slot_of
+from ftsupervise.crontab.schedule import check
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import bounded, ownership
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import write_whole
-from ftsupervise.units import show_duration
+from ftsupervise.secrecy import is_secret
+from ftsupervise.units import parse_slurm_time, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
     from ftsupervise.config.cron import Cron
+    from ftsupervise.model import Job
+    from ftsupervise.scheduler.slurm import Slurm
 
 README = """\
 The cron of {owner}, kept by ftsupervise. It needs no crontab: {why}.
@@ -67,7 +72,7 @@ CRONTAB = """\
 
 
 @dataclass(frozen=True)
-class Plan:
+class InstallPlan:
     """What install is going to do."""
 
     cron: CronDir
@@ -87,26 +92,28 @@ def pick(asked: str, env: Mapping[str, str]) -> tuple[str, str]:
         return "slurm", f"a chain of small Slurm jobs, because sbatch is on the PATH{other}"
     if have["crontab"]:
         return "crontab", "this machine's crontab, because there is no sbatch on the PATH"
-    return (
-        "loop",
-        "a loop that you start (ftsupervise cron run --foreground), because there is neither sbatch nor crontab",
-    )
+    start = "ftsupervise cron run --foreground"
+    return "loop", f"a loop that you start ({start}), because there is neither sbatch nor crontab"
 
 
 def decide(
     settings: Cron, alerts: Alerts, *, alerts_from: str, now: datetime, env: Mapping[str, str], python: str
-) -> Plan:
+) -> InstallPlan:
     """What an install with these settings does. Raises ConfigError, UsageError."""
     root = settings.directory if settings.directory is not None else default_directory(env)
     cron = CronDir(Path(os.path.abspath(root)))  # noqa: PTH100 - links stay: other nodes may mount it there
     times = {folder: getattr(settings, folder) for folder in FOLDERS}
-    try:
-        check_times(times)
-    except ValueError as error:
-        raise ConfigError(f"cron: {error}") from None
+    for folder, text in times.items():
+        try:
+            check(text)
+        except ValueError as error:
+            raise ConfigError(f"cron: cron.{folder}: {error}") from None
     backend, why = pick(settings.backend, env)
     owner = user_name()
-    environment, secret = split(recorded(env, settings.env, python))
+    variables = recorded(env, settings.env, python)
+    secret = {name: value for name, value in variables.items() if is_secret(name, value)}
+    options = {name: getattr(settings, name) for name in ("partition", "account", "qos", "mem")}
+    words = tuple(f"--{name}={value}" for name, value in options.items() if value is not None)
     installed = Installed(
         id=sha256(f"{owner}\0{cron.root}".encode("utf-8", "surrogateescape")).hexdigest()[:8],
         owner=owner,
@@ -121,13 +128,9 @@ def decide(
         times=times,
         keep=settings.keep,
         output=settings.output,
-        options=_options(settings),
-        job_options=tuple(
-            f"--{key}={value}"
-            for key, value in (("partition", settings.partition), ("account", settings.account), ("qos", settings.qos))
-            if value is not None
-        ),
-        environment=environment,
+        options=(*words, *settings.sbatch),
+        job_options=tuple(word for word in words if not word.startswith("--mem=")),
+        environment={name: value for name, value in variables.items() if name not in secret},
         secret=secret,
         alerts=json.loads(alerts.model_dump_json(by_alias=True)),
         alerts_from=alerts_from,
@@ -138,24 +141,10 @@ def decide(
         note={"host": os.uname().nodename},
     )
     try:
-        script = render.script(cron, python, chain.directives(cron, installed)) if backend == "slurm" else ""
+        script = chain.script(cron, installed) if backend == "slurm" else ""
     except ValueError as error:
         raise ConfigError(f"the job of a slot cannot be written: {error}") from None
-    lines = ""
-    if backend in ("crontab", "scrontab"):
-        options = chain.directives(cron, installed) if backend == "scrontab" else ()
-        lines = backends.block(backend, installed.id, installed.period, render.command(cron, python), options)
-    return Plan(cron, installed, script, lines, _notes(installed, settings, env))
-
-
-def _options(settings: Cron) -> tuple[str, ...]:
-    pairs = (
-        ("partition", settings.partition),
-        ("account", settings.account),
-        ("qos", settings.qos),
-        ("mem", settings.mem),
-    )
-    return (*(f"--{key}={value}" for key, value in pairs if value is not None), *settings.sbatch)
+    return InstallPlan(cron, installed, script, backends.block(cron, installed), _notes(installed, settings, env))
 
 
 def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -171,7 +160,7 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
     if timedelta(days=1) % installed.period:
         notes.append("this period does not divide the day: slots fall at other times every day")
     if not installed.alerts.get("receivers"):
-        notes.append("nobody is told when an entry fails: no alerts.receivers in your settings")
+        notes.append("no alerts.receivers in your settings: nobody is told when an entry fails")
     if installed.secret:
         names = ", ".join(sorted(installed.secret))
         notes.append(
@@ -187,54 +176,56 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
 
 
 @dataclass(frozen=True)
-class Done:
+class InstallDone:
     """What install did. ``state`` is how the chain is now (slurm only)."""
 
     changed: bool
-    state: chain.State | None
+    state: keepalive.CronState | None
     notes: tuple[str, ...] = ()
 
 
-def install(plan: Plan, now: datetime, scheduler: chain.Queue | None) -> Done:
-    """Write the folder and start the back end. Raises Refused where it belongs to somebody else, CannotWrite …"""
+def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> InstallDone:
+    """Write the folder and start the back end. Raises Refused where it belongs to another account, CannotWrite …"""
     cron, wanted = plan.cron, plan.installed
     _check_place(cron, wanted)
     before = _before(cron, wanted)
-    if before is not None and not before.removed:
+    lives = before is not None and not before.removed
+    if before is not None and lives:
         wanted = replace(wanted, since=before.since)
-    table = backends.read(wanted.backend, wanted.environment) if plan.lines else ""
+    if plan.lines:
+        backends.read(wanted)  # raises where the cluster has no such table, before anything is written
     notes: tuple[str, ...] = ()
-    script = ""
     if wanted.backend == "slurm":
         wanted, notes = _fit(wanted)
-        script = render.script(cron, wanted.python, chain.directives(cron, wanted))
-    _write_folder(cron, wanted, script)
+    _write_folder(cron, wanted)
     if plan.lines:  # before it is called installed: a table may be refused
-        backends.write(wanted.backend, backends.with_block(table, wanted.id, plan.lines), wanted.environment)
+        backends.put(wanted, plan.lines)
     write_installed(cron, wanted)
-    if before is not None and before.backend != wanted.backend and not before.removed:
-        _leave_table(before)
+    if before is not None and lives and before.backend != wanted.backend:
+        backends.put(before, "")
     changed = before is None or _changed(before, wanted)
     if scheduler is None:
-        return Done(changed, None, notes)
-    if before is not None and changed and not before.removed and before.backend == "slurm":
-        _cancel_pending(wanted, scheduler)  # they would ask for what the old settings asked for
-    state = chain.see_to(cron.root, scheduler, now, thorough=True)
-    if state.revived:  # somebody may have done the same at the same moment: what is there twice goes now
-        chain.see_to(cron.root, scheduler, now, thorough=True)
-    return Done(changed, state, notes)
+        return InstallDone(changed, None, notes)
+    if before is not None and lives and changed and before.backend == "slurm":
+        for job in _jobs(wanted, scheduler):  # they would ask for what the old settings asked for
+            if job.state.waiting:
+                scheduler.cancel(job.base_id, only_pending=True)
+    state = keepalive.see_to(cron.root, scheduler, now, thorough=True)
+    if state.revived:  # another install may have done the same at the same moment: what is there twice goes now
+        keepalive.see_to(cron.root, scheduler, now, thorough=True)
+    return InstallDone(changed, state, notes)
 
 
 def _check_place(cron: CronDir, wanted: Installed) -> None:
-    """Make the folder. Raises NotTrusted where somebody else could put a file into it, or another folder in its place."""
+    """Make the folder. Raises NotTrusted where another account could put a file into it, or another folder in its place."""
     try:
         make_folder(cron.root, FOLDER, parents=True)
-        reason = trust.distrust_folder(cron.root, wanted)
+        reason = distrust_folder(cron.root, wanted)
     except OSError as error:
         raise from_os_error(error, f"make {cron.root}") from None
     if reason:
         raise ownership.NotTrusted(
-            f"{reason}, so whatever is put into {cron.root} could be somebody else's",
+            f"{reason}, so whatever is put into {cron.root} could come from another account",
             hint="choose a folder of your own with --dir DIR, or take the right to write away (chmod go-w). Settings that let"
             " others run programs as you: cron.trusted, cron.trusted_group",
         )
@@ -258,18 +249,12 @@ def _before(cron: CronDir, wanted: Installed) -> Installed | None:
 
 
 def _changed(before: Installed, after: Installed) -> bool:
-    same = replace(
-        after,
-        at=before.at,
-        since=before.since,
-        note=before.note,
-        environment=before.environment,
-        secret=before.secret,
-    )
-    return before != same
+    volatile = {name: getattr(before, name) for name in ("at", "since", "note", "environment", "secret")}
+    return before != replace(after, **volatile)
 
 
-def _write_folder(cron: CronDir, installed: Installed, script: str) -> None:
+def _write_folder(cron: CronDir, installed: Installed) -> None:
+    script = chain.script(cron, installed) if installed.backend == "slurm" else ""
     try:
         for folder in (*(cron.folder(name) for name in FOLDERS), cron.slots, cron.runs, cron.log):
             make_folder(folder, parents=True)
@@ -317,59 +302,88 @@ def _fit(installed: Installed) -> tuple[Installed, tuple[str, ...]]:
 
 
 def _limit(text: str) -> timedelta | None:
-    from ftsupervise.units import parse_slurm_time
-
     try:
         return parse_slurm_time(text) if re.match(r"\d", text) else None
     except ValueError:
         return None
 
 
-def _cancel_pending(installed: Installed, scheduler: chain.Queue) -> None:
-    for job in scheduler.queue(users=(installed.owner,)):
-        if slot_of(job.comment, installed.id) is not None and job.state.waiting:
-            scheduler.cancel(job.base_id, only_pending=True)
-
-
-def _leave_table(before: Installed) -> None:
-    if before.backend in ("crontab", "scrontab"):
-        table = backends.read(before.backend, before.environment)
-        rest = backends.with_block(table, before.id, "")
-        if rest != table:
-            backends.write(before.backend, rest, before.environment)
+def _jobs(installed: Installed, scheduler: Slurm) -> list[Job]:
+    """Its ticks in the queue."""
+    found = scheduler.queue(users=(installed.owner,))
+    return [job for job in found if chain.slot_of(job.comment, installed.id) is not None]
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemoveDone:
     """What remove did. ``left``: why some jobs may still stand in the queue; they do nothing when they start."""
 
     cancelled: tuple[str, ...] = ()
     left: str = ""
 
 
-def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: chain.Queue | None) -> Removed:
+def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm | None) -> RemoveDone:
     """End the cron: first written down, so that whatever still starts does nothing; then its jobs and lines go.
 
-    Folders, files and outputs stay. Raises Refused where it is somebody else's, CannotWrite.
+    Folders, files and outputs stay. Raises Refused where it is another account's, CannotWrite.
     """
     if installed.owner != user_name():
         raise Refused(f"the cron in {cron.root} is {installed.owner}'s", hint="ask them to remove it")
     when = f"by {installed.owner} on {os.uname().nodename}, {now:%Y-%m-%d %H:%M} UTC"
     write_installed(cron, replace(installed, removed=installed.removed or when))
-    _leave_table(installed)
-    cancelled: list[str] = []
+    backends.put(installed, "")
     if scheduler is None:
-        return Removed()
+        return RemoveDone()
+    cancelled: dict[str, None] = {}
+    left = ""
     try:
         for _ in range(2):  # a tick that was running may have submitted one more
-            jobs = [
-                j for j in scheduler.queue(users=(installed.owner,)) if slot_of(j.comment, installed.id) is not None
-            ]
-            for job in jobs:
+            for job in _jobs(installed, scheduler):
                 scheduler.cancel(job.base_id)
-                cancelled.append(job.base_id)
-            if not jobs:
-                break
+                cancelled[job.base_id] = None
     except Error as error:
-        return Removed(tuple(dict.fromkeys(cancelled)), error.message)
-    return Removed(tuple(dict.fromkeys(cancelled)))
+        left = error.message
+    return RemoveDone(tuple(cancelled), left)
+
+
+# ------------------------------------------------------------------------------------------------ built-in scripts
+
+
+@dataclass(frozen=True)
+class BuiltinScript:
+    """One script that comes with ftsupervise: where it belongs, and the first line of what it says about itself."""
+
+    folder: str  # "hourly"
+    name: str
+    about: str
+    text: str
+
+
+def builtin_scripts() -> tuple[BuiltinScript, ...]:
+    """All of them, by folder and name; those that are jobs of their own come last."""
+    top = resources.files("ftsupervise.cron")
+    found = []
+    for place in (top, top / "as-jobs"):
+        for folder in sorted(place.iterdir(), key=lambda one: one.name):
+            if folder.name.startswith("cron.") and folder.is_dir():
+                for script in sorted(folder.iterdir(), key=lambda one: one.name):
+                    text = script.read_text("utf-8")
+                    about = next((line[2:] for line in text.splitlines() if line.startswith("# ")), "")
+                    found.append(BuiltinScript(folder.name.removeprefix("cron."), script.name, about, text))
+    return tuple(found)
+
+
+def add(cron: CronDir, name: str, folder: str | None = None) -> str:
+    """Put the script called ``name`` into its folder (or ``folder``); its path. Raises NotFound, Refused if it is there."""
+    known = {one.name: one for one in builtin_scripts()}
+    if name not in known:
+        raise NotFound(f"no ready-made script is called {name!r}", hint=f"there are: {', '.join(known)}")
+    one = known[name]
+    path = cron.folder(folder or one.folder) / name
+    if path.exists():
+        raise Refused(f"{path} is there already", hint="it was left as it is")
+    try:
+        write_whole(path, one.text, mode=0o755)
+    except OSError as error:
+        raise from_os_error(error, f"write {path}") from None
+    return str(path)

@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
-from ftsupervise.crontab import chain
+from ftsupervise.crontab import keepalive
 from ftsupervise.crontab.entries import find
 from ftsupervise.crontab.install import decide, install
 from ftsupervise.errors import NotPermitted
@@ -164,7 +164,7 @@ def test_a_cron_that_a_stranger_wrote_is_shown_and_nothing_of_it_is_run(folder: 
             assert f"belongs to {STRANGER}" in done.stderr + done.stdout, words
         shutil.chown(folder.cron.installed, "root")
     shutil.chown(folder.cron.installed, STRANGER)
-    found = chain.see_to(folder.cron.root, FakeQueue(), NINE)
+    found = keepalive.see_to(folder.cron.root, FakeQueue(), NINE)
     assert found.health is Health.UNKNOWN
     assert not (top / "witness").exists()
 
@@ -196,7 +196,7 @@ def test_a_colleagues_cron_cannot_be_read_and_it_is_said_whose_it_is(folder: Fol
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
         try:
-            os.write(writer, chain.see_to(folder.cron.root, FakeQueue(), NINE, thorough=True).words.encode())
+            os.write(writer, keepalive.see_to(folder.cron.root, FakeQueue(), NINE, thorough=True).words.encode())
         finally:
             os._exit(0)
     os.close(writer)

@@ -11,8 +11,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from ftsupervise.crontab import claims
-from ftsupervise.crontab.place import need_installed
+from ftsupervise.crontab import history
+from ftsupervise.crontab.installation import need_installed
 from ftsupervise.rundir.records import read_json
 from tests.slurm.cron_lab import Lab, OneCron, now
 
@@ -57,14 +57,14 @@ def killed_at_once(one: OneCron) -> bool:
 
 def killed_after_it_queued(one: OneCron) -> bool:
     """SIGKILL as soon as the slot's successors are in the queue, before or while the entries run."""
-    seen = set(claims.claimed(one.cron))
+    seen = set(history.slots(one.cron))
     until = time.monotonic() + max(3 * one.period, 60)
     while time.monotonic() < until:
-        fresh = [at for at in claims.claimed(one.cron) if at not in seen]
-        if fresh and claims.is_ensured(one.cron, fresh[-1], 0):
+        fresh = [at for at in history.slots(one.cron) if at not in seen]
+        if fresh and history.is_ensured(one.cron, fresh[-1], 0):
             if sum(kill_job(one, job) for job in one.running()) > 0:
                 return True
-            seen = set(claims.claimed(one.cron))  # it was over before we came
+            seen = set(history.slots(one.cron))  # it was over before we came
         time.sleep(0.01)
     return False
 
@@ -120,7 +120,7 @@ def installed_by_two(one: OneCron) -> bool:
 
 def everything_cancelled_and_a_run_notices(one: OneCron) -> bool:
     """scancel of the whole chain: a run's own job, looking once a period, brings it back."""
-    from ftsupervise.crontab.chain import look_after
+    from ftsupervise.crontab.keepalive import look_after
     from ftsupervise.model import Health
 
     bound = time.monotonic() + 60
@@ -197,7 +197,7 @@ def time_limit_reached(one: OneCron) -> bool:
     while time.monotonic() < until and not job:
         busy = [one.cron.runs / "minutely.long" / "last" / "start.json"]
         record = read_json(busy[0]) if busy[0].exists() else None
-        job = str(record["tick_job"]) if record and str(record["tick_job"]) in one.running() else ""
+        job = str(record.get("tick_job")) if record and str(record.get("tick_job")) in one.running() else ""
         time.sleep(0.2)
     if not job:
         return False

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from ftsupervise.crontab.place import CronDir, need_installed
+from ftsupervise.crontab.chain import CronChain, chain_in
+from ftsupervise.crontab.installation import CronDir, need_installed
 from ftsupervise.crontab.schedule import ceiling, floor
-from ftsupervise.crontab.successors import Chain, chain
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
@@ -80,15 +80,15 @@ class OneCron:
     def slurm(self) -> Slurm:
         return Slurm(self.env)
 
-    def chain(self) -> Chain:
+    def chain(self) -> CronChain:
         """What stands in the queue now. Raises SchedulerUnavailable."""
         installed = need_installed(self.cron)
         jobs = self.slurm().queue()
-        return chain(jobs, installed.id, now(), installed.period, SPARES)
+        return chain_in(jobs, installed.id, now(), installed.period, SPARES)
 
     def live_chains(self) -> int:
         """How many jobs there are for the slot that has most; 0 when the chain is dead."""
-        from ftsupervise.crontab.successors import slot_of
+        from ftsupervise.crontab.chain import slot_of
 
         installed = need_installed(self.cron)
         slots = Counter(

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.crontab.place import need_installed
-from ftsupervise.crontab.successors import slot_of
+from ftsupervise.crontab.chain import slot_of
+from ftsupervise.crontab.installation import need_installed
 from ftsupervise.host.procfs import identity
 from ftsupervise.rundir.records import read_json
 from ftsupervise.sandbox import Sandbox

@@ -12,10 +12,10 @@ from pathlib import Path
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
 from ftsupervise.crontab import history
-from ftsupervise.crontab.history import Ran
+from ftsupervise.crontab.history import EntryRun
 from ftsupervise.crontab.install import decide, install
-from ftsupervise.crontab.place import CronDir, Installed, read_installed, write_installed
-from ftsupervise.crontab.tick import Ticked, tick
+from ftsupervise.crontab.installation import CronDir, Installed, read_installed, write_installed
+from ftsupervise.crontab.tick import CronTicked, tick
 from ftsupervise.model import Job, JobState, Submitted
 
 NINE = datetime(2026, 11, 21, 9, 0, tzinfo=timezone.utc)
@@ -108,13 +108,13 @@ class Folder:
         path.chmod(mode)
         return path
 
-    def tick(self, now: datetime, *, slot: datetime | None = None, job_id: str = "") -> Ticked:
+    def tick(self, now: datetime, *, slot: datetime | None = None, job_id: str = "") -> CronTicked:
         self.ticks += 1
         done = tick(self.cron, slot=slot, now=now, job_id=job_id, slurm=lambda _: self.queue, jobs=lambda _: self.queue)
         assert done is not None
         return done
 
-    def runs(self, key: str) -> tuple[Ran, ...]:
+    def runs(self, key: str) -> tuple[EntryRun, ...]:
         return history.runs(self.cron, key)
 
     def output(self, key: str) -> str:

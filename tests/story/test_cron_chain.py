@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.crontab import chain
+from ftsupervise.crontab import chain, keepalive
+from ftsupervise.crontab.chain import slot_comment, slot_of
 from ftsupervise.crontab.install import remove
 from ftsupervise.crontab.schedule import slots_after
-from ftsupervise.crontab.successors import slot_comment, slot_of
 from ftsupervise.model import Health, JobState
 from tests.story.cron_folder import NINE, Folder, make
 from tests.story.test_cron_tick import alerts_to
@@ -50,7 +50,7 @@ def test_an_install_puts_the_next_slots_in_the_queue_and_a_tick_adds_one(folder:
 def test_a_controller_that_is_down_changes_nothing_and_the_spares_carry_on(folder: Folder) -> None:
     folder.queue.down = "Unable to contact slurm controller"
     done = tick(folder, 0, "1")
-    assert done.blind
+    assert done.chain is None
     folder.queue.down = ""
     assert ahead(folder) == [5, 10]
     tick(folder, 5, "2")
@@ -77,11 +77,11 @@ def test_a_second_job_of_a_slot_asks_nobody_when_the_first_kept_the_chain(folder
 
 
 def test_a_second_job_of_a_slot_keeps_the_chain_when_the_first_was_killed_at_once(folder: Folder) -> None:
-    from ftsupervise.crontab import claims
+    from ftsupervise.crontab import history
 
     folder.change(period=timedelta(seconds=4))
     folder.queue.jobs.clear()
-    claims.claim(folder.cron, NINE, NINE, "1")
+    history.claim_slot(folder.cron, NINE, NINE, "1")
     done = folder.tick(NINE + timedelta(seconds=1), slot=NINE, job_id="2")
     assert not done.claimed
     assert done.extended is not None
@@ -91,7 +91,7 @@ def test_a_second_job_of_a_slot_keeps_the_chain_when_the_first_was_killed_at_onc
 def test_ensure_asks_nobody_while_slots_come(folder: Folder) -> None:
     tick(folder, 0, "1")
     folder.queue.asked = 0
-    assert "alive" in chain.ensure(folder.cron.root, folder.queue, NINE + timedelta(minutes=4))
+    assert "alive" in keepalive.see_to(folder.cron.root, folder.queue, NINE + timedelta(minutes=4)).words
     assert folder.queue.asked == 0
 
 
@@ -99,52 +99,52 @@ def test_ensure_brings_a_dead_chain_back_with_one_question_and_only_once(folder:
     folder.queue.jobs.clear()
     later = NINE + timedelta(minutes=20)
     folder.queue.asked = 0
-    assert "brought back" in chain.ensure(folder.cron.root, folder.queue, later)
+    assert "brought back" in keepalive.see_to(folder.cron.root, folder.queue, later).words
     assert folder.queue.asked == 1
     assert ahead(folder) == [25, 30, 35]
-    assert "somebody else" in chain.ensure(folder.cron.root, folder.queue, later + timedelta(seconds=3))
+    assert "another command" in keepalive.see_to(folder.cron.root, folder.queue, later + timedelta(seconds=3)).words
     assert ahead(folder) == [25, 30, 35]
 
 
 def test_ensure_leaves_a_cron_alone_that_was_removed_or_never_there(folder: Folder, tmp_path: Path) -> None:
     assert remove(folder.cron, folder.installed, NINE, folder.queue).cancelled == ("1", "2", "3")
     later = NINE + timedelta(hours=1)
-    assert "was removed" in chain.ensure(folder.cron.root, folder.queue, later)
-    assert "no cron is installed" in chain.ensure(tmp_path / "nowhere", folder.queue, later)
-    assert chain.look_after(tmp_path / "nowhere", folder.queue, later, run="x") is None
+    assert "was removed" in keepalive.see_to(folder.cron.root, folder.queue, later).words
+    assert "no cron is installed" in keepalive.see_to(tmp_path / "nowhere", folder.queue, later).words
+    assert keepalive.look_after(tmp_path / "nowhere", folder.queue, later, run="x") is None
     assert ahead(folder) == []
 
 
 def test_ensure_never_raises_whatever_lies_in_the_folder(folder: Folder) -> None:
     folder.cron.installed.write_text('{"id": 3}')
-    assert "cannot tell" in chain.ensure(folder.cron.root, folder.queue, NINE)
+    assert "cannot tell" in keepalive.see_to(folder.cron.root, folder.queue, NINE).words
     folder.cron.installed.write_text("\0")
-    assert "cannot tell" in chain.ensure(folder.cron.root, folder.queue, NINE)
+    assert "cannot tell" in keepalive.see_to(folder.cron.root, folder.queue, NINE).words
 
 
 def test_the_runs_own_job_says_when_the_cron_is_dead_and_cannot_be_brought_back(folder: Folder) -> None:
     folder.queue.jobs.clear()
     folder.queue.refuses = "Access/permission denied"
-    found = chain.look_after(folder.cron.root, folder.queue, NINE + timedelta(minutes=11), run="train")
+    found = keepalive.look_after(folder.cron.root, folder.queue, NINE + timedelta(minutes=11), run="train")
     assert found is not None
     assert (found.health, found.run) == (Health.BAD, "train")
     assert "permission denied" in found.summary
     folder.queue.refuses = ""
-    again = chain.look_after(folder.cron.root, folder.queue, NINE + timedelta(minutes=16), run="train")
+    again = keepalive.look_after(folder.cron.root, folder.queue, NINE + timedelta(minutes=16), run="train")
     assert again is not None
     assert again.health is Health.OK
 
 
 def test_a_controller_that_does_not_answer_is_no_verdict_about_the_cron(folder: Folder) -> None:
     folder.queue.down = "Socket timed out"
-    found = chain.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=2), run="train")
+    found = keepalive.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=2), run="train")
     assert found is not None
     assert found.health is Health.UNKNOWN
 
 
 def test_jobs_in_the_queue_that_never_become_slots_are_told(folder: Folder) -> None:
     """Python was taken away from under it: every job starts, fails, and leaves no trace but the lack of slots."""
-    found = chain.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=2), run="train")
+    found = keepalive.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=2), run="train")
     assert found is not None
     assert found.health is Health.BAD
     assert "no slot for 2h" in found.summary
@@ -153,7 +153,7 @@ def test_jobs_in_the_queue_that_never_become_slots_are_told(folder: Folder) -> N
 def test_a_colleagues_cron_is_looked_at_and_not_touched(folder: Folder) -> None:
     folder.change(owner="somebody-else")
     folder.queue.jobs.clear()
-    found = chain.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=1), run="train")
+    found = keepalive.look_after(folder.cron.root, folder.queue, NINE + timedelta(hours=1), run="train")
     assert found is not None
     assert found.health is Health.BAD
     assert "somebody-else" in found.summary
@@ -173,7 +173,7 @@ def test_typing_install_again_with_another_period_leaves_one_chain_of_the_new_on
     other = make(tmp_path, backend="slurm", period=timedelta(minutes=30))
     assert other.installed.id == folder.installed.id
     other.queue.jobs = dict(folder.queue.jobs)  # one cluster
-    done = chain.see_to(other.cron.root, other.queue, NINE, thorough=True)
+    done = keepalive.see_to(other.cron.root, other.queue, NINE, thorough=True)
     assert done.health is Health.OK
     minutes = ahead(other)
     assert set(minutes) == {0, 30, 60, 90} - {0} | {m for m in minutes if m % 30 == 0}
@@ -191,17 +191,17 @@ def test_a_dropped_job_script_is_submitted_and_followed_to_its_end(folder: Folde
     drop_job(folder)
     tick(folder, 0, "1")
     (run,) = folder.runs("minutely.report.slurm")
-    assert run.job_id == "5"
+    assert run.start.job_id == "5"
     script = folder.queue.scripts["5"]
     assert script.startswith("#!/bin/sh\n#SBATCH --job-name=report.slurm\n")
     assert f"#SBATCH --output={run.folder}/output\necho x" in script
     tick(folder, 5, "2")
-    assert folder.runs("minutely.report.slurm")[0].words == "skipped: its job 5 is PENDING"
+    assert folder.runs("minutely.report.slurm")[0].end.words == "skipped: its job 5 is PENDING"
     folder.queue.end("5", JobState.COMPLETED)
     tick(folder, 10, "3")
     newest, skipped, first = folder.runs("minutely.report.slurm")
-    assert (first.outcome, first.words) == ("ok", "job 5 COMPLETED")
-    assert skipped.outcome == "skipped"
+    assert (first.end.outcome, first.end.words) == ("ok", "job 5 COMPLETED")
+    assert skipped.end.outcome == "skipped"
     assert newest.open
 
 
@@ -220,7 +220,7 @@ def test_a_job_that_nobody_saw_end_is_neither_a_failure_nor_a_success(folder: Fo
     del folder.queue.jobs["5"]
     folder.queue.end("2", JobState.RUNNING)
     assert not [w for w in folder.tick(NINE + P5, slot=NINE + P5, job_id="2").told if "report" in w]
-    assert folder.runs("minutely.report.slurm")[1].outcome == "unknown"
+    assert folder.runs("minutely.report.slurm")[1].end.outcome == "unknown"
 
 
 def test_no_job_is_submitted_while_nobody_can_say_whether_the_last_one_runs(folder: Folder) -> None:
@@ -236,8 +236,8 @@ def test_what_sbatch_refuses_is_a_failure_with_its_words(folder: Folder) -> None
     (folder.cron.folder("minutely") / "bad.slurm").write_text("echo no interpreter\n")
     tick(folder, 0, "1")
     (run,) = folder.runs("minutely.bad.slurm")
-    assert run.outcome == "failed"
-    assert "#!/bin/bash" in run.words
+    assert run.end.outcome == "failed"
+    assert "#!/bin/bash" in run.end.words
 
 
 def test_alerts_settings_that_cannot_be_read_stop_nothing(folder: Folder) -> None:

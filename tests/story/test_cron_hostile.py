@@ -6,17 +6,16 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from ftsupervise.crontab import claims, history, render
-from ftsupervise.crontab.chain import directives
-from ftsupervise.crontab.mutual import command as keep_alive
-from ftsupervise.crontab.report import gather
+from ftsupervise.crontab import history
+from ftsupervise.crontab.chain import command, script
+from ftsupervise.crontab.status import gather
 from ftsupervise.crontab.tick import tick
+from ftsupervise.host import interpreter
 from ftsupervise.model import Submitted
 from tests.story.cron_folder import NINE, FakeQueue, Folder, make
 from tests.story.test_cron_tick import alerts_to
@@ -78,8 +77,8 @@ def test_no_secret_is_given_to_slurm_and_a_dropped_shell_script_has_them_all_the
     assert "hooks.slack.com" not in str(environments)
     scripts = sorted(secretive.cron.runs.glob("*/2*/job.sbatch"))
     assert len(scripts) == 2
-    for script in scripts:
-        assert "hunter2" not in script.read_text()
+    for one in scripts:
+        assert "hunter2" not in one.read_text()
     assert "secrets.env" not in scripts[0].read_text()  # Python reads no such lines
     done = subprocess.run(["/bin/sh", scripts[1]], env={}, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == f"{PROXY} {HOOK}\n"
@@ -106,18 +105,18 @@ def test_no_module_in_the_current_directory_is_run_by_a_tick_a_table_or_the_keep
     for name in ("click", "signal", "json", "yaml", "ftsupervise", "sitecustomize"):
         (hostile / f"{name}.py").write_text(HOSTILE)
     folder.drop("minutely", "check", "echo x")
-    script = tmp_path / "tick.sbatch"
-    script.write_text(render.script(folder.cron, sys.executable, directives(folder.cron, folder.installed)))
+    slot = tmp_path / "tick.sbatch"
+    slot.write_text(script(folder.cron, folder.installed))
     for argv in (
-        render.command(folder.cron, sys.executable),
-        ("/bin/sh", str(script), "1795252200"),
-        keep_alive(tmp_path / "no-run"),
+        command(folder.cron, folder.installed),
+        ("/bin/sh", str(slot), "1795252200"),
+        tuple(interpreter.command("cron", "ensure", "--run", str(tmp_path / "no-run"))),
     ):
         env = {**os.environ, "SLURM_JOB_ID": "7"}
         done = subprocess.run(argv, cwd=hostile, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert "HOSTILE" not in done.stderr + "".join(path.read_text() for path in folder.cron.log.iterdir()), argv
-    assert f"#SBATCH --chdir={folder.cron.state}\n" in script.read_text()
-    assert len(claims.claimed(folder.cron)) >= 1, "and they did tick"
+    assert f"#SBATCH --chdir={folder.cron.state}\n" in slot.read_text()
+    assert len(history.slots(folder.cron)) >= 1, "and they did tick"
 
 
 def test_a_relative_part_of_the_path_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,17 +222,17 @@ def test_what_lies_in_place_of_an_output_or_a_record_holds_no_tick(folder: Folde
     place.mkdir(parents=True)
     os.mkfifo(place / "since")
     assert folder.tick(NINE).worked.ran == ("minutely/good",)
-    ran = history.claim(folder.cron, "minutely.good", NINE + P5, {"at": NINE.isoformat()})
+    ran = history.claim_run(folder.cron, "minutely.good", NINE + P5, history.RunStart(at=NINE))
     assert ran is not None
-    from ftsupervise.crontab.execute import Output
+    from ftsupervise.crontab.execute import BoundedOutput
 
     os.mkfifo(ran / "output")
-    output = Output(ran / "output", 1000)
+    output = BoundedOutput(ran / "output", 1000)
     output.write(b"x")
     output.close()
     (ran / "output").unlink()
     (ran / "output").symlink_to(folder.cron.root / "stolen")
-    output = Output(ran / "output", 1000)
+    output = BoundedOutput(ran / "output", 1000)
     output.write(b"x")
     output.close()
     assert not (folder.cron.root / "stolen").exists()

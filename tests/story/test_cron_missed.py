@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from ftsupervise.crontab import backends, chain
+from ftsupervise.crontab import backends, keepalive
 from ftsupervise.crontab.install import remove
-from ftsupervise.crontab.report import gather
+from ftsupervise.crontab.status import gather
 from ftsupervise.model import Health
 from tests.story.cron_folder import NINE, Folder, make
 from tests.story.test_cron_commands import Desk
@@ -79,15 +80,15 @@ def verdict(folder: Folder, minutes: float) -> str:
 def test_a_loop_that_nobody_has_started_is_not_alive_however_often_it_is_installed(tmp_path: Path) -> None:
     folder = make(tmp_path)
     assert verdict(folder, 1) == "UNSTARTED"
-    found = chain.see_to(folder.cron.root, folder.queue, NINE)
+    found = keepalive.see_to(folder.cron.root, folder.queue, NINE)
     assert found.health is Health.UNKNOWN
-    assert "nobody has started its loop" in found.words
+    assert "its loop has not been started" in found.words
     assert f"--dir {folder.cron.root}" in found.words
     folder.tick(NINE)
     assert verdict(folder, 1) == "ALIVE"
     make(tmp_path, now=NINE + timedelta(minutes=30))  # the loop was stopped, and install typed again
     assert verdict(folder, 31) == "DEAD"
-    assert chain.see_to(folder.cron.root, folder.queue, NINE + timedelta(minutes=31)).health is Health.BAD
+    assert keepalive.see_to(folder.cron.root, folder.queue, NINE + timedelta(minutes=31)).health is Health.BAD
 
 
 def test_the_ticks_of_one_back_end_are_no_sign_of_life_of_another(tmp_path: Path) -> None:
@@ -149,8 +150,10 @@ def test_lines_that_scancel_has_disabled_are_seen_and_put_back(desk: Desk) -> No
     assert table.read_text() == "0 0 * * * theirs\n"
 
 
-def test_the_marks_around_our_lines_are_found_if_they_were_disabled_too() -> None:
-    ours = backends.block("scrontab", "c0de", P5, ("x",), ("--time=3",))
+def test_the_marks_around_our_lines_are_found_if_they_were_disabled_too(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    installed = replace(folder.installed, backend="scrontab", id="c0de")
+    ours = backends.block(folder.cron, installed)
     off = "".join(f"#DISABLED: {line}\n" for line in ours.splitlines())
     assert backends.with_block(f"0 0 * * * a\n{off}", "c0de", ours) == f"0 0 * * * a\n{ours}"
 
@@ -179,6 +182,6 @@ def test_a_dead_chain_and_status_say_which_nodes_were_drained(tmp_path: Path) ->
     folder = make(tmp_path, backend="slurm")
     folder.queue.drained_nodes = ("node-3",)
     later = NINE + timedelta(hours=1)
-    said = chain.see_to(folder.cron.root, folder.queue, later).words
+    said = keepalive.see_to(folder.cron.root, folder.queue, later).words
     assert "no slot for 1h" in said and "drained node-3" in said
     assert gather(folder.cron, folder.installed, folder.queue, later).drained == ("node-3",)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.crontab import claims, history
-from ftsupervise.crontab.report import gather
+from ftsupervise.crontab import history
+from ftsupervise.crontab.status import gather
 from ftsupervise.model import JobState
 from tests.story.cron_folder import NINE, Folder, make
 
@@ -36,7 +36,7 @@ def test_a_dropped_executable_runs_at_its_next_slot_and_its_output_is_where_stat
     (entry,) = seen.entries
     assert entry.last is not None
     assert entry.last.output.read_text() == "hello at 2026-11-21T09:00:00+00:00\noh\n"
-    assert (entry.word, entry.last.code) == ("ok", 0)
+    assert (entry.word, entry.last.end.code) == ("ok", 0)
     assert entry.next == NINE + timedelta(hours=1)
 
 
@@ -75,7 +75,7 @@ def test_missed_slots_are_made_good_once_and_said(folder: Folder) -> None:
     done = folder.tick(NINE + timedelta(hours=3, minutes=10))
     assert done.worked.ran == ("hourly/job",)
     assert done.worked.missed == {"hourly/job": 3}
-    assert folder.runs("hourly.job")[0].missed == 3
+    assert folder.runs("hourly.job")[0].start.missed == 3
     assert not folder.tick(NINE + timedelta(hours=3, minutes=15)).worked.ran
 
 
@@ -85,7 +85,7 @@ def test_missed_slots_may_be_let_go_and_are_said_all_the_same(tmp_path: Path) ->
     assert folder.tick(NINE).worked.ran
     done = folder.tick(NINE + timedelta(hours=3, minutes=10))
     assert (done.worked.ran, done.worked.missed) == ((), {"hourly/job": 3})
-    assert "3 slots" in folder.runs("hourly.job")[0].words
+    assert "3 slots" in folder.runs("hourly.job")[0].end.words
     assert folder.tick(NINE + timedelta(hours=3, minutes=15)).worked.missed == {}
 
 
@@ -156,11 +156,11 @@ def test_the_crontab_file_runs_with_its_variables_and_standard_input(folder: Fol
 def test_no_entry_runs_beside_itself(folder: Folder) -> None:
     """An earlier tick, on another node, has not come back yet."""
     folder.drop("minutely", "slow", "echo x")
-    record = {"at": NINE.isoformat(), "host": "elsewhere", "pid": 1}
-    assert history.claim(folder.cron, "minutely.slow", NINE, record) is not None
-    assert history.claim(folder.cron, "minutely.slow", NINE, record) is None
+    start = history.RunStart(NINE, host="elsewhere", pid=1)
+    assert history.claim_run(folder.cron, "minutely.slow", NINE, start) is not None
+    assert history.claim_run(folder.cron, "minutely.slow", NINE, start) is None
     assert folder.tick(NINE + P5).worked.skipped == ("minutely/slow",)
-    assert "still runs" in folder.runs("minutely.slow")[0].words
+    assert "still runs" in folder.runs("minutely.slow")[0].end.words
     assert folder.tick(NINE + P5 * 3).worked.ran == ("minutely/slow",)  # the bound of 10m is over: that tick was killed
 
 
@@ -187,11 +187,11 @@ def test_status_counts_missed_slots_and_lateness(folder: Folder) -> None:
 
 def test_records_of_slots_do_not_pile_up(folder: Folder) -> None:
     period = timedelta(minutes=5)
-    for n in range(claims.KEEP + 5):
-        claims.claim(folder.cron, NINE + period * n, NINE, "")
-    claims.prune(folder.cron)
-    kept = claims.claimed(folder.cron)
-    assert len(kept) == claims.KEEP
+    for n in range(history.KEEP + 5):
+        history.claim_slot(folder.cron, NINE + period * n, NINE, "")
+    history.prune_slots(folder.cron)
+    kept = history.slots(folder.cron)
+    assert len(kept) == history.KEEP
     assert kept[0] == NINE + period * 5
 
 
@@ -217,15 +217,15 @@ def test_a_run_whose_tick_was_killed_is_not_waited_for(folder: Folder) -> None:
     folder.drop("minutely", "slow", "echo x")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    record = {"at": NINE.isoformat(), "host": os.uname().nodename, "pid": gone.pid}
-    history.claim(folder.cron, "minutely.slow", NINE, record)
+    start = history.RunStart(NINE, host=os.uname().nodename, pid=gone.pid)
+    history.claim_run(folder.cron, "minutely.slow", NINE, start)
     assert folder.tick(NINE + P5).worked.ran == ("minutely/slow",)
 
 
 def test_three_ticks_in_a_row_that_never_ended_are_an_alert(tmp_path: Path) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     for n in range(3):
-        claims.claim(folder.cron, NINE + P5 * n, NINE + P5 * n, "")
+        history.claim_slot(folder.cron, NINE + P5 * n, NINE + P5 * n, "")
     assert any("cut off before their end" in words for words in folder.tick(NINE + P5 * 3).told)
     folder.tick(NINE + P5 * 4)
     assert "RESOLVED" in (tmp_path / "heard").read_text()

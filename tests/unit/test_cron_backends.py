@@ -9,17 +9,17 @@ import pytest
 
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.cron import Cron
-from ftsupervise.crontab.backends import block, every, with_block
+from ftsupervise.crontab.backends import every, with_block
 from ftsupervise.crontab.chain import job_limit
-from ftsupervise.crontab.environment import recorded
-from ftsupervise.crontab.handover import prepare
-from ftsupervise.crontab.install import Plan, decide
+from ftsupervise.crontab.install import InstallPlan, decide
+from ftsupervise.crontab.installation import recorded
+from ftsupervise.crontab.job_entries import completed
 from ftsupervise.errors import ConfigError, UsageError
 
 NOW = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)
 
 
-def plan(tmp_path: Path, env: dict[str, str] | None = None, **settings: object) -> Plan:
+def plan(tmp_path: Path, env: dict[str, str] | None = None, **settings: object) -> InstallPlan:
     cron = Cron(**{"directory": tmp_path / "cron", "backend": "slurm", **settings})  # type: ignore[arg-type]
     return decide(cron, Alerts(), alerts_from="x", now=NOW, env=env or {"PATH": "/bin"}, python="/venv/bin/python")
 
@@ -37,21 +37,26 @@ def test_a_period_that_five_fields_cannot_say_is_refused(seconds: int) -> None:
         every(timedelta(seconds=seconds))
 
 
-def test_our_block_comes_and_goes_and_leaves_the_rest_as_it_was() -> None:
+def test_our_block_comes_and_goes_and_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
     theirs = "MAILTO=ada\n0 0 * * * backup\n"
-    ours = block("crontab", "c0de", timedelta(minutes=5), ("python", "-m", "x", "a b"), ())
-    table = with_block(theirs, "c0de", ours)
+    made = plan(tmp_path, directory=tmp_path / "a b%", backend="crontab")
+    ours, chain = made.lines, made.installed.id
+    table = with_block(theirs, chain, ours)
     assert table.startswith(theirs)
-    assert "*/5 * * * * python -m x 'a b'" in table
-    assert with_block(table, "c0de", ours) == table
-    assert with_block(table, "c0de", "") == theirs
-    assert with_block("0 0 * * * no newline", "c0de", "") == "0 0 * * * no newline\n"
+    assert "\n*/5 * * * * /venv/bin/python " in table
+    assert f" cron tick --dir '{tmp_path}/a b\\%' >/dev/null 2>&1\n" in table
+    assert with_block(table, chain, ours) == table
+    assert with_block(table, chain, "") == theirs
+    assert with_block("0 0 * * * no newline", chain, "") == "0 0 * * * no newline\n"
     assert with_block(table, "beef", "") == table
 
 
-def test_scrontab_gets_its_options_before_the_line() -> None:
-    lines = block("scrontab", "c0de", timedelta(minutes=5), ("x",), ("--time=3", "--mem=50M")).splitlines()
-    assert lines[1:4] == ["#SCRON --time=3", "#SCRON --mem=50M", "*/5 * * * * x >/dev/null 2>&1"]
+def test_scrontab_gets_its_options_before_the_line(tmp_path: Path) -> None:
+    lines = plan(tmp_path, backend="scrontab", mem="50M").lines.splitlines()
+    assert {"#SCRON --time=00:12:00", "#SCRON --mem=50M"} <= set(lines[1:-2])
+    assert all(line.startswith("#SCRON --") for line in lines[1:-2])
+    assert "#SCRON --no-requeue" not in lines
+    assert lines[-2].startswith("*/5 * * * * /venv/bin/python ")
 
 
 def test_the_environment_keeps_what_is_known_to_be_harmless_and_finds_this_ftsupervise() -> None:
@@ -126,8 +131,8 @@ def test_an_install_that_nobody_hears_of_says_so(tmp_path: Path) -> None:
 )
 def test_a_job_script_keeps_an_output_file_only_if_it_is_an_absolute_path(own: str, kept: bool) -> None:
     text = f"#!/bin/sh\n{own}\n#SBATCH --comment=mine\necho\n"
-    made = prepare(text, name="x", folder=Path("/c/run"), home="/home", comment="ours", options=("--partition=p",))
-    assert bool(made.output) == kept
-    assert ("--output=/c/run/output" in made.text) != kept
-    assert made.text.index("--comment=mine") < made.text.index("--comment=ours") < made.text.index("echo")
-    assert made.text.index("--partition=p") < made.text.index("--comment=mine")
+    made, output = completed(text, ("--partition=p",), "ours", Path("/c/run"))
+    assert bool(output) == kept
+    assert ("--output=/c/run/output" in made) != kept
+    assert made.index("--comment=mine") < made.index("--comment=ours") < made.index("echo")
+    assert made.index("--partition=p") < made.index("--comment=mine")

@@ -6,20 +6,21 @@ import stat
 
 import pytest
 
-from ftsupervise.crontab.parts import Kind, judge, with_directives
+from ftsupervise.crontab.entries import EntryKind, PassedOver, judge
+from ftsupervise.crontab.job_entries import with_directives
 
 FILE = stat.S_IFREG | 0o755
 
 
 @pytest.mark.parametrize("name", ["disk", "check.sh", "fs-watchdog.py", "a_b-1.2"])
 def test_an_executable_runs_also_with_a_dot_in_its_name(name: str) -> None:
-    assert judge(name, FILE, executable=True).kind is Kind.EXECUTABLE
+    assert judge(name, FILE, executable=True) is EntryKind.EXECUTABLE
 
 
 @pytest.mark.parametrize("name", ["slurm-status.slurm", "x.sbatch"])
 def test_a_job_script_is_submitted_whether_it_is_executable_or_not(name: str) -> None:
-    assert judge(name, FILE, executable=True).kind is Kind.JOB
-    assert judge(name, stat.S_IFREG | 0o644, executable=False).kind is Kind.JOB
+    assert judge(name, FILE, executable=True) is EntryKind.JOB
+    assert judge(name, stat.S_IFREG | 0o644, executable=False) is EntryKind.JOB
 
 
 @pytest.mark.parametrize(
@@ -39,14 +40,16 @@ def test_a_job_script_is_submitted_whether_it_is_executable_or_not(name: str) ->
     ],
 )
 def test_what_is_passed_over_says_why(name: str, mode: int, says: str) -> None:
-    verdict = judge(name, mode, executable=bool(mode & 0o100))
-    assert verdict.kind is None
-    assert says in verdict.why
+    passed = judge(name, mode, executable=bool(mode & 0o100))
+    assert isinstance(passed, PassedOver)
+    assert says in passed.why
 
 
 def test_a_readme_is_passed_over_without_an_alert_and_a_forgotten_chmod_is_not() -> None:
-    assert not judge("README.md", stat.S_IFREG | 0o644, executable=False).wanted
-    assert judge("disk", stat.S_IFREG | 0o644, executable=False).wanted
+    for name, wanted in (("README.md", False), ("disk", True)):
+        passed = judge(name, stat.S_IFREG | 0o644, executable=False)
+        assert isinstance(passed, PassedOver)
+        assert passed.wanted == wanted
 
 
 def test_our_lines_stand_around_those_of_the_script() -> None:

@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from ftsupervise.crontab.chain import chain_in, slot_comment, slot_of
 from ftsupervise.crontab.schedule import Schedule, ceiling, check, due, floor, slots_after
-from ftsupervise.crontab.successors import chain, slot_comment, slot_of
 from ftsupervise.model import Job, JobState
 
 UTC = timezone.utc
@@ -47,7 +47,7 @@ def test_a_thousand_slots_with_ticks_that_come_late_drift_by_nothing() -> None:
             Job(str(n), str(n), "ftsupervise-cron", "me", JobState.PENDING, comment=slot_comment("ab", at))
             for n, at in enumerate(pending)
         ]
-        plan = chain(jobs, "ab", now, period, spares)
+        plan = chain_in(jobs, "ab", now, period, spares)
         assert len(plan.submit) == 1  # one sbatch a slot
         pending = sorted([*pending, *plan.submit])
     assert claimed == [floor(start, period) + period * (n + 1) for n in range(1000)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftsupervise.crontab.chain import CronChain, chain_in, slot_comment, slot_of
 from ftsupervise.crontab.schedule import slots_after
-from ftsupervise.crontab.successors import Chain, chain, slot_comment, slot_of
 from ftsupervise.model import Job, JobState
 
 NOW = datetime(2026, 11, 21, 9, 2, 30, tzinfo=timezone.utc)
@@ -23,8 +23,8 @@ def job(number: int, slot: datetime, state: JobState = JobState.PENDING, *, reas
     )
 
 
-def look(*jobs: Job) -> Chain:
-    return chain(jobs, "c0de", NOW, PERIOD, 3)
+def look(*jobs: Job) -> CronChain:
+    return chain_in(jobs, "c0de", NOW, PERIOD, 3)
 
 
 def test_an_empty_queue_lacks_all_successors() -> None:

@@ -1,0 +1,252 @@
+"""Run what is due at one slot: executables here, all at once; job scripts handed to the scheduler. Or one entry now, by hand.
+
+No entry runs beside itself: while its last run goes on, the new one is skipped, and written down as skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftsupervise.crontab import execute, history, job_entries
+from ftsupervise.crontab.chain import entry_comment
+from ftsupervise.crontab.entries import CronEntry, EntryKind, find
+from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart
+from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
+from ftsupervise.crontab.schedule import Due, due
+from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.model import Job, JobState
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.scheduler import Scheduler
+
+ENV_SLOT = "FTSUPERVISE_CRON_SLOT"  # the slot's time, ISO, UTC
+ENV_ENTRY = "FTSUPERVISE_CRON_ENTRY"
+ENV_DIR = "FTSUPERVISE_CRON_DIR"
+
+
+@dataclass(frozen=True)
+class CronSlot:
+    """One slot at work. ``queue`` is what Slurm said about the owner's jobs; None when it could not be asked."""
+
+    cron: CronDir
+    installed: Installed
+    at: datetime
+    now: datetime
+    job_id: str
+    queue: tuple[Job, ...] | None
+    jobs: Callable[[], Scheduler]
+    started: float = field(default_factory=time.monotonic)
+
+    def clock(self) -> datetime:
+        return self.now + timedelta(seconds=time.monotonic() - self.started)
+
+    def lost(self, run: EntryRun) -> bool:
+        return history.lost(run, self.clock(), self.installed.limit, self.living, self.now)
+
+    @property
+    def living(self) -> frozenset[str] | None:
+        """Ids of jobs that run or may yet run; None when Slurm could not be asked."""
+        if self.queue is None:
+            return None
+        return frozenset(job.raw_id or job.base_id for job in self.queue if job.state is not JobState.COMPLETING)
+
+    def claim(self, entry: CronEntry, start: RunStart, at: datetime | None = None) -> Path | None:
+        return history.claim_run(self.cron, entry.key, at or self.at, start)
+
+    def end(self, folder: Path, outcome: str, words: str) -> None:
+        history.write_end(folder, RunEnd(self.clock(), outcome, words))
+
+    def start(self, entry: CronEntry, missed: int = 0) -> RunStart:
+        """The record of a run that begins now."""
+        now, late = self.clock(), round((self.clock() - self.at).total_seconds(), 3)
+        job = entry.kind is EntryKind.JOB
+        comment = entry_comment(self.installed.id, entry.key, stamp(self.at)) if job else ""
+        return RunStart(now, late, os.uname().nodename, os.getpid(), self.job_id, missed, comment)
+
+
+@dataclass(frozen=True)
+class Worked:
+    ran: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    missed: dict[str, int] = field(default_factory=dict)
+    trouble: tuple[str, ...] = ()
+    failed: str = ""  # a mistake of ours ended the work
+
+
+def work(slot: CronSlot, entries: tuple[CronEntry, ...], *, bound: float) -> Worked:
+    """Everything that is due, each for at most ``bound`` seconds. Never raises for one entry."""
+    ran: list[str] = []
+    skipped: list[str] = []
+    missed: dict[str, int] = {}
+    trouble: list[str] = []
+    tasks: list[execute.Task] = []
+    for entry in entries:
+        try:
+            owed = _owed(slot, entry)
+            if owed.missed:
+                missed[entry.name] = len(owed.missed)
+            if not owed.run:
+                _write_missed(slot, entry, owed)
+            elif why := busy(slot, history.newest_begun(slot.cron, entry.key)):
+                skipped.append(entry.name)
+                if folder := slot.claim(entry, slot.start(entry)):
+                    slot.end(folder, "skipped", f"skipped: {why}")
+            else:
+                tasks += _begin(slot, entry, len(owed.missed))
+                ran.append(entry.name)
+        except OSError as error:
+            trouble.append(f"{entry.name}: {error.strerror or error}")
+    if tasks:
+        _execute(slot, tasks, bound, trouble)
+    return Worked(tuple(ran), tuple(skipped), missed, tuple(trouble))
+
+
+def _owed(slot: CronSlot, entry: CronEntry) -> Due:
+    newest = history.runs(slot.cron, entry.key, most=1)
+    period = slot.installed.period
+    seen = newest[0].at if newest else history.first_seen(slot.cron, entry.key, slot.at - period)
+    return due(entry.schedule, slot.at, period, min(seen, slot.at), once=slot.installed.missed == "once")
+
+
+def busy(slot: CronSlot, newest: EntryRun | None) -> str:
+    """Why an entry whose newest run is ``newest`` must not start now; "" if it may."""
+    if newest is None or not newest.open:
+        return ""
+    start = newest.start
+    if start.job_comment:
+        if slot.queue is None:
+            return f"Slurm could not be asked whether its job {start.job_id} still runs"
+        job = job_entries.living(newest, slot.queue)
+        if job is not None:
+            return f"its job {job.id} is {job.state.value}"
+        return f"it is not known whether its job {start.job_id} has ended"  # if it were, ``follow`` had written it down
+    if slot.lost(newest):
+        return ""
+    return f"it still runs since {newest.began:%H:%M:%S} UTC on {start.host or 'another host'}"
+
+
+def _write_missed(slot: CronSlot, entry: CronEntry, owed: Due) -> None:
+    """Record the slots that an entry missed and that are not made good."""
+    if owed.missed and (folder := slot.claim(entry, slot.start(entry), owed.missed[-1])):
+        times = f"{len(owed.missed)} slots" if len(owed.missed) > 1 else "the slot"
+        span = show_duration((slot.at - owed.missed[0]).total_seconds())
+        slot.end(folder, "missed", f"{times} of the last {span} missed, and not made good")
+
+
+# ---------------------------------------------------------------------------------------------------------- one run
+
+
+def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[execute.Task]:
+    """Claim the run and start it: a task to be executed, or none for a job script, which is submitted here."""
+    start = slot.start(entry, missed)
+    try:
+        folder = slot.claim(entry, start)
+    except OSError:  # a full disk, which the disk watchdog among the entries is there to report
+        folder = Path(tempfile.mkdtemp(prefix="ftsupervise-cron-"))
+    if folder is not None and entry.kind is EntryKind.JOB:
+        _submit(slot, entry, folder, start)
+        return []
+    return [] if folder is None else [_task(slot, entry, folder)]
+
+
+def _task(slot: CronSlot, entry: CronEntry, folder: Path) -> execute.Task:
+    """What executes an entry, with the environment that was recorded at install."""
+    ours = {ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name, ENV_DIR: str(slot.cron.root)}
+    env = {**slot.installed.whole_environment, **entry.env, **ours}
+    home = env.get("HOME", "/")
+    return execute.Task(entry.key, entry.argv, env, folder, home if Path(home).is_dir() else "/", entry.stdin)
+
+
+def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> None:
+    """Submit a dropped job script; what went wrong is the end of its run."""
+    env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
+    try:
+        script, output = job_entries.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)
+        job_id = job_entries.submit(script, folder, start.job_comment, env, slot.jobs())
+        history.write_start(folder, replace(start, at=slot.clock(), output=output, job_id=job_id))
+    except SchedulerUnavailable:
+        return  # it may be in the queue all the same: its comment is looked for at the next tick
+    except Error as error:
+        slot.end(folder, "failed", error.message)
+    except (ValueError, OSError) as error:
+        slot.end(folder, "failed", getattr(error, "strerror", None) or str(error))
+
+
+def _execute(
+    slot: CronSlot, tasks: list[execute.Task], bound: float, trouble: list[str], echo: execute.Echo = None
+) -> list[execute.Ended]:
+    folders = {task.key: task.folder for task in tasks}
+    ends = []
+
+    def write_end(ended: execute.Ended) -> None:
+        outcome = "ok" if ended.code == 0 else "failed"
+        record = RunEnd(slot.clock(), outcome, ended.words, ended.code, round(ended.seconds, 3))
+        try:
+            history.write_end(folders[ended.key], record)
+        except OSError as error:
+            trouble.append(f"{ended.key}: {ended.words}; its record cannot be written: {error.strerror}")
+        history.prune_runs(slot.cron, ended.key, slot.installed.keep)
+        ends.append(ended)
+
+    execute.run_all(tasks, bound=bound, output_limit=slot.installed.output, on_end=write_end, echo=echo)
+    return ends
+
+
+# ---------------------------------------------------------------------------------------------------------- by hand
+
+
+@dataclass(frozen=True)
+class RunByHand:
+    """``code`` is the entry's own exit code (1 when it was ended at its bound), 0 for a job that was submitted."""
+
+    folder: Path
+    code: int
+    words: str
+
+
+def entry_called(cron: CronDir, installed: Installed, name: str) -> CronEntry:
+    """The entry ``name``: "hourly/disk", or "disk" if there is one. Raises NotFound, saying why a file is passed over."""
+    found = find(cron, installed)
+    matching = [entry for entry in found.entries if name in (entry.name, entry.name.partition("/")[2])]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise NotFound(f"several entries are called {name!r}", hint=f"one of: {', '.join(e.name for e in matching)}")
+    hint = f"ftsupervise cron list{dir_option(cron)}"
+    for passed in found.passed:
+        if name in (passed.name, passed.name.partition("/")[2]):
+            raise NotFound(f"{passed.name} is passed over: {passed.why}", hint=hint)
+    raise NotFound(f"no entry is called {name!r} in {cron.root}", hint=hint)
+
+
+def run_now(slot: CronSlot, entry: CronEntry, *, again: bool, echo: execute.Echo) -> RunByHand:
+    """Run ``entry`` once, bounded and recorded, as a slot would; ``echo`` gets its output as it comes.
+
+    Raises Refused while it runs already, CannotWrite, the scheduler's errors.
+    """
+    why = busy(slot, history.newest_begun(slot.cron, entry.key))
+    if why and not again:
+        raise Refused(f"{entry.name} is not started: {why}", hint="--again starts it all the same")
+    start = slot.start(entry)
+    folder = slot.claim(entry, start)
+    if folder is None:
+        raise Refused(f"{entry.name} was started this very second", hint="try again")
+    if entry.kind is EntryKind.JOB:
+        _submit(slot, entry, folder, start)
+        newest = history.newest_begun(slot.cron, entry.key)
+        if newest is not None and newest.end.outcome:
+            raise Error(f"{entry.name}: {newest.end.words}")
+        job = newest.start.job_id if newest is not None else ""
+        words = f"submitted as job {job}" if job else "handed to sbatch, which gave no clear answer"
+        return RunByHand(folder, 0, words)
+    (ended,) = _execute(slot, [_task(slot, entry, folder)], slot.installed.limit.total_seconds(), [], echo)
+    code = ended.code
+    return RunByHand(folder, 1 if code is None else code if code >= 0 else 128 - code, ended.words)
