@@ -228,7 +228,7 @@ def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
     if _fields(kind):
         return _record_decoder(kind, lenient)
     if issubclass(kind, Enum):
-        return lambda raw: kind.__members__.get(raw) or kind(raw)
+        return lambda raw: kind.__members__[raw] if raw in kind.__members__ else kind(raw)
     if kind is str:
         return _valued(lambda raw: as_text(raw, bound or LONGEST) if _is_text(raw) else None) if lenient else _text
     simple = {datetime: as_time, int: as_whole, float: as_number, timedelta: _as_duration}.get(kind)

@@ -86,7 +86,7 @@ def test_a_script_that_lost_a_node_starts_again_on_the_nodes_it_is_told(
         lambda: [(here.folder / f"on-2-{n}").read_text().strip() for n in (0, 1)] == ["node-0", "node-2"], "its nodes"
     )
     (here.folder / "go").touch()
-    until(lambda: here.attempts()[-1].cause == "exit 0", "the end")
+    until(lambda: here.attempts()[-1].words == "exit 0", "the end")
     first, second = here.attempts()
     assert first.kind == "node"
     assert second.nodes == ("node-0", "node-2")

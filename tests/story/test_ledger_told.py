@@ -53,4 +53,4 @@ def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(
     )
     if warning is not None:
         (rundir.attempt(1) / WARNING).write_text(warning + "\n")
-    assert ledger(rundir)[0].cause == cause
+    assert ledger(rundir)[0].words == cause

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -93,6 +93,11 @@ class Colour(Enum):
     FIVE = 5
 
 
+class Level(IntEnum):
+    LOW = 0  # a false one
+    HIGH = 1
+
+
 class Inner(NamedTuple):
     at: datetime
     size: int = 7
@@ -108,6 +113,7 @@ class Outer(NamedTuple):
     share: float = 0.5
     wait: timedelta | None = None
     colour: Colour = Colour.RED
+    level: Level = Level.HIGH
     sure: bool = False
     late: bool | None = None
 
@@ -115,6 +121,7 @@ class Outer(NamedTuple):
 WHOLE = Outer(
     *("gpt", 3, Inner(NOW), (Inner(NOW, 1), Inner(NOW, 2)), {"a": "b"}, "p" * 900, 0.25, timedelta(seconds=90)),
     colour=Colour.FIVE,
+    level=Level.LOW,
     sure=True,
 )
 
