@@ -98,7 +98,7 @@ def hurry(args: Sequence[str]) -> None:
 
 def _by_a_clock(args: Sequence[str]) -> bool:
     """Is it an entry of the cron, what running jobs type, or a quiet look that no terminal began?"""
-    from ftsupervise.crontab.environment import ENV_SLOT
+    from ftsupervise.crontab import ENV_SLOT
 
     if ENV_SLOT in os.environ or "--run" in args:
         return True

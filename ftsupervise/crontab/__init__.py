@@ -19,3 +19,7 @@ How the chain lives: every slot of the wall clock (a multiple of the period) has
 the jobs of the next K slots are always in the queue. Each tick asks the queue once and submits what is missing, usually
 one. Of two jobs for one slot the lower id stays. "Cannot tell" submits nothing: the others in the queue are the spare.
 """
+
+ENV_SLOT = "FTSUPERVISE_CRON_SLOT"  # in the environment of an entry: the slot's time, ISO, UTC
+ENV_ENTRY = "FTSUPERVISE_CRON_ENTRY"
+ENV_DIR = "FTSUPERVISE_CRON_DIR"

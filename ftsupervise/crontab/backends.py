@@ -9,12 +9,13 @@ from datetime import timedelta
 from shlex import join
 
 from ftsupervise.crontab import chain
-from ftsupervise.crontab.installation import CronDir, Installed
+from ftsupervise.crontab.installation import CronDir, Installed, user_name
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
 from ftsupervise.host import bounded
 from ftsupervise.units import format_slurm_time
 
 TABLES = ("crontab", "scrontab")
+_BEGIN, _END = "# begin ftsupervise cron ", "# end ftsupervise cron "
 _TIMEOUT = 60.0
 _NOT_FOR_SCRON = ("--no-requeue",)  # Slurm itself requeues such a job for its next time
 
@@ -27,7 +28,7 @@ def block(cron: CronDir, installed: Installed) -> str:
     options = chain.directives(cron, installed) if installed.backend == "scrontab" else ()
     head = [f"#SCRON {option}" for option in options if option not in _NOT_FOR_SCRON]
     line = f"{every(installed.period)} {command} >/dev/null 2>&1"
-    return "\n".join([_begin(installed.id), *head, line, _end(installed.id)]) + "\n"
+    return "\n".join([_BEGIN + installed.id, *head, line, _END + installed.id]) + "\n"
 
 
 def every(period: timedelta) -> str:
@@ -67,13 +68,15 @@ def put(installed: Installed, ours: str) -> None:
 
 
 def lost(installed: Installed) -> str:
-    """What has become of our lines in the person's table; "" when they are there, or are in no table that is seen from here.
+    """What has become of our lines in the person's table; "" when they are there, were removed, or are in a table that cannot
+    be seen from here, as another account's or another machine's.
 
     ``scancel`` of a job of scrontab's puts ``#DISABLED:`` before the lines it came from. Raises as ``read`` does.
     """
     program = installed.backend
-    if program not in TABLES or (program == "crontab" and installed.note.get("host") != os.uname().nodename):
-        return ""  # or it is the table of another machine
+    elsewhere = program == "crontab" and installed.note.get("host") != os.uname().nodename
+    if program not in TABLES or elsewhere or installed.removed or installed.owner != user_name():
+        return ""
     match = _block_of(installed.id).search(read(installed))
     if match is None:
         return f"its lines are no longer in your {program}"
@@ -85,7 +88,7 @@ def lost(installed: Installed) -> str:
 
 def _block_of(chain: str) -> re.Pattern[str]:
     off = r"^(?:#DISABLED: )*"
-    return re.compile(rf"{off}{re.escape(_begin(chain))}\n.*?{off}{re.escape(_end(chain))}\n?", re.M | re.S)
+    return re.compile(rf"{off}{re.escape(_BEGIN + chain)}\n.*?{off}{re.escape(_END + chain)}\n?", re.M | re.S)
 
 
 def read(installed: Installed) -> str:
@@ -107,11 +110,3 @@ def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> b
         return bounded.run(argv, timeout=_TIMEOUT, env=env, stdin=stdin)
     except (FileNotFoundError, PermissionError):
         raise NotFound(f"there is no {argv[0]} on this machine's PATH", hint="--backend slurm, or loop") from None
-
-
-def _begin(chain: str) -> str:
-    return f"# begin ftsupervise cron {chain}"
-
-
-def _end(chain: str) -> str:
-    return f"# end ftsupervise cron {chain}"

@@ -11,7 +11,7 @@ ftsupervise-cron:3f9a1c20:entry:hourly.disk:20261121T090000Z   a job script it s
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
@@ -211,20 +211,20 @@ def script(cron: CronDir, installed: Installed) -> str:
 
     Raises ValueError for what cannot stand in a job script.
     """
+    paths = {"directory": str(cron.root), "state": str(cron.state), "log": str(cron.log)}
+    options, words = directives(cron, installed), command(cron, installed)
+    return render("cron.sbatch.j2", {**paths, "options": options, "command": words, "version": __version__})
+
+
+def render(template: str, values: Mapping[str, object]) -> str:
+    """A file of ours from ``templates/``. Raises ValueError for what cannot be quoted in a job script."""
     from importlib import resources
 
     import jinja2
 
-    source = (resources.files("ftsupervise.templates") / "cron.sbatch.j2").read_text("utf-8")
+    source = (resources.files("ftsupervise.templates") / template).read_text("utf-8")
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
     )
     environment.filters.update(quote=lambda text: shlex.quote(str(text)), sbatch=lambda text: quote(str(text)))
-    return environment.from_string(source).render(
-        options=directives(cron, installed),
-        directory=str(cron.root),
-        state=str(cron.state),
-        log=str(cron.log),
-        version=__version__,
-        command=command(cron, installed),
-    )
+    return environment.from_string(source).render(values)

@@ -14,22 +14,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import execute, history, job_entries
+from ftsupervise.crontab import ENV_DIR, ENV_ENTRY, ENV_SLOT, execute, history, job_entries
 from ftsupervise.crontab.chain import entry_comment
 from ftsupervise.crontab.entries import CronEntry, EntryKind, find
-from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart
+from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart, SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
 from ftsupervise.crontab.schedule import Due, due
 from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.model import Job, JobState
+from ftsupervise.rundir.paths import write_whole
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
-
-ENV_SLOT = "FTSUPERVISE_CRON_SLOT"  # the slot's time, ISO, UTC
-ENV_ENTRY = "FTSUPERVISE_CRON_ENTRY"
-ENV_DIR = "FTSUPERVISE_CRON_DIR"
 
 
 @dataclass(frozen=True)
@@ -72,16 +69,7 @@ class CronSlot:
         return RunStart(now, late, os.uname().nodename, os.getpid(), self.job_id, missed, comment)
 
 
-@dataclass(frozen=True)
-class Worked:
-    ran: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    missed: dict[str, int] = field(default_factory=dict)
-    trouble: tuple[str, ...] = ()
-    failed: str = ""  # a mistake of ours ended the work
-
-
-def work(slot: CronSlot, entries: tuple[CronEntry, ...], *, bound: float) -> Worked:
+def work(slot: CronSlot, entries: tuple[CronEntry, ...], *, bound: float) -> SlotEnd:
     """Everything that is due, each for at most ``bound`` seconds. Never raises for one entry."""
     ran: list[str] = []
     skipped: list[str] = []
@@ -106,7 +94,7 @@ def work(slot: CronSlot, entries: tuple[CronEntry, ...], *, bound: float) -> Wor
             trouble.append(f"{entry.name}: {error.strerror or error}")
     if tasks:
         _execute(slot, tasks, bound, trouble)
-    return Worked(tuple(ran), tuple(skipped), missed, tuple(trouble))
+    return SlotEnd(None, tuple(ran), tuple(skipped), missed, tuple(trouble))
 
 
 def _owed(slot: CronSlot, entry: CronEntry) -> Due:
@@ -170,8 +158,10 @@ def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> 
     env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
     try:
         script, output = job_entries.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)
-        job_id = job_entries.submit(script, folder, start.job_comment, env, slot.jobs())
-        history.write_start(folder, replace(start, at=slot.clock(), output=output, job_id=job_id))
+        copy = folder / "job.sbatch"
+        write_whole(copy, script.encode("utf-8", "surrogateescape"), mode=0o755)
+        job = slot.jobs().submit(script, script_path=copy, token=start.job_comment, env=env)
+        history.write_start(folder, replace(start, at=slot.clock(), output=output, job_id=job.job_id))
     except SchedulerUnavailable:
         return  # it may be in the queue all the same: its comment is looked for at the next tick
     except Error as error:

@@ -13,7 +13,7 @@ from typing import Any
 from ftsupervise.crontab import history
 from ftsupervise.crontab.chain import drained_words, epoch
 from ftsupervise.crontab.dispatch import CronSlot
-from ftsupervise.crontab.entries import CronEntries, PassedOver
+from ftsupervise.crontab.entries import CronEntries
 from ftsupervise.crontab.history import EntryRun
 from ftsupervise.crontab.installation import default_directory
 from ftsupervise.crontab.schedule import floor
@@ -43,7 +43,10 @@ def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[s
     names = {entry.key: entry.name for entry in found.entries}
     keys = dict.fromkeys([*names, *history.keys(slot.cron)])
     out = [_entry(slot, key, names.get(key)) for key in keys]
-    out += [_passed(slot, [one for one in found.passed if one.wanted]), _slots(slot, trouble or _cut_off(slot))]
+    passed = [f"{one.name}: {one.why}" for one in found.passed if one.wanted]
+    shown, bad = "; ".join(passed[:5]) or "nothing", Health.BAD if passed else Health.OK
+    out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED, severity=Severity.INFO))
+    out.append(_slots(slot, trouble or _cut_off(slot)))
     if nodes is not None:
         words = f"cron: {drained_words(nodes) or 'Slurm has drained no node by itself'}"
         names_of = compress_hostlist(tuple(nodes))
@@ -133,13 +136,6 @@ def _judge(runs: Sequence[EntryRun], lost: Sequence[datetime]) -> tuple[Health, 
     return Health.BAD, newest, f"failed: {newest.end.words}{often}"
 
 
-def _passed(slot: CronSlot, passed: Sequence[PassedOver]) -> Finding:
-    """Files and lines that are passed over: one finding for all, so that a forgotten chmod is reported."""
-    shown = "; ".join(f"{one.name}: {one.why}" for one in passed[:5]) or "nothing"
-    health = Health.BAD if passed else Health.OK
-    return _finding(slot, "passed over", health, f"cron passes over {shown}", _PASSED, severity=Severity.INFO)
-
-
 def _slots(slot: CronSlot, trouble: str) -> Finding:
     """The chain itself: successors that could not be submitted, and slots missed before this one."""
     missed, period = missed_slots(slot), slot.installed.period.total_seconds()
@@ -163,15 +159,11 @@ def _slots(slot: CronSlot, trouble: str) -> Finding:
 
 def _cut_off(slot: CronSlot) -> str:
     before = [history.read_slot(slot.cron, at) for at in earlier(slot)[-_CUT_OFF:]]
-    living = slot.living
-    cut = [one for one in before if one.end is None and not _may_live(one.claim.job_id, living)]
+    may_live = {one.claim.job_id for one in before if slot.living is None or one.claim.job_id in slot.living} - {""}
+    cut = [one for one in before if one.end is None and one.claim.job_id not in may_live]
     if len(cut) == _CUT_OFF:
         return f"the last {_CUT_OFF} ticks were cut off before their end: see {slot.cron.log}"
     return ""
-
-
-def _may_live(job_id: str, living: frozenset[str] | None) -> bool:
-    return bool(job_id) and (living is None or job_id in living)
 
 
 def earlier(slot: CronSlot) -> list[datetime]:

@@ -46,30 +46,6 @@ if TYPE_CHECKING:
     from ftsupervise.model import Job
     from ftsupervise.scheduler.slurm import Slurm
 
-README = """\
-The cron of {owner}, kept by ftsupervise. It needs no crontab: {why}.
-
-  drop an executable into cron.minutely, cron.hourly, cron.daily or cron.weekly, and it runs at the next slot
-  drop a job script (.slurm, .sbatch) there, and it is submitted as a job of its own
-  write five-field lines into the file crontab ("*/15 * * * * command", "@hourly command", "@tick command")
-
-  ftsupervise cron status --dir {root}
-  ftsupervise cron list --dir {root}       what runs when, and which files are passed over, and why
-  ls state/runs/*/last/output
-
-A slot comes every {period}; times are in {timezone}. An entry that runs longer than {limit} is ended, and so is what it
-leaves running: longer work belongs in a job script. An entry never runs beside itself. What falls into the hour that
-summer time skips runs right after it; what falls into the hour that comes twice runs once. What lies in these
-folders runs as {owner}, so files that anybody else could have written are passed over.
-"""
-
-CRONTAB = """\
-# minute hour day-of-month month day-of-week command      times are in {timezone}; CRON_TZ=Europe/Berlin sets another
-# */15 * * * * ftsupervise watch --quiet my-run
-# @daily   du -sh "$HOME"
-# @tick    every slot
-"""
-
 
 @dataclass(frozen=True)
 class InstallPlan:
@@ -261,15 +237,15 @@ def _write_folder(cron: CronDir, installed: Installed) -> None:
         cron.state.chmod(0o700)  # outputs, settings and secrets are in it
         words = {
             "owner": installed.owner,
-            "root": cron.root,
+            "root": str(cron.root),
             "why": installed.why.partition(";")[0],
             "timezone": installed.timezone,
             "period": show_duration(installed.period.total_seconds()),
             "limit": show_duration(installed.limit.total_seconds()),
         }
-        write_whole(cron.root / "README", README.format(**words))
+        write_whole(cron.root / "README", chain.render("cron.readme.j2", words))
         if not cron.crontab.exists():
-            write_whole(cron.crontab, CRONTAB.format(**words))
+            write_whole(cron.crontab, chain.render("cron.crontab.j2", words))
         if script:
             write_whole(cron.script, script, mode=0o755)
     except OSError as error:

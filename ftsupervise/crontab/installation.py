@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
-from ftsupervise.host import files, ownership
+from ftsupervise.host import ownership
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import Exact, decode, encode, parse_object, write_json
 
@@ -212,7 +212,8 @@ def user_name(uid: int | None = None) -> str:
 
 def distrust(path: Path, installed: Installed) -> str:
     """Why what the name ``path`` leads to is not believed, as a clause; "" when it is. Raises OSError."""
-    return ownership.distrust_route(path, accounts=_accounts(installed), group=_group(installed))
+    accounts, group = _believed(installed)
+    return ownership.distrust_route(path, accounts=accounts, group=group)
 
 
 def distrust_folder(path: Path, installed: Installed) -> str:
@@ -225,30 +226,21 @@ def distrust_folder(path: Path, installed: Installed) -> str:
 
 def read_believed(path: Path, installed: Installed, limit: int) -> bytes:
     """The bytes of a file that is believed, links followed. Raises NotTrusted, and OSError: EFBIG for more than ``limit``."""
-    reason = distrust(path, installed)
-    fd = files.open_regular(path, follow=True)
-    try:
-        found = os.fstat(fd)
-        if reason:
-            raise ownership.NotTrusted(reason, hint=ownership.remedy(found, path))
-        ownership.require(found, path, accounts=_accounts(installed), group=_group(installed))
-        return files.read_open(fd, limit, path)
-    finally:
-        os.close(fd)
+    if reason := distrust(path, installed):
+        raise ownership.NotTrusted(reason, hint=ownership.remedy(path.stat(), path))
+    accounts, group = _believed(installed)
+    return ownership.read_trusted(path, limit=limit, accounts=accounts, group=group, follow=True)
 
 
-def _accounts(installed: Installed) -> frozenset[int]:
-    known = (ownership.account_id(name) for name in installed.trusted)
-    return frozenset(uid for uid in known if uid is not None)
-
-
-def _group(installed: Installed) -> int | None:
+def _believed(installed: Installed) -> tuple[frozenset[int], int | None]:
+    """The accounts and the group that the settings name."""
     import grp
 
+    accounts = frozenset(uid for uid in map(ownership.account_id, installed.trusted) if uid is not None)
     try:
-        return grp.getgrnam(installed.trusted_group).gr_gid if installed.trusted_group else None
+        return accounts, grp.getgrnam(installed.trusted_group).gr_gid if installed.trusted_group else None
     except KeyError:
-        return None
+        return accounts, None
 
 
 # ------------------------------------------------------------------------------------------------------ environment

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from ftsupervise.crontab.history import EntryRun, RunEnd
 from ftsupervise.crontab.installation import Installed, read_believed
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.model import Job, JobState
-from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.parse import quote
 
 if TYPE_CHECKING:
@@ -85,13 +84,6 @@ def with_directives(script: str, first: tuple[str, ...], last: tuple[str, ...], 
         end += 1
     head = [lines[0], *(f"#SBATCH {option}\n" for option in first)]
     return "".join([*head, *lines[1:end], *(f"#SBATCH {option}\n" for option in last), command, *lines[end:]])
-
-
-def submit(script: str, folder: Path, comment: str, env: Mapping[str, str], jobs: Scheduler) -> str:
-    """The id of the new job. Raises the scheduler's errors, OSError."""
-    copy = folder / "job.sbatch"
-    write_whole(copy, script.encode("utf-8", "surrogateescape"), mode=0o755)
-    return jobs.submit(script, script_path=copy, token=comment, env=env).job_id
 
 
 def living(run: EntryRun, queue: Iterable[Job]) -> Job | None:

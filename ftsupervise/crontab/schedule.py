@@ -91,7 +91,6 @@ class Due:
     """What one entry is owed at one slot."""
 
     run: bool = False
-    late: bool = False  # it is run now because an earlier slot was missed
     missed: tuple[datetime, ...] = ()  # earlier slots at which it should have run and did not
 
 
@@ -112,5 +111,4 @@ def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *
             break
         missed.append(ceiling(found, period))
         at = missed[-1]  # the other times of the same slot are the same run
-    late = once and bool(missed) and not now
-    return Due(run=now or late, late=late, missed=tuple(missed))
+    return Due(run=now or (once and bool(missed)), missed=tuple(missed))

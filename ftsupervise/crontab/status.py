@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.crontab import backends, chain, history
 from ftsupervise.crontab.entries import CronEntry, PassedOver, find
 from ftsupervise.crontab.history import EntryRun, SlotRecord
-from ftsupervise.crontab.installation import CronDir, Installed, user_name
+from ftsupervise.crontab.installation import CronDir, Installed
 from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.errors import Error
 from ftsupervise.printable import printable
@@ -125,7 +125,11 @@ def gather(cron: CronDir, installed: Installed, scheduler: Slurm | None, now: da
             living = frozenset(job.raw_id or job.base_id for job in jobs)
         except Error as error:
             blind = error.message
-    lost, unread = _lost_lines(installed)
+    lost = ""
+    try:
+        lost = backends.lost(installed)
+    except Error as error:
+        blind = blind or error.message
     found = find(cron, installed)
     ahead = seen.ahead[0] if seen is not None and seen.ahead else None
     usual = floor(now, installed.period) + installed.period if installed.backend != "slurm" else None
@@ -134,7 +138,7 @@ def gather(cron: CronDir, installed: Installed, scheduler: Slurm | None, now: da
         cron=cron,
         installed=installed,
         chain=seen,
-        blind=blind or unread,
+        blind=blind,
         slots=slots_until((history.read_slot(cron, at) for at in history.slots(cron, now)), installed, now),
         newest=history.newest_slot(cron, installed, now),
         drained=(chain.drained(scheduler) or ()) if scheduler is not None and jobs is not None else (),
@@ -161,16 +165,6 @@ def next_slot(entry: CronEntry, installed: Installed, now: datetime) -> datetime
     """The slot at which ``entry`` runs next; None if it never does."""
     due = entry.schedule.next_after(now, installed.period)
     return ceiling(due, installed.period) if due is not None else None
-
-
-def _lost_lines(installed: Installed) -> tuple[str, str]:
-    """(what is wrong with our lines in the person's table, why it could not be read)."""
-    if installed.removed or installed.owner != user_name():
-        return "", ""
-    try:
-        return backends.lost(installed), ""
-    except Error as error:
-        return "", error.message
 
 
 def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime) -> SlotsSeen:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.crontab import chain, history, job_entries
-from ftsupervise.crontab.dispatch import CronSlot, Worked, work
+from ftsupervise.crontab.dispatch import CronSlot, work
 from ftsupervise.crontab.entries import CronEntries, find
 from ftsupervise.crontab.findings import earlier, findings, missed_slots, run_name
+from ftsupervise.crontab.history import SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, need_installed, user_name
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error
@@ -44,7 +45,7 @@ class CronTicked:
     slot: datetime
     claimed: bool
     extended: chain.Extended | None = None
-    worked: Worked = field(default_factory=Worked)
+    worked: SlotEnd = field(default_factory=SlotEnd)
     told: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
 
@@ -76,7 +77,7 @@ def tick(
         first = history.claim_slot(cron, at, now, job_id, installed.backend)
     except OSError as error:
         full = error
-    extended = None
+    extended, controller = None, None
     if installed.backend == "slurm":
         patience = min(_PATIENCE, installed.period / 4).total_seconds()
         if not first and not full and history.is_ensured(cron, at, patience):
@@ -88,18 +89,27 @@ def tick(
         first = full.errno in _FULL and _first_in_queue(installed, at, slot, job_id, queue)
     if not first:
         return CronTicked(at, False, extended, trouble=(str(full),) if full else ())
-    found = find(cron, installed)
-    one, worked = _work(
-        CronSlot(cron, installed, at, now, job_id, queue, lambda: jobs(installed.environment)), found, started
-    )
+    one = CronSlot(cron, installed, at, now, job_id, queue, lambda: jobs(installed.environment))
+    return _run_slot(one, extended, controller, started)
+
+
+def _run_slot(slot: CronSlot, extended: chain.Extended | None, controller: Slurm | None, started: float) -> CronTicked:
+    """The work of a slot that is ours, whose successors are in the queue."""
+    cron, at = slot.cron, slot.at
+    found = find(cron, slot.installed)
+    slot, worked, failed = _work(slot, found, started)
     nodes, unkept = None, ""
-    if extended is not None:
+    if extended is not None and controller is not None:
         if extended.trouble:
-            extended = _keep(cron, installed, controller, one.clock(), at)
-        nodes, unkept = _drained(one, extended, controller), extended.trouble
+            extended = _keep(cron, slot.installed, controller, slot.clock(), at)
+        nodes, unkept = _drained(slot, extended, controller), extended.trouble
+        slots = tuple(f"{one:%H:%M:%S}" for one in extended.submitted)
+        worked = replace(worked, drained=nodes or (), submitted=slots, cancelled=extended.cancelled)
     trouble = [*worked.trouble, *filter(None, [unkept])]
-    told = _tell(one, found, worked.failed or unkept, trouble, nodes)
-    _close(one, worked, extended, trouble, nodes)
+    told = _tell(slot, found, failed or unkept, trouble, nodes)
+    history.end_slot(cron, at, replace(worked, at=slot.clock(), trouble=tuple(trouble)))
+    history.prune_slots(cron)
+    _prune_logs(cron)
     return CronTicked(at, True, extended, worked, told, tuple(trouble))
 
 
@@ -125,16 +135,17 @@ def _first_in_queue(
     return min(rivals, default=-1) == int(job_id)
 
 
-def _work(slot: CronSlot, found: CronEntries, started: float) -> tuple[CronSlot, Worked]:
+def _work(slot: CronSlot, found: CronEntries, started: float) -> tuple[CronSlot, SlotEnd, str]:
+    """The slot, what was done at it, and the mistake of ours that ended the work; "" if none did."""
     try:
         slot = _follow(slot, found)
         # an entry may run to its bound, but never into the end of this job, whose last minute is for notifying
         limit = slot.installed.limit
         left = chain.job_limit(limit).total_seconds() - (time.monotonic() - started) - _NOTIFY
-        return slot, work(slot, found.entries, bound=max(1.0, min(limit.total_seconds(), left)))
+        return slot, work(slot, found.entries, bound=max(1.0, min(limit.total_seconds(), left))), ""
     except Exception as error:  # a mistake of ours must be reported, and the chain be extended once more
         failed = f"the tick itself failed: {type(error).__name__}: {error}"
-        return slot, Worked(failed=failed, trouble=(failed, traceback.format_exc()))
+        return slot, SlotEnd(trouble=(failed, traceback.format_exc())), failed
 
 
 def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
@@ -172,7 +183,7 @@ def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tup
     return chain.drained(controller) if suspect else None
 
 
-# ------------------------------------------------------------------------------------------------ notify, write down
+# ---------------------------------------------------------------------------------------------------------- notify
 
 
 def _tell(
@@ -207,25 +218,6 @@ def _record(slot: CronSlot, seen: list[Finding], trouble: list[str]) -> tuple[st
     delivered = deliver([journal], settings, slot.clock(), budget=timedelta(seconds=_NOTIFY - 20))
     trouble += [f"not delivered to {message.receiver}: {why}" for message, why in delivered.failed]
     return tuple(f"{notice.reason.value}: {notice.finding.summary}" for notice in recorded.notices)
-
-
-def _close(
-    slot: CronSlot, worked: Worked, extended: chain.Extended | None, trouble: list[str], nodes: tuple[str, ...] | None
-) -> None:
-    """Write down what the tick did, and forget the oldest of what is written down."""
-    end = history.SlotEnd(
-        at=slot.clock(),
-        ran=worked.ran,
-        skipped=worked.skipped,
-        missed=worked.missed,
-        trouble=tuple(trouble),
-        drained=nodes or (),
-        submitted=tuple(f"{s:%H:%M:%S}" for s in extended.submitted) if extended else (),
-        cancelled=extended.cancelled if extended else (),
-    )
-    history.end_slot(slot.cron, slot.at, end)
-    history.prune_slots(slot.cron)
-    _prune_logs(slot.cron)
 
 
 def _prune_logs(cron: CronDir) -> None:
