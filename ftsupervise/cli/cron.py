@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftsupervise.findings import Finding
 
 DIR = click.option("--dir", "directory", type=click.Path(path_type=Path), help="The installed folder.")
-DRY = click.option("-n", "--dry-run", is_flag=True, help="Say what would be done; touch nothing, ask nobody.")
+DRY = click.option("-n", "--dry-run", is_flag=True, help="Say what would be done; change nothing and do not ask Slurm.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -140,7 +140,7 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
 def status(directory: Path | None, as_json: bool) -> None:
     """Is it alive, what ran and how it ended, how late slots come, which were missed.
 
-    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when nobody can tell.
+    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when that cannot be seen.
     """
     from ftsupervise.cli import cron_output
     from ftsupervise.crontab.installation import need_installed
@@ -203,13 +203,13 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
 @cron.command(short_help="Bring the chain back if it is dead.")
 @DIR
 @click.option(
-    "--run", "run_dir", metavar="RUN", help="For this run: tell its receivers when it cannot be brought back."
+    "--run", "run_dir", metavar="RUN", help="For this run: notify its receivers when it cannot be brought back."
 )
 @DRY
 def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     """Bring the chain back if it is dead. Harmless at any time; launch and running jobs do it too.
 
-    Exit code 0 when it lives, 2 when it does not, 69 when nobody can tell.
+    Exit code 0 when it lives, 2 when it does not, 69 when that cannot be seen.
     """
     from ftsupervise.crontab.chain import options
     from ftsupervise.crontab.installation import need_installed
@@ -241,7 +241,7 @@ def tick(directory: Path | None, slot: int | None) -> None:
     """One slot: what every back end runs."""
     made_for = datetime.fromtimestamp(slot, timezone.utc) if slot is not None else None
     done = cron_run.tick(_place(directory), made_for)
-    for line in (*done.trouble, *done.told) if done is not None else ():
+    for line in (*done.trouble, *done.notified) if done is not None else ():
         click.echo(line, err=True)
 
 
@@ -335,4 +335,4 @@ def _show(plan: InstallPlan) -> None:
     click.echo(f"\nentries will see: {' '.join(sorted(installed.environment))}")
     for note in plan.notes:
         click.echo(f"note: {note}", err=True)
-    click.echo("dry run: nothing was touched, nobody was asked", err=True)
+    click.echo("dry run: nothing was changed, and Slurm was not asked", err=True)

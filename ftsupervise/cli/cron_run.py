@@ -108,6 +108,6 @@ def loop(place: CronDir, dry_run: bool) -> None:
         if done is None:
             click.echo("cron: removed", err=True)
             return
-        for line in (*(f"ran {name}" for name in done.worked.ran), *done.trouble, *done.told):
+        for line in (*(f"ran {name}" for name in done.worked.ran), *done.trouble, *done.notified):
             click.echo(f"{local(done.slot, installed)} {line}")  # a late one works for a later slot
     click.echo("cron: stopped", err=True)

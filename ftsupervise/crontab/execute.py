@@ -111,7 +111,7 @@ class _RunningTask:
 def run_all(
     tasks: Sequence[Task], *, bound: float, output_limit: int, on_end: Callable[[Ended], None], echo: Echo = None
 ) -> None:
-    """Run every task, at most ``_AT_ONCE`` at a time, each for at most ``bound`` seconds. ``on_end`` hears of each end.
+    """Run every task, at most ``_AT_ONCE`` at a time, each for at most ``bound`` seconds. ``on_end`` is called at each end.
 
     Returns when all have ended or were left behind (a process in state D dies when its device answers, not before).
     """

@@ -136,7 +136,7 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
     if timedelta(days=1) % installed.period:
         notes.append("this period does not divide the day: slots fall at other times every day")
     if not installed.alerts.get("receivers"):
-        notes.append("no alerts.receivers in your settings: nobody is told when an entry fails")
+        notes.append("alerts.receivers is empty in your settings: nobody is notified when an entry fails")
     if installed.secret:
         names = ", ".join(sorted(installed.secret))
         notes.append(
@@ -214,7 +214,7 @@ def _before(cron: CronDir, wanted: Installed) -> Installed | None:
         return None
     except NotPermitted:
         raise
-    except Error:  # damaged: this install mends it
+    except Error:  # damaged: this install writes it anew
         return None
     if before is not None and before.owner != wanted.owner and not before.removed:
         raise Refused(

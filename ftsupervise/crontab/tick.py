@@ -46,7 +46,7 @@ class CronTicked:
     claimed: bool
     extended: chain.Extended | None = None
     worked: SlotEnd = field(default_factory=SlotEnd)
-    told: tuple[str, ...] = ()
+    notified: tuple[str, ...] = ()
     trouble: tuple[str, ...] = ()
 
 
@@ -106,11 +106,11 @@ def _run_slot(slot: CronSlot, extended: chain.Extended | None, controller: Slurm
         slots = tuple(f"{one:%H:%M:%S}" for one in extended.submitted)
         worked = replace(worked, drained=nodes or (), submitted=slots, cancelled=extended.cancelled)
     trouble = [*worked.trouble, *filter(None, [unkept])]
-    told = _tell(slot, found, failed or unkept, trouble, nodes)
+    notified = _notify(slot, found, failed or unkept, trouble, nodes)
     history.end_slot(cron, at, replace(worked, at=slot.clock(), trouble=tuple(trouble)))
     history.prune_slots(cron)
     _prune_logs(cron)
-    return CronTicked(at, True, extended, worked, told, tuple(trouble))
+    return CronTicked(at, True, extended, worked, notified, tuple(trouble))
 
 
 def _keep(cron: CronDir, installed: Installed, controller: Slurm, now: datetime, at: datetime) -> chain.Extended:
@@ -186,7 +186,7 @@ def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tup
 # ---------------------------------------------------------------------------------------------------------- notify
 
 
-def _tell(
+def _notify(
     slot: CronSlot, found: CronEntries, unkept: str, trouble: list[str], nodes: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Record what was found and deliver what waits. Why people could not be notified is added to ``trouble``."""
@@ -211,7 +211,7 @@ def _record(slot: CronSlot, seen: list[Finding], trouble: list[str]) -> tuple[st
     try:
         settings = Alerts.model_validate_json(json.dumps(slot.installed.alerts))
     except ValidationError as error:
-        trouble.append(f"nobody can be told: the alerts settings cannot be read ({error.error_count()} mistakes)")
+        trouble.append(f"no alert is sent: the alerts settings cannot be read ({error.error_count()} mistakes)")
         return ()
     journal = Journal(slot.cron.alerts)
     recorded = record(journal, seen, settings, slot.now, run_name=run_name(slot), where=str(slot.cron.root))

@@ -71,7 +71,7 @@ def test_what_a_stranger_drops_into_a_sticky_folder_does_not_run_and_is_told(fol
     assert done.worked.ran == ()
     assert not (top / "witness").exists()
     assert "everybody may write" in passed(folder)
-    assert any("cron passes over hourly/" in words for words in done.told)
+    assert any("cron passes over hourly/" in words for words in done.notified)
 
 
 def test_a_table_that_everybody_may_write_runs_nothing(folder: Folder, top: Path) -> None:

@@ -61,11 +61,11 @@ def test_a_successor_that_is_refused_is_an_alert_and_gets_resolved(folder: Folde
     folder.queue.refuses = "Job violates accounting/QOS policy"
     folder.queue.end("1", JobState.RUNNING)
     done = folder.tick(NINE, slot=NINE, job_id="1")
-    assert any("QOS policy" in words for words in done.told)
+    assert any("QOS policy" in words for words in done.notified)
     folder.queue.end("1", JobState.COMPLETED)
     folder.queue.refuses = ""
     folder.queue.end("2", JobState.RUNNING)
-    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5, slot=NINE + P5, job_id="2").told)
+    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5, slot=NINE + P5, job_id="2").notified)
 
 
 def test_a_second_job_of_a_slot_asks_nobody_when_the_first_kept_the_chain(folder: Folder) -> None:
@@ -210,7 +210,7 @@ def test_a_failing_job_script_is_an_alert(folder: Folder) -> None:
     tick(folder, 0, "1")
     folder.queue.end("5", JobState.FAILED, "NonZeroExitCode")
     folder.queue.end("2", JobState.RUNNING)
-    told = folder.tick(NINE + P5, slot=NINE + P5, job_id="2").told
+    told = folder.tick(NINE + P5, slot=NINE + P5, job_id="2").notified
     assert any("job 5 FAILED (NonZeroExitCode)" in words for words in told)
 
 
@@ -219,7 +219,7 @@ def test_a_job_that_nobody_saw_end_is_neither_a_failure_nor_a_success(folder: Fo
     tick(folder, 0, "1")
     del folder.queue.jobs["5"]
     folder.queue.end("2", JobState.RUNNING)
-    assert not [w for w in folder.tick(NINE + P5, slot=NINE + P5, job_id="2").told if "report" in w]
+    assert not [w for w in folder.tick(NINE + P5, slot=NINE + P5, job_id="2").notified if "report" in w]
     assert folder.runs("minutely.report.slurm")[1].end.outcome == "unknown"
 
 
@@ -246,12 +246,12 @@ def test_alerts_settings_that_cannot_be_read_stop_nothing(folder: Folder) -> Non
     folder.queue.end("1", JobState.RUNNING)
     done = folder.tick(NINE, slot=NINE, job_id="1")
     assert done.worked.ran == ("minutely/bad",)
-    assert any("nobody can be told" in words for words in done.trouble)
+    assert any("no alert is sent" in words for words in done.trouble)
 
 
 def test_without_receivers_alerts_are_still_kept(tmp_path: Path) -> None:
     folder = make(tmp_path, backend="slurm", alerts=Alerts())
     folder.drop("minutely", "bad", "exit 1")
     folder.queue.end("1", JobState.RUNNING)
-    assert any("bad" in words for words in folder.tick(NINE, slot=NINE, job_id="1").told)
+    assert any("bad" in words for words in folder.tick(NINE, slot=NINE, job_id="1").notified)
     assert slot_comment(folder.installed.id, NINE) == folder.queue.jobs["1"].comment

@@ -76,7 +76,7 @@ def test_a_dry_run_touches_nothing_and_shows_everything(desk: Desk) -> None:
     said = desk.type("cron", "install", "--backend", "slurm", "--dry-run")
     assert "#SBATCH --cpus-per-task=1" in said
     assert said.count("TZ=UTC0 sbatch --parsable --begin=") == 3
-    assert "nobody was asked" in said
+    assert "Slurm was not asked" in said
     assert not desk.cron.exists()
 
 

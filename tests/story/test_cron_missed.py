@@ -47,7 +47,7 @@ def test_missed_slots_are_told_also_after_install_was_typed_again(tmp_path: Path
     folder.tick(NINE)
     if again:  # because somebody noticed that no slot came
         make(tmp_path, alerts=alerts_to(tmp_path / "heard"), now=NINE + P5 * 4 + timedelta(minutes=2))
-    told = folder.tick(NINE + P5 * 5).told
+    told = folder.tick(NINE + P5 * 5).notified
     assert [words for words in told if "4 slots in a row had no tick" in words], told
     assert "since    2026-11-21 09:05 UTC" in heard(tmp_path), "the first that was missed, not the tick that told of it"
     folder.tick(NINE + P5 * 6)
@@ -61,13 +61,13 @@ def test_slots_are_not_missed_while_the_cron_was_taken_away(tmp_path: Path) -> N
     folder.tick(NINE)
     remove(folder.cron, folder.installed, NINE + P5, None)
     make(tmp_path, alerts=alerts_to(tmp_path / "heard"), now=NINE + P5 * 10)
-    assert folder.tick(NINE + P5 * 10).told == ()
+    assert folder.tick(NINE + P5 * 10).notified == ()
 
 
 def test_slots_before_the_first_tick_of_all_are_missed_too(tmp_path: Path) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     make(tmp_path, alerts=alerts_to(tmp_path / "heard"), now=NINE + timedelta(minutes=19))
-    assert any("slots in a row had no tick" in words for words in folder.tick(NINE + P5 * 4).told)
+    assert any("slots in a row had no tick" in words for words in folder.tick(NINE + P5 * 4).notified)
 
 
 # -------------------------------------------------------------------------------------------------- never started
@@ -169,12 +169,12 @@ def test_nodes_that_slurm_drained_after_its_controller_was_killed_are_told_and_s
     folder.queue.down = "Unable to contact slurm controller"
     folder.tick(NINE + P5, slot=NINE + P5, job_id="2")
     folder.queue.down, folder.queue.drained_nodes = "", ("node-1", "node-2")
-    told = folder.tick(NINE + P5 * 2, slot=NINE + P5 * 2, job_id="3").told
+    told = folder.tick(NINE + P5 * 2, slot=NINE + P5 * 2, job_id="3").notified
     assert any('drained node-[1-2] ("Duplicate jobid"' in words for words in told), told
     assert "scontrol update nodename=node-[1-2] state=resume" in heard(tmp_path)
-    assert folder.tick(NINE + P5 * 3, slot=NINE + P5 * 3, job_id="4").told == ()
+    assert folder.tick(NINE + P5 * 3, slot=NINE + P5 * 3, job_id="4").notified == ()
     folder.queue.drained_nodes = ()
-    told = folder.tick(NINE + P5 * 4, slot=NINE + P5 * 4, job_id="5").told
+    told = folder.tick(NINE + P5 * 4, slot=NINE + P5 * 4, job_id="5").notified
     assert any(words.startswith("resolved: cron: Slurm has drained") for words in told), told
 
 

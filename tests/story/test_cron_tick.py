@@ -93,10 +93,10 @@ def test_a_failure_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     folder = make(tmp_path, alerts=alerts_to(heard), minutely="@tick")
     path = folder.drop("minutely", "check", "echo the disk is on fire; exit 3")
-    assert any("failed: exit code 3" in words for words in folder.tick(NINE).told)
-    assert folder.tick(NINE + P5).told == ()
+    assert any("failed: exit code 3" in words for words in folder.tick(NINE).notified)
+    assert folder.tick(NINE + P5).notified == ()
     path.write_text("#!/bin/sh\nexit 0\n")
-    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5 * 2).told)
+    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5 * 2).notified)
     text = heard.read_text()
     assert "the disk is on fire" in text
     assert "minutely/check" in text
@@ -106,10 +106,10 @@ def test_a_failing_daily_entry_stays_an_alert_until_it_is_good_again(tmp_path: P
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"), now=NINE)
     path = folder.drop("daily", "report", "exit 1")
     folder.change(times={**folder.installed.times, "daily": "0 9 * * *"})
-    told = [words for n in range(24 * 12) for words in folder.tick(NINE + P5 * n).told if "report" in words]
+    told = [words for n in range(24 * 12) for words in folder.tick(NINE + P5 * n).notified if "report" in words]
     assert [words.partition(":")[0] for words in told] == ["fired", *["repeated"] * 5]
     path.write_text("#!/bin/sh\nexit 0\n")
-    assert folder.tick(NINE + timedelta(days=1)).told[0].startswith("resolved")
+    assert folder.tick(NINE + timedelta(days=1)).notified[0].startswith("resolved")
 
 
 def test_a_failing_entry_whose_file_is_taken_away_is_over(tmp_path: Path) -> None:
@@ -117,15 +117,15 @@ def test_a_failing_entry_whose_file_is_taken_away_is_over(tmp_path: Path) -> Non
     path = folder.drop("minutely", "check", "exit 1")
     folder.tick(NINE)
     path.unlink()
-    assert any(words.startswith("resolved: minutely/check") for words in folder.tick(NINE + P5).told)
+    assert any(words.startswith("resolved: minutely/check") for words in folder.tick(NINE + P5).notified)
 
 
 def test_a_forgotten_chmod_is_heard_of(tmp_path: Path) -> None:
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     path = folder.drop("hourly", "check", "exit 0", mode=0o644)
-    assert any("chmod +x check" in words for words in folder.tick(NINE).told)
+    assert any("chmod +x check" in words for words in folder.tick(NINE).notified)
     path.chmod(0o755)
-    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5).told)
+    assert any(words.startswith("resolved") for words in folder.tick(NINE + P5).notified)
 
 
 def test_the_environment_is_that_of_the_install_and_not_of_a_job(
@@ -226,7 +226,7 @@ def test_three_ticks_in_a_row_that_never_ended_are_an_alert(tmp_path: Path) -> N
     folder = make(tmp_path, alerts=alerts_to(tmp_path / "heard"))
     for n in range(3):
         history.claim_slot(folder.cron, NINE + P5 * n, NINE + P5 * n, "")
-    assert any("cut off before their end" in words for words in folder.tick(NINE + P5 * 3).told)
+    assert any("cut off before their end" in words for words in folder.tick(NINE + P5 * 3).notified)
     folder.tick(NINE + P5 * 4)
     assert "RESOLVED" in (tmp_path / "heard").read_text()
 
@@ -236,7 +236,7 @@ def test_a_mistake_of_ours_is_told_and_does_not_end_the_keeping_of_time(tmp_path
     folder.drop("minutely", "job.slurm", "echo x")
     folder.queue.breaks = "nobody thought of this"
     done = folder.tick(NINE)
-    assert any("RuntimeError: nobody thought of this" in words for words in done.told)
+    assert any("RuntimeError: nobody thought of this" in words for words in done.notified)
     assert "Traceback" in "".join(done.trouble)
 
 

@@ -115,7 +115,7 @@ def test_a_folder_time_that_is_none_is_refused_with_its_name(tmp_path: Path) -> 
 
 
 def test_an_install_that_nobody_hears_of_says_so(tmp_path: Path) -> None:
-    assert any("nobody is told" in note for note in plan(tmp_path).notes)
+    assert any("nobody is notified" in note for note in plan(tmp_path).notes)
 
 
 @pytest.mark.parametrize(
