@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 
 class Severity(IntEnum):

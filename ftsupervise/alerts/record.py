@@ -24,7 +24,7 @@ from ftsupervise.alerts.self_monitor import JOURNAL, own_findings, reroute
 from ftsupervise.alerts.transition import advance, enqueue
 from ftsupervise.alerts.wording import clean, event_finding, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

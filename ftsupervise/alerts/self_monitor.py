@@ -13,7 +13,7 @@ from ftsupervise.alerts.outbox import Message, ReceiverState, State, drop, messa
 from ftsupervise.alerts.standing import SLOW, put_off
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.findings import Finding, Notice, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

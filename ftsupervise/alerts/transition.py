@@ -13,7 +13,7 @@ from ftsupervise.alerts.self_monitor import about_itself
 from ftsupervise.alerts.step import alert_id, step
 from ftsupervise.alerts.wording import clean, one_line
 from ftsupervise.findings import Alert, AlertState, Finding, Notice, Reason
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts

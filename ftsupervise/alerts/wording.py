@@ -281,7 +281,7 @@ def slack_escape(text: str) -> str:
 
 def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
     """An event in the form of a finding, so that routes and templates need to know only one form."""
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     severity = Severity.WARNING if event is EventKind.FAILED else Severity.INFO
     return Finding(run, "run", event.value, Health.OK, severity, summary, at, **more)

@@ -174,7 +174,7 @@ def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
 def code_of(finding: Finding) -> int:
     """The Nagios code of one finding."""
     from ftsupervise.findings import Severity
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     if finding.health is Health.BAD:
         return {Severity.CRITICAL: 2, Severity.WARNING: 1}.get(finding.severity, 0)

@@ -131,10 +131,10 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     end = attempt.ended or now
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
-    if attempt.ended is None and not attempt.cause:
+    if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
-    cause = attempt.cause or "ended"
-    line = attempt.why().removeprefix(attempt.cause)  # last: it may be long
+    cause = attempt.words or "ended"
+    line = f": {attempt.line}" if attempt.line else ""  # last: it may be long
     if attempt.ended is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
     return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"

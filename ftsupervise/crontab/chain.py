@@ -30,7 +30,8 @@ from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.host.modes import claim_folder, make_folder
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Health, Job, Submitted
+from ftsupervise.model import Job, Submitted
+from ftsupervise.truth import Health
 from ftsupervise.units import format_slurm_time, show_duration
 
 JOB_NAME = "ftsupervise-cron"

@@ -14,7 +14,7 @@ from pathlib import Path
 from ftsupervise.crontab.history import Ran
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 WATCHDOG = "cron"
 

@@ -16,8 +16,8 @@ from ftsupervise.alerts.record import record
 from ftsupervise.crontab.chain import Queue, look_after
 from ftsupervise.findings import Finding
 from ftsupervise.host import interpreter
-from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

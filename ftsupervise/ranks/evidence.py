@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.host import procfs
-from ftsupervise.model import Reading
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Reading
 
 WITHIN = 3.0  # seconds for everything
 _ANSWER = 1.0  # seconds for a rank to write its stacks

@@ -19,11 +19,11 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host import procfs
-from ftsupervise.model import Pulse, Reading
 from ftsupervise.ranks.exit_fifo import Bell
 from ftsupervise.ranks.protocol import Gone
 from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Pulse, Reading
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from ftsupervise.host import files, procfs
-from ftsupervise.model import Reading
+from ftsupervise.truth import Reading
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ftsupervise.host.modes import in_group
 from ftsupervise.host.ownership import user_name
-from ftsupervise.model import Health, SwitchState
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, time_of, write_json
+from ftsupervise.truth import Health, SwitchState
 
 KILL = "kill-switch"
 SAVE = "save-switch"

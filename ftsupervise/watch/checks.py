@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health, Job
+from ftsupervise.model import Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 

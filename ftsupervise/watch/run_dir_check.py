@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.rundir import pinned
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
@@ -26,6 +25,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
 from ftsupervise.scheduler.ownership import me, own_job_ids
+from ftsupervise.truth import Health
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Found, Looked, Queues, Relieved, Sent, Settled, Stands, Told

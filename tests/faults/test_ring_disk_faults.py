@@ -114,7 +114,7 @@ def test_the_end_of_an_attempt_is_written_when_there_is_space_and_before_the_nex
     assert runs.one is not None
     assert runs.one.wait(60) == 0
     first, second = ledger(runs.rundir)
-    assert (first.failure, first.exit_code, second.cause) == ("exit 5", 5, "exit 0")
+    assert (first.sign, first.exit_code, second.words) == ("exit 5", 5, "exit 0")
     assert first.ended is not None and first.ended < second.started
     assert json.loads((runs.rundir.attempt(1) / "end.json").read_text())["then"].startswith("restarted in place")
 
@@ -127,12 +127,12 @@ def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as
     assert runs.one is not None
     assert runs.one.wait(60) == 5
     (only,) = ledger(runs.rundir)
-    assert (only.failure, only.then) == (
+    assert (only.sign, only.then) == (
         "exit 5",
         "left: no restart in place (--in-place 0): the next member takes over",
     )
     assert runs.start("--", "true").wait(60) == 0
-    assert [one.cause for one in ledger(runs.rundir)] == ["exit 5", "exit 0"]
+    assert [one.words for one in ledger(runs.rundir)] == ["exit 5", "exit 0"]
 
 
 def test_what_never_found_space_stands_in_the_jobs_output(runs: Runs, disk: Path, until: Until) -> None:
@@ -162,7 +162,7 @@ def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(
     assert one.wait(60) == 0
     assert "there is space again" in runs.said() and "trained" in runs.said()
     assert runs.said().count("waiting up to") == 1
-    assert [a.cause for a in ledger(runs.rundir)] == ["exit 0"]
+    assert [a.words for a in ledger(runs.rundir)] == ["exit 0"]
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "kill switch"])

@@ -36,7 +36,7 @@ def test_a_rank_in_uninterruptible_sleep_is_named_and_left_behind_and_the_run_go
             one.kill()
             one.wait()
     first, second = ledger(rundir)
-    assert first.cause.startswith("hang: rank 1 on ")
+    assert first.words.startswith("hang: rank 1 on ")
     assert first.note.startswith("left behind")
-    assert second.cause == "finished"
+    assert second.words == "finished"
     assert (rundir.attempt(1) / "evidence" / "rank-1.txt").read_text().startswith("pid ")

@@ -20,7 +20,6 @@ import pytest
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
 from ftsupervise.host import files, procfs
-from ftsupervise.model import Beat
 from ftsupervise.nodes import placement
 from ftsupervise.report.status import run_name
 from ftsupervise.run import gate
@@ -30,6 +29,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
+from ftsupervise.truth import Beat
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 

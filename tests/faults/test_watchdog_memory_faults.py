@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
+from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs.memory import cgroups, host
 
 from .conftest import need_root_and, wait_until

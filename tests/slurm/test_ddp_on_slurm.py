@@ -48,7 +48,7 @@ def test_four_ranks_of_which_one_is_killed_train_to_the_same_bits(scene: Callabl
     until(lambda: len(here.trains(1, 4)) == 4 and "step 50 " in here.log(), "step 50", 120)
     os.kill(here.trains(1, 4)[2], signal.SIGKILL)
     until(here.rundir.finished.exists, "the end", 120)
-    assert [one.failure for one in here.attempts()[:1]] == ["killed by SIGKILL"]
+    assert [one.sign for one in here.attempts()[:1]] == ["killed by SIGKILL"]
     assert "resumed after step " in here.log()
     assert weights(here) == alone
 

@@ -83,7 +83,7 @@ def test_interrupted_four_ways_the_chain_ends_with_the_bits_of_an_undisturbed_ru
     until(rough.gone, seconds=120)
 
     attempts = ledger(rough.rundir)
-    causes = [attempt.cause for attempt in attempts]
+    causes = [attempt.words for attempt in attempts]
     assert causes[0] == "cancelled or preempted (SIGTERM)"
     assert causes[1] == "warning signal"
     assert "SIGKILL" in causes[2]
@@ -110,4 +110,4 @@ def test_a_kill_switch_ends_a_ten_member_array_and_no_member_trains_after_it(
     assert seen and max(ten.steps(1)) == int(seen[1])
     assert not any(ten.steps(n) for n in range(2, 11))
     assert all("kill switch is up" in ten.said(n) for n in range(2, 11))
-    assert [a.cause for a in ledger(ten.rundir)] == ["kill switch"]
+    assert [a.words for a in ledger(ten.rundir)] == ["kill switch"]

@@ -203,7 +203,7 @@ def test_no_fit_node_no_start_and_the_brake_counts_it(here: Callable[..., Here],
     one.settings("echo up", {"health": health}, restart={"back_off": "0s"})
     one.launch()
     until(lambda: read_brake(one.rundir), "the brake")
-    assert {(a.exit_code, a.failure) for a in ledger(one.rundir)} == {(75, "no node healthy")}
+    assert {(a.exit_code, a.sign) for a in ledger(one.rundir)} == {(75, "no node healthy")}
     assert len(ledger(one.rundir)) == 3, "a lost node has ten tries, a health command that fails everywhere has not"
     assert "up" not in one.log().splitlines()
     one.sandbox.run(["scancel", "-u", str(os.getuid())])

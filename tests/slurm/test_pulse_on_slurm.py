@@ -82,7 +82,7 @@ def test_a_rank_killed_on_the_second_node_is_acted_on_at_once_and_its_ring_kille
     took = datetime.fromisoformat(found[1]).timestamp() - struck
     print(f"from the kill on the second node to the action: {took * 1e3:.0f} ms ({found[2]})")
     until(lambda: here.trains(2), "the second attempt")
-    assert here.attempts()[0].failure == "killed by SIGKILL", "whoever was heard of first"
+    assert here.attempts()[0].sign == "killed by SIGKILL", "whoever was heard of first"
     start = json.loads((here.rundir.attempt(2) / "start.json").read_text())
     os.kill(start["pid"], signal.SIGKILL)
     until(lambda: not here.queue() and not here.processes() and not here.agents(), "nothing left", 90)

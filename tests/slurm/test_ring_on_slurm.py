@@ -36,9 +36,9 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()
-    assert first.failure == "killed by SIGKILL", here.log()
+    assert first.sign == "killed by SIGKILL", here.log()
     assert first.then.startswith("restarted in place")
-    assert second.cause == "finished"
+    assert second.words == "finished"
     assert first.job_id == second.job_id == f"{job}_1"
     print(f"fault to first step of the next attempt: {took:.2f} s; cold: {first.ready} s")
 
@@ -66,13 +66,13 @@ def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[.
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()
-    assert (first.kind, first.failure.partition(" (")[0]) == ("code", "exit 1"), (
+    assert (first.failure and first.failure.kind, first.sign.partition(" (")[0]) == ("code", "exit 1"), (
         "srun may be slow to pass the traceback on"
     )
-    assert first.cause.startswith("rank 1 on node-1 exit 1")
+    assert first.words.startswith("rank 1 on node-1 exit 1")
     assert "its last words" in here.log()
     assert first.then.startswith("restarted in place")
-    assert second.cause == "finished"
+    assert second.words == "finished"
 
 
 _CLOSED = """
@@ -115,8 +115,8 @@ def test_a_killed_rank_is_named_and_not_the_one_that_has_lost_its_connection(
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first = here.attempts()[0]
-    assert first.failure == "killed by SIGKILL", here.log()
-    assert first.cause.startswith("rank 1 on node-1 ")
+    assert first.sign == "killed by SIGKILL", here.log()
+    assert first.words.startswith("rank 1 on node-1 ")
 
 
 def test_ranks_that_do_not_hear_sigterm_do_not_hold_the_restart_up_for_slurms_kill_wait(
@@ -147,9 +147,9 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()[0], here.attempts()[-1]
     assert first.nodes == ("node-0", "node-1")
-    assert (first.kind, first.then.partition(":")[0]) == ("node", "restarted in place")
+    assert (first.failure and first.failure.kind, first.then.partition(":")[0]) == ("node", "restarted in place")
     assert second.nodes == ("node-0", "node-2")
-    assert second.cause == "finished"
+    assert second.words == "finished"
     assert second.job_id == first.job_id
 
 
@@ -220,14 +220,14 @@ def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_
     until(lambda: read_brake(here.rundir) is not None and "Held" in here.queue(), "the brake", 60)
     until(lambda: here.queue().count("\n") == 0 and "RUNNING" not in here.queue(), "the end of the first member")
     assert here.queue().startswith(f"{job}_[2-5%1] PENDING JobHeld")
-    assert {a.failure for a in here.attempts()} <= {"exit 1", "exit 1 (ModuleNotFoundError)"}, here.log()
+    assert {a.sign for a in here.attempts()} <= {"exit 1", "exit 1 (ModuleNotFoundError)"}, here.log()
     assert [a.job_id for a in here.attempts()] == [f"{job}_1"] * 3
     checked = subprocess.run(
         [sys.executable, "-m", "ftsupervise", "check", "brake"],
         cwd=here.folder, env=here.sandbox.env(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert checked.returncode == 2
-    assert "no_such_module_here" in checked.stdout or not any(a.detail for a in here.attempts()), here.log()
+    assert "no_such_module_here" in checked.stdout or not any(a.line for a in here.attempts()), here.log()
     here.rundir.finished.touch()  # so that what is released leaves at the gate
     said = here.type("clear", "--brake")
     assert f"Job {job} may start again" in said
@@ -244,8 +244,8 @@ def test_scancel_and_a_killed_supervisor_leave_nothing_on_any_node(scene: Callab
     os.kill(start["pid"], signal.SIGKILL)
     until(lambda: here.trains(3), "the third member", 60)
     third = set(here.trains(3).values())
-    assert {a.cause for a in here.attempts()[:2]} == {"cancelled or preempted (SIGTERM)", "died without a word"}
+    assert {a.words for a in here.attempts()[:2]} == {"cancelled or preempted (SIGTERM)", "died without a word"}
     here.sandbox.run(["scancel", job])
     until(lambda: not here.queue() and not here.processes(), "nothing left", 60)
     assert third
-    assert [a.cause for a in here.attempts()][2] == "cancelled or preempted (SIGTERM)"
+    assert [a.words for a in here.attempts()][2] == "cancelled or preempted (SIGTERM)"

@@ -175,7 +175,7 @@ def test_twenty_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
         after = until(lambda b=before: _trains_after(here, b), f"training after {name!r}", 300)
         took = time.monotonic() - began
         page = until(lambda b=before: _page(here, b.number), f"the page of attempt {before.number}", 60)
-        told = f"{page.kind}|{page.failure}|{page.cause}"
+        told = f"{page.failure.kind.value if page.failure else ''}|{page.sign}|{page.words}"
         found.append(name)
         if not re.search(expected, told):
             wrong.append(f"{name}: the ledger says {told}")
@@ -221,4 +221,4 @@ def _how_it_is(here: Scene) -> str:
 def _page(here: Scene, number: int) -> Attempt | None:
     """The ledger's words, once it has its last ones: an attempt that nobody lived to end has none until its process is gone."""
     one = next(one for one in here.attempts() if one.number == number)
-    return one if one.cause else None
+    return one if one.words else None

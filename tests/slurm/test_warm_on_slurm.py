@@ -59,7 +59,7 @@ def test_the_ranks_of_two_nodes_restart_from_their_standbys(scene: Callable[...,
         ("2", "warm", eight),
         ("3", "warm", eight),
     }
-    assert [one.failure for one in here.attempts()] == ["killed by SIGKILL", "killed by SIGKILL", ""]
+    assert [one.sign for one in here.attempts()] == ["killed by SIGKILL", "killed by SIGKILL", ""]
     until(lambda: not here.processes(), "everybody's end", 60)
     until(lambda: not standbys(here.folder), "the standbys' end", 60)
     print(re.findall(r"^attempt .* age .*", here.log(), re.M))

@@ -16,7 +16,7 @@ from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.sample import disk
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer, certificate
 

@@ -12,7 +12,8 @@ from ftsupervise.crontab import chain
 from ftsupervise.crontab.install import remove
 from ftsupervise.crontab.schedule import slots_after
 from ftsupervise.crontab.successors import slot_comment, slot_of
-from ftsupervise.model import Health, JobState
+from ftsupervise.model import JobState
+from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, Folder, make
 from tests.story.test_cron_tick import alerts_to
 

@@ -74,7 +74,7 @@ def test_of_several_agents_the_one_whose_rank_died_first_is_believed() -> None:
 
 def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(tmp_path: Path) -> None:
     assert run(tmp_path, sys.executable, "-c", AGENT).wait(60) == 1
-    assert attempt(tmp_path).failure == "exit 1 (ValueError)"
+    assert attempt(tmp_path).sign == "exit 1 (ValueError)"
 
 
 def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
@@ -111,5 +111,5 @@ def test_torchrun_itself_is_understood(tmp_path: Path) -> None:
     words = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-endpoint=localhost:0")
     one = run(tmp_path, sys.executable, *words, "--rdzv-backend=c10d", "train.py")
     assert one.wait(120) == 1
-    assert attempt(tmp_path).failure == "killed by SIGKILL"
-    assert attempt(tmp_path).cause.startswith("rank 1 on ")
+    assert attempt(tmp_path).sign == "killed by SIGKILL"
+    assert attempt(tmp_path).words.startswith("rank 1 on ")

@@ -12,7 +12,7 @@ from typing import Any
 
 from ftsupervise.host import procfs
 from ftsupervise.run.orphan_reaper import Minder
-from ftsupervise.rundir.ledger import LOST, ledger
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
 Until = Callable[..., Any]
@@ -56,7 +56,7 @@ def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp
     one.wait()
     until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
     until(lambda: [procfs.identity(pid) for pid in pids] == [None, None], "their end")
-    assert ledger(RunDir(tmp_path / "run"))[0].cause == LOST
+    assert ledger(RunDir(tmp_path / "run"))[0].words == "died without a word"
 
 
 def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.ledger import LOST, UNKNOWN, ledger
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
 
@@ -97,7 +97,7 @@ def test_the_exit_code_is_passed_on_and_the_cause_is_written(
 ) -> None:
     assert run("sh", "-c", command).wait(30) == code
     (attempt,) = ledger(rundir)
-    assert (attempt.number, attempt.cause) == (1, cause)
+    assert (attempt.number, attempt.words) == (1, cause)
     assert attempt.ended is not None and attempt.ended >= attempt.started
 
 
@@ -135,7 +135,7 @@ def test_a_command_that_is_not_there_is_one_sentence_and_127(run: Run, rundir: R
     assert one.wait(30) == 127
     assert "cannot start no-such-command-here: No such file" in said(one)
     assert "Traceback" not in said(one)
-    assert ledger(rundir)[0].cause.startswith("could not start")
+    assert ledger(rundir)[0].words.startswith("could not start")
 
 
 def test_a_finished_run_burns_members_through(run: Run, rundir: RunDir) -> None:
@@ -222,7 +222,7 @@ def test_told_to_stop_the_command_may_save_and_its_end_is_kept(run: Run, rundir:
     until(lambda: "ready" in said(one))
     one.send_signal(signal.SIGTERM)
     assert one.wait(30) == 0
-    assert ledger(rundir)[0].cause == "cancelled or preempted (SIGTERM)"
+    assert ledger(rundir)[0].words == "cancelled or preempted (SIGTERM)"
 
 
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
@@ -241,7 +241,7 @@ def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
     one.send_signal(signal.SIGTERM)
     one.wait(30)
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
-    assert ledger(rundir)[0].cause == "cancelled or preempted (SIGTERM)"
+    assert ledger(rundir)[0].words == "cancelled or preempted (SIGTERM)"
 
 
 def test_nothing_the_command_left_running_survives_it(run: Run, rundir: RunDir, tmp_path: Path) -> None:
@@ -285,17 +285,17 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(run: Run, rundir: RunDir
     until(lambda: "SIGINT: passed on" in said(one))
     one.send_signal(signal.SIGINT)
     assert one.wait(60) == 137
-    assert ledger(rundir)[0].cause == "interrupted (SIGINT)"
+    assert ledger(rundir)[0].words == "interrupted (SIGINT)"
 
 
 def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Run, rundir: RunDir, until: Until) -> None:
     one = run(sys.executable, "-c", hears(signal.SIGTERM))
     until(lambda: "ready" in said(one))
-    assert ledger(rundir)[0].cause == ""
+    assert ledger(rundir)[0].words == ""
     one.kill()
     one.wait(30)
     until(lambda: "heard SIGTERM" in said(one))
-    assert ledger(rundir)[0].cause == LOST
+    assert ledger(rundir)[0].words == "died without a word"
 
 
 def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) -> None:
@@ -303,7 +303,7 @@ def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) ->
     start = {"attempt": 1, "job_id": "88_1", "at": "2026-11-21T08:00:00+00:00", "host": "another", "pid": 1}
     (rundir.attempt(1) / "start.json").write_text(json.dumps({**start, "nodes": "node-[1-2,7]"}))
     (attempt,) = ledger(rundir)
-    assert (attempt.cause, attempt.ended, attempt.nodes) == (UNKNOWN, None, ("node-1", "node-2", "node-7"))
+    assert (attempt.words, attempt.ended, attempt.nodes) == ("unknown", None, ("node-1", "node-2", "node-7"))
 
 
 def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> None:
@@ -312,7 +312,7 @@ def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> 
     (rundir.attempt(1) / "start.json").write_text('{"attempt": 1, "jo')
     first, second = ledger(rundir)
     assert "start.json cannot be read" in first.note
-    assert second.cause == "exit 0"
+    assert second.words == "exit 0"
 
 
 def test_our_own_lines_go_to_stderr_and_our_own_file(run: Run, rundir: RunDir) -> None:

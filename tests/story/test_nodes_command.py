@@ -186,7 +186,8 @@ def test_a_machine_that_fails_its_health_command_starts_nothing(rundir: RunDir, 
     said = ran(rundir, "--health", "echo GPU 3 is gone; exit 2", code=75)
     assert f"health command on {HERE}: critical: GPU 3 is gone" in said
     assert "not started: 0 of 1 nodes are left" in said
-    assert (last(rundir).kind, last(rundir).failure) == ("start", "no node healthy"), "it may be the command"
+    failed = last(rundir).failure
+    assert failed is not None and failed[:2] == ("start", "no node healthy"), "it may be the command"
     assert "critical: GPU 3 is gone" in type_it("nodes")
 
 
@@ -203,7 +204,7 @@ def test_a_machine_that_fails_its_health_command_starts_nothing(rundir: RunDir, 
 def test_what_is_not_critical_is_told_and_the_run_starts(rundir: RunDir, health: str, says: str) -> None:
     said = ran(rundir, "--health", health, "--health-timeout", "1" if "sleep" in health else "20", code=0)
     assert (f"health command on {HERE}: {says}" in said) if says else ("health" not in said.replace("--health", ""))
-    assert last(rundir).cause == "exit 0"
+    assert last(rundir).words == "exit 0"
 
 
 def test_it_is_asked_after_a_failure_and_a_machine_that_has_got_ill_is_left(rundir: RunDir) -> None:

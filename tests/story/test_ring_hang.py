@@ -66,10 +66,10 @@ def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_it
     one = run(*FAST, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
     assert one.wait(60) == 0
     first, second = ledger(rundir)
-    assert first.kind == "hang"
-    assert re.match(r"hang: rank 1 on .* is stopped; no progress for \d\.\d s at step 74 \(train\)", first.cause)
+    assert first.failure is not None and first.failure.kind == "hang"
+    assert re.match(r"hang: rank 1 on .* is stopped; no progress for \d\.\d s at step 74 \(train\)", first.words)
     assert first.then.startswith("restarted in place")
-    assert (second.cause, second.first_step) == ("finished", 71)
+    assert (second.words, second.first_step) == ("finished", 71)
     assert "-> 1 " in evidence(rundir, "hang.txt")
     assert "it is stopped, and answers when it goes on" in evidence(rundir, "rank-1.txt")
     assert re.search(r"in all_reduce$", evidence(rundir, "rank-0.txt"), re.M), "where the other one waits"
@@ -80,8 +80,8 @@ def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: Ru
     one = run(*FAST, "--", *train("time.sleep(1000)"))
     assert one.wait(60) == 0
     first, second = ledger(rundir)
-    assert first.cause.startswith("hang: rank 1 on ")
-    assert second.cause == "finished"
+    assert first.words.startswith("hang: rank 1 on ")
+    assert second.words == "finished"
     assert "waits no" in evidence(rundir, "rank-1.txt").splitlines()[0]
     assert "waits yes" in evidence(rundir, "rank-0.txt").splitlines()[0]
 
@@ -90,10 +90,10 @@ def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Run, 
     one = run("--in-place", "5", "--hang", "1", "--", *train("while True: pass"))
     assert one.wait(120) == 0
     first, second = ledger(rundir)
-    found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.cause)
-    assert found is not None, first.cause
+    found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.words)
+    assert found is not None, first.words
     assert float(found[1]) >= 0.9 * 6 * 1
-    assert second.cause == "finished"
+    assert second.words == "finished"
 
 
 def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: Run, rundir: RunDir, until: Until) -> None:
@@ -104,7 +104,7 @@ def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: Run, 
     ranks = {beat.rank: beat.pid for beat in read_beats(rundir)}
     assert Path(f"/proc/{ranks[1]}").exists()
     os.kill(ranks[1], signal.SIGCONT)
-    until(lambda: ledger(rundir)[0].cause == "finished", "the end of the run that went on")
+    until(lambda: ledger(rundir)[0].words == "finished", "the end of the run that went on")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def soak(run: Run, rundir: RunDir, seconds: float, scale: float) -> None:
     assert one.wait(2 * seconds + 60) == 0
     (only,) = ledger(rundir)
     print(f"{only.last_step} steps in {seconds:g} s: no alarm")
-    assert only.cause == "finished"
+    assert only.words == "finished"
     assert not (rundir.attempt(1) / "evidence").exists()
 
 

@@ -64,7 +64,7 @@ def test_a_chain_that_fails_at_once_keeps_its_members_and_one_alert_says_why(
     (tmp_path / "mended").touch()
     assert "may start again" in typed("clear", "--brake").stdout
     until(lambda: len(ledger(rundir)) == 4 and ledger(rundir)[-1].ended, "the last member")
-    assert ledger(rundir)[-1].cause == "exit 0"
+    assert ledger(rundir)[-1].words == "exit 0"
 
 
 def test_nothing_is_launched_against_a_brake_that_held_nothing(typed: Type, tmp_path: Path, until: Until) -> None:
@@ -80,7 +80,7 @@ def test_nothing_is_launched_against_a_brake_that_held_nothing(typed: Type, tmp_
     (tmp_path / "mended").touch()
     assert "Nothing was held. Go on:  ftsupervise launch" in typed("clear", "--brake").stdout
     assert typed("launch").returncode == 0
-    until(lambda: ledger(rundir)[-1].cause == "exit 0", "the second chain")
+    until(lambda: ledger(rundir)[-1].words == "exit 0", "the second chain")
 
 
 def test_members_that_slurm_could_not_release_are_released_by_the_same_words_again(typed: Type, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
     assert supervisor.run(asked, clean) == 143
     (only,) = ledger(asked.rundir)
-    assert only.cause == "cancelled or preempted (SIGTERM)"
-    assert only.failure == ""
+    assert only.words == "cancelled or preempted (SIGTERM)"
+    assert only.sign == ""
 
 
 @pytest.mark.parametrize("in_place", [0, 5])

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Beat
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.beat_poller import SlowBeats
 from ftsupervise.run.events import Ears
@@ -23,6 +22,7 @@ from ftsupervise.rundir.beats import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]
 
@@ -81,7 +81,7 @@ def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(
     took = datetime.fromisoformat(told[1]).timestamp() - struck
     print(f"from the kill to the action: {took * 1e3:.0f} ms")
     first, second = ledger(rundir)
-    assert first.failure in ("killed by SIGKILL", "died")
+    assert first.sign in ("killed by SIGKILL", "died")
     assert (first.then.partition(":")[0], second.exit_code) == ("restarted in place", 0)
     assert not Path(pages).exists(), "no page is left in the node's memory"
 

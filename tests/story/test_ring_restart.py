@@ -98,9 +98,10 @@ def test_a_run_that_dies_once_goes_on_in_place_from_its_checkpoint_and_finishes(
     one = run("--in-place", "5", "--", *train("if step == 35 and attempt == 1: os.kill(os.getpid(), 9)"))
     assert one.wait(60) == 0
     first, second = ledger(rundir)
-    assert (first.cause, first.kind, first.failure) == ("killed by SIGKILL", "signal", "killed by SIGKILL")
+    assert first.words == "killed by SIGKILL"
+    assert first.failure is not None and first.failure[:2] == ("signal", "killed by SIGKILL")
     assert first.then.startswith("restarted in place")
-    assert (second.cause, second.first_step) == ("finished", 31)
+    assert (second.words, second.first_step) == ("finished", 31)
     assert "from 31 restart 1" in said(one)
     assert first.saved == 30
     assert first.ready is not None
@@ -113,8 +114,8 @@ def test_a_run_that_progresses_between_its_failures_goes_on_for_ever(run: Run, r
     assert one.wait(90) == 0
     attempts = ledger(rundir)
     assert len(attempts) >= 5
-    assert attempts[-1].cause == "finished"
-    assert {a.failure for a in attempts[:-1]} == {"exit 4"}
+    assert attempts[-1].words == "finished"
+    assert {a.sign for a in attempts[:-1]} == {"exit 4"}
     assert read_brake(rundir) is None
 
 
@@ -123,7 +124,7 @@ def test_the_same_failure_without_progress_puts_the_brake_on_and_clear_takes_it_
     one = run("--in-place", "50", "--back-off", "0.1", "--", *broken)
     assert one.wait(60) == 1
     attempts = ledger(rundir)
-    assert [a.failure for a in attempts] == ["exit 1 (ModuleNotFoundError)"] * 3
+    assert [a.sign for a in attempts] == ["exit 1 (ModuleNotFoundError)"] * 3
     assert attempts[-1].then.startswith("stopped by the brake")
     on = read_brake(rundir)
     assert on is not None
@@ -140,7 +141,7 @@ def test_the_same_failure_without_progress_puts_the_brake_on_and_clear_takes_it_
     assert "is off" in cleared.stdout
     fine = run("--", "true")
     assert fine.wait(30) == 0
-    assert ledger(rundir)[-1].cause == "exit 0"
+    assert ledger(rundir)[-1].words == "exit 0"
 
 
 def test_the_brake_counts_over_members_that_do_not_restart_in_place(run: Run, rundir: RunDir) -> None:
@@ -209,8 +210,8 @@ def test_a_kill_switch_ends_a_loop_that_hangs(run: Run, rundir: RunDir, until: U
     (rundir.switches / "kill-switch").write_text("stop it")
     one.wait(60)
     (attempt,) = ledger(rundir)
-    assert attempt.cause == "kill switch: it did not leave within 0.5 s"
-    assert attempt.failure == ""
+    assert attempt.words == "kill switch: it did not leave within 0.5 s"
+    assert attempt.sign == ""
 
 
 def test_a_kill_switch_is_obeyed_by_a_loop_that_lives_and_nothing_is_restarted(
@@ -220,7 +221,7 @@ def test_a_kill_switch_is_obeyed_by_a_loop_that_lives_and_nothing_is_restarted(
     until(lambda: "from 1" in said(one))
     (rundir.switches / "kill-switch").touch()
     assert one.wait(30) == 0
-    assert [a.cause for a in ledger(rundir)] == ["kill switch"]
+    assert [a.words for a in ledger(rundir)] == ["kill switch"]
 
 
 def test_killed_itself_it_leaves_nothing_running_and_the_next_one_counts_it_as_lost(
@@ -235,7 +236,7 @@ def test_killed_itself_it_leaves_nothing_running_and_the_next_one_counts_it_as_l
     two = run("--in-place", "5", "--", "true")
     assert two.wait(30) == 0
     lost: Attempt = ledger(rundir)[0]
-    assert lost.cause == "died without a word"
+    assert lost.words == "died without a word"
 
 
 def test_a_newer_attempt_ends_the_older_one_and_its_pages_stay_its_own(run: Run, rundir: RunDir, until: Until) -> None:
@@ -246,9 +247,9 @@ def test_a_newer_attempt_ends_the_older_one_and_its_pages_stay_its_own(run: Run,
     assert old.wait(60) in (137, 143)
     assert new.poll() is None
     first, second = ledger(rundir)
-    assert first.cause == "superseded by attempt 2"
+    assert first.words == "superseded by attempt 2"
     assert "attempt 2 has begun meanwhile" in first.then
-    assert (first.failure, second.ended) == ("", None)
+    assert (first.sign, second.ended) == ("", None)
 
 
 def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(run: Run, rundir: RunDir) -> None:
@@ -271,14 +272,14 @@ def test_three_members_that_leave_with_0_and_say_that_the_run_is_done_change_not
     for _ in range(4):
         assert run("--", "sh", "-c", 'touch "$FTSUPERVISE_RUN_DIR/marks/finished"').wait(60) == 0
     assert read_brake(rundir) is None
-    assert [one.cause for one in ledger(rundir)] == ["finished"]
+    assert [one.words for one in ledger(rundir)] == ["finished"]
 
 
 def test_a_pipe_into_tee_does_not_hide_that_the_training_failed(run: Run, rundir: RunDir, tmp_path: Path) -> None:
     settings = Launch(command=f"sh -c 'echo loss; exit 7' 2>&1 | tee {tmp_path}/log")
     assert run("--", *train_command(settings, "local")).wait(60) == 7
     assert (tmp_path / "log").read_text() == "loss\n"
-    assert ledger(rundir)[0].failure == "exit 7"
+    assert ledger(rundir)[0].sign == "exit 7"
 
 
 def test_status_the_ledger_and_the_log_show_the_line_that_decides_and_no_escape_sequence_of_the_job(

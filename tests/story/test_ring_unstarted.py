@@ -121,7 +121,7 @@ def test_a_member_that_cannot_start_shuts_a_dead_attempt_out_and_its_brake_goes_
     one = member("--budget", "start=1")
     said, _ = one.communicate(timeout=60)
     assert one.returncode == 75, said
-    assert [(a.number, a.failure) for a in ledger(rundir)][1:] == [(2, "no node healthy")]
+    assert [(a.number, a.sign) for a in ledger(rundir)][1:] == [(2, "no node healthy")]
     assert (rundir.desks / "0001").is_file(), "sealed"
     brake = read_brake(rundir)
     assert brake is not None and brake.attempt == 2

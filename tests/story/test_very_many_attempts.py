@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from ftsupervise.run.ledger import claim
 
 from ftsupervise.cli.status import _lines
 from ftsupervise.report.status import gather
-from ftsupervise.run.ledger import claim
 from ftsupervise.rundir import launches, ledger
 from ftsupervise.rundir.paths import RunDir
 

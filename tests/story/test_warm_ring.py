@@ -119,7 +119,7 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     assert one.standby() == standby
     (one.rundir.switches / "kill-switch").touch()
     assert one.process.wait(60) == 0
-    assert [page.cause for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
+    assert [page.words for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
     until(lambda: not alive(standby), "the standby's end")
     print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
 

@@ -14,7 +14,7 @@ from ftsupervise.alerts import inhibit, routes
 from ftsupervise.alerts.outbox import Silence
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)  # a Saturday
 MAIL = {"email": {"host": "mail", "from": "a@b.c", "to": ["d@e.f"]}}

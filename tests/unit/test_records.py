@@ -15,11 +15,11 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from ftsupervise.model import Beat
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import beats, brake, launches, watchers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
+from ftsupervise.truth import Beat
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)

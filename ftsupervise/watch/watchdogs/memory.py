@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Beat, Health
 from ftsupervise.probe import Process
+from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import nvml
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now, share
