@@ -83,15 +83,15 @@ def first_death(output: str) -> str:
     return (_crash(output) or first) if _EXIT.search(first) else first
 
 
-def words_of(death: Death, output: str, failed: Collection[int] = (), *, untouched: bool = False) -> str:
+def words_of(death: Death, output: str, failed: Collection[int] = (), *, before: str = "") -> str:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
-    ``untouched``: it was over before we ended anybody, so that one that was killed first was killed by somebody else.
+    ``before``: what of the output was there before we ended anybody: one that was killed first there was killed by somebody else.
     """
     if death.failed and death.code is not None and death.code > 0:
         told = {*failed, death.rank}
-        killed = _killed_first(output, told) if untouched else ""
+        killed = _killed_first(before, told)
         return _crash(output, told) or killed or _left_first(output, told) or death.words()
     said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
     return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
