@@ -82,9 +82,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         why += f": read what they wrote: tail {_logs(rundir, name)}"
     if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
         verdict, why = "STOPPED", brake
-    return Status(
-        name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished, not_read, warnings
-    )
+    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished, not_read, warnings)
 
 
 def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
@@ -158,9 +156,7 @@ def _quoted(rundir: RunDir) -> str:
     return shlex.quote(str(rundir.root))
 
 
-def _queue(
-    rundir: RunDir, kind: str, env: Mapping[str, str]
-) -> tuple[tuple[Job, ...] | None, str, tuple[str, ...]]:
+def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str, tuple[str, ...]]:
     """The jobs, or why they are not known; and what the scheduler warns of."""
     from ftsupervise.scheduler import open_scheduler
 

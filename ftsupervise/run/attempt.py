@@ -92,7 +92,8 @@ class Running:
         self.told = ""  # the signal that told us to stop
         self.warned = False
         self.ended = ""  # why we ended it ourselves, in the words of the ledger
-        self.touched, self.before = 0.0, ""  # monotonic: when we first told or killed any of it; what its output was then
+        self.touched = 0.0  # monotonic: when we first told or killed any of it
+        self.before = ""  # its output until then
         self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
@@ -220,13 +221,12 @@ class Running:
             return ""
         self.agents.tend()
         self._hear_deaths()
-        return self.death.words() if self.death is not None and self.restarts else ""
+        return self.death.words() if self.death is not None and self.restarts and not self.warned else ""
 
     def _hear_deaths(self) -> None:
-        """Who began it, as far as the nodes have told: of what they saw before we ended anybody, however late we hear of it."""
-        until = self.touched or float("inf")
+        """Who began it, by what the nodes saw before we ended anybody, however late they tell."""
         news = self.agents.pulses.deaths() if self.agents is not None else []
-        self.crashes += [one for one in news if one.crash and one.at < until]
+        self.crashes += [one for one in news if one.crash and not 0 < self.touched <= one.at]
         if not self.warned and self.names_ranks:
             self.death = who_began(self.crashes)
 

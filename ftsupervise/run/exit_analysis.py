@@ -87,7 +87,7 @@ def words_of(death: Death, output: str, failed: Collection[int] = (), *, before:
     """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
-    ``before``: what of the output was there before we ended anybody: one that was killed first there was killed by somebody else.
+    ``before``: the output as it was before we ended anybody; one that was killed first there was killed by somebody else.
     """
     if death.failed and death.code is not None and death.code > 0:
         told = {*failed, death.rank}
