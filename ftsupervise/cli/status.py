@@ -38,6 +38,8 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
             say()
         for line in _lines(one):
             say(line)
+    for words in dict.fromkeys(words for one in seen for words in one.warnings):
+        say(f"note: each command of Slurm warns: {printable(words)}", err=True)
 
 
 def _with_receivers(seen: Status) -> Status:

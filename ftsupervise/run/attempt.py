@@ -69,7 +69,8 @@ class Running:
         self.told = 0  # the signal that told us to stop
         self.warned = False
         self.ended: Cause | None = None  # why we ended it ourselves
-        self.untouched = True  # until we have told or killed any of it
+        self.touched = 0.0  # monotonic: when we first told or killed any of it
+        self.before = ""  # its output until then
         self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
@@ -126,16 +127,15 @@ class Running:
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self._reap()
                 if self.code is None:
-                    self.untouched = False
+                    self._touch()
                     self.say("what is still there gets SIGKILL")
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
 
     def _hear_the_last(self) -> None:
         """What came just before the command's end, and was not looked at any more."""
-        if self.kill_at is None:
-            self._told_death()
-        if self.death is not None and self.death.at < time.monotonic() - _OUTLIVED:
+        self._hear_deaths()  # also those that were on their way when we began to end it
+        if self.death is not None and self.death.at < (self.died_at or time.monotonic()) - _OUTLIVED:
             self.death = None  # what ended it now is another matter: its output tells
         for number in self.ears.heard(0):
             self._on_signal(number)
@@ -199,11 +199,20 @@ class Running:
         if self.agents is None:
             return None
         self.agents.tend()
-        self.crashes += [one for one in self.agents.pulses.deaths() if one.crash]
-        if self.warned or not self.names_ranks:
-            return None
-        self.death = who_began(self.crashes)
-        return self.death.cause() if self.death is not None and self.restarts else None
+        self._hear_deaths()
+        return self.death.cause() if self.death is not None and self.restarts and not self.warned else None
+
+    def _hear_deaths(self) -> None:
+        """Which rank began it, by what the nodes saw before we ended any, however late they tell."""
+        news = self.agents.pulses.deaths() if self.agents is not None else []
+        self.crashes += [one for one in news if one.crash and not 0 < self.touched <= one.at]
+        if not self.warned and self.names_ranks:
+            self.death = who_began(self.crashes)
+
+    def _touch(self) -> None:
+        """From here on a death may be our own doing."""
+        if not self.touched:
+            self.touched, self.before = time.monotonic(), self.output.since() or ""
 
     def _end_it(self, why: Cause, grace: float) -> None:
         """End the command because of something we saw."""
@@ -295,7 +304,7 @@ class Running:
         self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
 
     def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
-        self.untouched = False
+        self._touch()
         warn(self.mine.folder, why, self.say, told)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
@@ -324,9 +333,9 @@ class Running:
         output = said or ""
         death = exit_analysis.first_death(output)
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
-            agents = self.agents
+            agents, before = self.agents, self.before if self.touched else output
             one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
-            death = exit_analysis.cause_of(one, output, failed, untouched=self.untouched)
+            death = exit_analysis.cause_of(one, output, failed, before=before)
         why = cause(
             code,
             finished=rundir.has_finished(),

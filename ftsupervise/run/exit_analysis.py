@@ -81,16 +81,16 @@ def first_death(output: str) -> Cause | None:
     return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
-def cause_of(death: Death, output: str, failed: Collection[int] = (), *, untouched: bool = False) -> Cause:
+def cause_of(death: Death, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
     """The end of one rank as srun tells it, if it does, which knows of the kernel's out of memory; else as its node does. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
-    ``untouched``: it was over before we ended anybody, so that one that was killed first was killed by somebody else.
+    ``before``: the output as it was before we ended anybody; one that was killed first there was killed by somebody else.
     """
     deaths, rank = _tasks(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
         told = {rank, *map(str, failed)}
-        killed = _killed_first(deaths, told) if untouched else None
+        killed = _killed_first(_tasks(before), told)
         return _crash(deaths, told) or killed or _left_first(deaths, told) or death.cause()
     said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
     return next(said, death.cause())

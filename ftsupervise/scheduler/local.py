@@ -61,6 +61,7 @@ class Local:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = dict(os.environ if env is None else env)
         self.root = local_root(self._env).absolute()
+        self.warnings: set[str] = set()
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         jobs = []

@@ -121,7 +121,8 @@ class Slurm:
         done = self._run(["sbatch", "--parsable", *options, str(script_path), *arguments], env=base)
         if done.code == 0:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
-            if match:
+            if match:  # what a site's filter prints beside it is no warning
+                self.warnings |= {words for words in complaints(done.stderr) if words.startswith(("error", "warning"))}
                 return Submitted(match[1], match[2] or "")
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
             raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")

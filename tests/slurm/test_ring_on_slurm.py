@@ -173,6 +173,31 @@ def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     until(lambda: not here.queue(), "the end of the queue")
 
 
+def test_with_the_controller_away_the_killed_rank_is_named_though_its_agent_is_late_and_not_the_one_that_raised(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """The agent of the killed rank's node does not get its turn: what the other rank raised is told first, and nobody can be
+    asked who was dying before the others are ended."""
+    here = scene(nodes=3)
+    here.train("--steps 100000 --step-time 0.05", jobs=1)
+    ranks = until(lambda: here.trains(1), "the first attempt")
+    until(lambda: here.watched(*ranks.values()), "the agents to see the ranks")
+    here.cut_off("node-1")
+    here.sandbox.controller("pause")
+    os.kill(ranks[1], signal.SIGKILL)
+    log = here.rundir.attempt(1) / "run.log"
+    try:
+        until(lambda: "the other ranks have" in log.read_text(), "the ring to act", 30)
+        until(lambda: "SIGKILL" in log.read_text().partition("the other ranks have")[2], "the others to be ended", 30)
+    finally:
+        here.sandbox.controller("cont")
+    until(lambda: here.attempts()[0].cause, "the end", 120)
+    assert here.attempts()[0].cause.startswith("rank 1 on node-1 killed by SIGKILL")
+    assert here.attempts()[0].kind == "signal"
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the queue", 120)
+
+
 @pytest.mark.parametrize("cut_off", [True, False])
 def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_have_begun(
     scene: Callable[..., Scene], until: Until, cut_off: bool

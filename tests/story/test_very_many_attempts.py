@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-from ftsupervise.run.ledger import claim
 
 from ftsupervise.cli.status import _lines
 from ftsupervise.report.status import gather
 from ftsupervise.rundir import launches, ledger
+from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
 
 MANY = 3 * ledger.NEWEST

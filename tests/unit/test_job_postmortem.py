@@ -143,10 +143,14 @@ def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_on
     """The whole step was over before we came to look who was dying."""
     told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     killed, left = "srun: error: node-1: task 1: Killed\n", "srun: error: node-0: task 0: Exited with exit code 1\n"
-    assert cause_of(told, killed + left, {0}, untouched=True).words() == "rank 1 on node-1 killed by SIGKILL"
+    assert cause_of(told, killed + left, {0}, before=killed + left).words() == "rank 1 on node-1 killed by SIGKILL"
     assert cause_of(told, killed + left, {0}).words() == "rank 0 on node-0 exit 1", "it may have been us"
-    assert cause_of(told, left + killed, {0}, untouched=True).words() == "rank 0 on node-0 exit 1", "or srun, for it"
-    assert cause_of(told, killed + left, {0, 1}, untouched=True).words() == "rank 0 on node-0 exit 1", "it raised too"
+    assert cause_of(told, left + killed, {0}, before=left + killed).words() == "rank 0 on node-0 exit 1", (
+        "or srun, for it"
+    )
+    assert cause_of(told, killed + left, {0, 1}, before=killed + left).words() == "rank 0 on node-0 exit 1", (
+        "it raised too"
+    )
 
 
 def test_a_rank_that_left_without_a_word_is_named_before_one_that_has_raised_for_it() -> None:
