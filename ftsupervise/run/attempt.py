@@ -92,8 +92,7 @@ class Running:
         self.told = ""  # the signal that told us to stop
         self.warned = False
         self.ended = ""  # why we ended it ourselves, in the words of the ledger
-        self.touched = 0.0  # monotonic: when we first told or killed any of it
-        self.before = ""  # its output until then
+        self.touched, self.before = 0.0, ""  # monotonic: when we first told or killed any of it; its output then
         self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
@@ -217,9 +216,8 @@ class Running:
 
     def _told_death(self) -> str:
         """The first crash that a node has told of; "" if none, and if nobody here would start again: then it is only noted."""
-        if self.agents is None:
-            return ""
-        self.agents.tend()
+        if self.agents is not None:
+            self.agents.tend()
         self._hear_deaths()
         return self.death.words() if self.death is not None and self.restarts and not self.warned else ""
 
@@ -231,8 +229,7 @@ class Running:
             self.death = who_began(self.crashes)
 
     def _touch(self) -> None:
-        """From here on a death may be our own doing."""
-        if not self.touched:
+        if not self.touched:  # from here on a death may be our own doing
             self.touched, self.before = time.monotonic(), self.output.since() or ""
 
     def _end_it(self, why: str, grace: float) -> None:
