@@ -210,8 +210,7 @@ class Running:
             self.death = who_began(self.crashes)
 
     def _touch(self) -> None:
-        """From here on a death may be our own doing."""
-        if not self.touched:
+        if not self.touched:  # from here on a death may be our own doing
             self.touched, self.before = time.monotonic(), self.output.since() or ""
 
     def _end_it(self, why: Cause, grace: float) -> None:
