@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from ftsupervise.host import haste
+from ftsupervise.host.processes import end_group
 
 until: float | None = (
     None  # monotonic seconds at which every command is ended: set for what a person types and waits for
@@ -94,23 +95,15 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, i
     except subprocess.TimeoutExpired:
         pass
     except BaseException:  # Ctrl-C must not leave the child behind
-        kill_session(child.pid)
+        end_group(child.pid)
         raise
-    kill_session(child.pid)
+    end_group(child.pid)
     try:
         child.wait(0.5)
         return None, None
     except subprocess.TimeoutExpired:
         child.returncode = -signal.SIGKILL  # so that nobody, not even its destructor, waits for it again
         return None, child.pid
-
-
-def kill_session(pid: int) -> None:
-    """SIGKILL to the process group that ``pid`` leads."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _text(file: IO[bytes], limit: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import from_os_error
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Attempt
@@ -102,8 +102,8 @@ def write_start(
         "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
         "command": [masked(word) for word in command],
         "pid": os.getpid(),
-        "pid_start": procfs.identity(os.getpid()),
-        "boot_id": procfs.boot_id(),
+        "pid_start": processes.identity(os.getpid()),
+        "boot_id": processes.boot_id(),
         "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
     }
     try:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import files, procfs
+from ftsupervise.host import files, processes
 from ftsupervise.model import Attempt, Beat
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
@@ -143,8 +143,8 @@ def _without_end(start: Mapping[str, object]) -> str:
     if start.get("host") != os.uname().nodename:
         return UNKNOWN
     pid = start.get("pid")
-    lives = isinstance(pid, int) and procfs.identity(pid) == start.get("pid_start")
-    return "" if lives and start.get("boot_id") == procfs.boot_id() else LOST
+    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
+    return "" if lives and start.get("boot_id") == processes.boot_id() else LOST
 
 
 def _told_to_end(start: Mapping[str, object], told: str) -> str:

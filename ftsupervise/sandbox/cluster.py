@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
-from ftsupervise.host.procfs import Process
+from ftsupervise.host.processes import Process
 from ftsupervise.sandbox import accounting, conf, daemons, place, processes, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 

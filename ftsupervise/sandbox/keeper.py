@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotFound
 from ftsupervise.host import interpreter
-from ftsupervise.host.procfs import Process
+from ftsupervise.host.processes import Process
 from ftsupervise.sandbox import processes
 from ftsupervise.sandbox.processes import MARK_OWNER
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftsupervise.host import procfs
-from ftsupervise.host.procfs import Process
+from ftsupervise.host import processes
+from ftsupervise.host.processes import Process
 
 MARK = "FTSUPERVISE_SANDBOX_DAEMON"  # directory of the sandbox, in the environment of its daemons
 MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of what ends when its owner does (keeper.py)
@@ -42,7 +42,7 @@ class Member:
 def everyone() -> dict[int, Process]:
     """All processes that can be seen."""
     pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return {p.pid: p for p in map(procfs.process, pids) if p is not None and not p.gone}
+    return {p.pid: p for p in map(processes.process, pids) if p is not None and not p.gone}
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -127,7 +127,7 @@ def _callers(seen: dict[int, Process]) -> set[int]:
 
 def same(process: Process) -> bool:
     """Whether this very process still runs."""
-    now = procfs.process(process.pid)
+    now = processes.process(process.pid)
     return now is not None and now.start == process.start and not now.gone
 
 

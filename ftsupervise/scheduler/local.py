@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
 from ftsupervise.rundir.records import as_count, decode, read_json, write_json
@@ -29,6 +29,7 @@ from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time
 
 PREFIX = "local-"
+Marks = Callable[[], dict[str, list[Process]]]
 ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of all that a member starts
 
 
@@ -62,7 +63,7 @@ class LocalState(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        return bool(self.pid) and identity(self.pid) == self.pid_start
+        return lives(self.pid, self.pid_start)
 
 
 def read_job(folder: Path) -> LocalJob | None:
@@ -76,21 +77,8 @@ def read_state(folder: Path) -> LocalState:
     return decode(LocalState, read_json(folder / "state.json") or {})
 
 
-def marked() -> dict[str, list[int]]:
-    """Every living process of mine that a member of some local job started, by FOLDER:MEMBER: children keep it, whatever
-    they do with sessions and groups."""
-    found: dict[str, list[int]] = {}
-    needle = f"{ENV_OF}=".encode()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                environ = Path(f"/proc/{entry.name}/environ").read_bytes()
-            except OSError:
-                continue
-            if needle in environ and identity(int(entry.name)) is not None:
-                word = next((word for word in environ.split(b"\0") if word.startswith(needle)), needle)
-                found.setdefault(os.fsdecode(word[len(needle) :]), []).append(int(entry.name))
-    return found
+def _marked() -> dict[str, list[Process]]:
+    return marked(ENV_OF)
 
 
 def local_root(env: Mapping[str, str]) -> Path:
@@ -108,7 +96,7 @@ class Local:
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         jobs = []
-        marks = functools.cache(marked)  # one look at the processes, and only if some chain was killed
+        marks = functools.cache(_marked)  # one look at the processes, and only if some chain was killed
         try:
             found = sorted((number, p) for p in self.root.iterdir() if (number := as_count(p.name)) is not None)
         except FileNotFoundError:
@@ -181,7 +169,7 @@ class Local:
                 os.kill(state.pid, signal.SIGHUP)  # "look at the cancel file now"
             else:  # killed, and its member lives on
                 for orphan in chain.from_iterable(self._orphans(folder).values()):
-                    os.kill(orphan, signal.SIGTERM)
+                    signal_exactly(orphan, signal.SIGTERM)
         except ProcessLookupError:
             return
         except PermissionError:
@@ -241,12 +229,12 @@ class Local:
         child.returncode = 0  # it is nobody's child now; its end is not ours to wait for
 
     @staticmethod
-    def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> dict[int, list[int]]:
+    def _orphans(folder: Path, marks: Marks = _marked) -> dict[int, list[Process]]:
         """Living processes of the job, by member."""
         found = ((mark.removeprefix(f"{folder}:"), pids) for mark, pids in marks().items())
         return {number: pids for member, pids in found if (number := as_count(member)) is not None}
 
-    def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
+    def _read(self, folder: Path, marks: Marks = _marked) -> list[Job]:
         """The job as one or two records: the member that runs, and the rest that waits."""
         try:
             job, state = read_job(folder), read_state(folder)

@@ -11,19 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host import processes
 from ftsupervise.host.modes import as_page, make_folder
-from ftsupervise.host.procfs import identity
 from ftsupervise.model import JobState
 from ftsupervise.rundir.paths import ENV_JOB_ID
 from ftsupervise.rundir.records import as_count, write_json
-from ftsupervise.scheduler.local import ENV_OF, PREFIX, LocalState, marked, read_job, read_state
+from ftsupervise.scheduler.local import ENV_OF, PREFIX, LocalState, read_job, read_state
 
-_PR_SET_PDEATHSIG = 1
-_Process = tuple[int, int]  # its number and its start
+_ENDING = 5.0  # seconds for what a member left behind to be gone after SIGKILL
 _KILL_WAIT = float(os.environ.get("FTSUPERVISE_LOCAL_KILL_WAIT", "30"))
 
 
@@ -37,7 +35,7 @@ class Chain:
         if job is None:
             raise SystemExit(f"{folder} holds no job")
         self.job = job
-        self.state = LocalState(os.getpid(), identity(os.getpid()))
+        self.state = LocalState(os.getpid(), processes.identity(os.getpid()))
 
     def write(self, **changes: Any) -> None:
         self.state = self.state._replace(**changes)
@@ -82,7 +80,7 @@ class Chain:
                 other = read_state(self.folder.parent / after)
             except (OSError, ValueError):
                 other = LocalState()
-            if identity(other.pid) != other.pid_start or (other.state.ended and other.member):
+            if processes.identity(other.pid) != other.pid_start or (other.state.ended and other.member):
                 break
             time.sleep(0.2)
         return True
@@ -115,7 +113,7 @@ class Chain:
                 cwd=self.job.workdir,
                 env=env,
                 start_new_session=True,
-                preexec_fn=_tell_me_when_you_die(),
+                preexec_fn=processes.die_with_parent(),  # the training saves and leaves when we are killed
             )
             os.close(output)
             os.close(error)
@@ -124,7 +122,7 @@ class Chain:
             return JobState.FAILED
         verdict = self._follow(shell, mark, member, limit)
         self.write(state=JobState.COMPLETING, exit_code=shell.returncode)
-        _end_all(mark)
+        processes.end_all(lambda: _members(mark), _ENDING)
         return verdict
 
     def _follow(self, shell: subprocess.Popen[bytes], mark: str, member: int, limit: float | None) -> JobState:
@@ -173,61 +171,25 @@ def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
     shell.send_signal(named if number is None else number)
 
 
-def _tell_me_when_you_die() -> Callable[[], None]:
-    """For a child before its exec: SIGTERM when this process is killed, so that the training saves and leaves."""
-    import ctypes
-
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def before_exec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
-
-
-def _processes(mark: str) -> list[int]:
-    return marked().get(mark, [])
-
-
-def _signal_all(mark: str, number: int) -> None:
-    for pid in _processes(mark):
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
-
-
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
-    _signal_all(mark, signal.SIGTERM)
-    _signal_all(mark, signal.SIGCONT)
-    deadline, left = time.monotonic() + _KILL_WAIT, set[_Process]()
-    while time.monotonic() < deadline:
-        left = _living(mark, left)
-        if not left and shell.poll() is not None:
-            break
+    """SIGTERM to all of the member, and SIGKILL to what is left after KillWait."""
+    left = _members(mark)
+    for one in left:
+        processes.signal_exactly(one, signal.SIGTERM)
+        processes.signal_exactly(one, signal.SIGCONT)
+    deadline = time.monotonic() + _KILL_WAIT
+    while time.monotonic() < deadline and (left or shell.poll() is None):
         time.sleep(0.1)
-    _end_all(mark, left)
+        left = processes.wait_gone({*left, *_members(mark)}, 0)
+    processes.end_all(lambda: _members(mark), _ENDING, left)
     try:
         shell.wait(5)
     except subprocess.TimeoutExpired:
         print(f"{mark}: the batch shell {shell.pid} does not die", flush=True)
 
 
-def _end_all(mark: str, left: Set[_Process] = frozenset()) -> None:
-    """SIGKILL whatever the member left behind, for at most five seconds."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (left := _living(mark, left)):
-        _signal_all(mark, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _living(mark: str, known: Set[_Process]) -> set[_Process]:
-    """Processes with ``mark``, and those ``known`` that still live: one that is dying has no environment any more, and may
-    still hold what the next member needs."""
-    seen = known | {(pid, start) for pid in _processes(mark) if (start := identity(pid)) is not None}
-    return {(pid, start) for pid, start in seen if identity(pid) == start}
+def _members(mark: str) -> list[processes.Process]:
+    return processes.marked(ENV_OF).get(mark, [])
 
 
 if __name__ == "__main__":
