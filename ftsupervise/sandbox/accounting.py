@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ftsupervise.errors import Error
-from ftsupervise.sandbox import conf, daemons, processes, programs
+from ftsupervise.sandbox import conf, daemons, programs
 from ftsupervise.sandbox.conf import Layout, Shape
+from ftsupervise.sandbox.members import MARK
 
 
 def start(layout: Layout, shape: Shape, seconds: float) -> None:
@@ -93,9 +96,8 @@ class _Answer:
         if _succeeds(self.ask, self.env):
             return True
         lives = any(
-            process.name == "slurmdbd"
-            and processes.environment(process.pid).get(processes.MARK) == str(self.layout.root)
-            for process in processes.everyone().values()
+            one.info["name"] == "slurmdbd" and (one.info["environ"] or {}).get(MARK) == str(self.layout.root)
+            for one in psutil.process_iter(["name", "environ"])
         )
         self.absent = 0 if lives else self.absent + 1
         if self.absent == 10:
