@@ -18,9 +18,6 @@ from typing import IO
 from ftsupervise.host import haste
 from ftsupervise.host.processes import end_group
 
-until: float | None = (
-    None  # monotonic seconds at which every command is ended: set for what a person types and waits for
-)
 _AT_LEAST = 1.0  # seconds that a command is given even then
 
 _OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
@@ -60,7 +57,8 @@ def run(
 ) -> Completed:
     """Run ``argv`` for at most ``timeout`` seconds (plus half a second to see it die).
 
-    Raises FileNotFoundError or PermissionError when it cannot be started at all. Never raises for what it does.
+    ``output_limit``: bytes of its stdout that are kept; 0: none is, however much it writes. Raises FileNotFoundError or
+    PermissionError when it cannot be started at all. Never raises for what it does.
     """
     started = time.monotonic()
     if haste.until is not None:
@@ -73,7 +71,7 @@ def run(
         child = subprocess.Popen(
             list(argv),
             stdin=given,
-            stdout=out,
+            stdout=out if output_limit else subprocess.DEVNULL,
             stderr=err,
             env=None if env is None else dict(env),
             cwd=cwd,

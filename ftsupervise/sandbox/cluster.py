@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
+from ftsupervise.host.users import user_name
 from ftsupervise.sandbox import accounting, conf, daemons, members, place, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 
@@ -239,7 +240,7 @@ class Sandbox:
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
             directory.mkdir()
             directory.chmod(0o755)
-        user = place.user_name()
+        user = user_name()
         host = socket.gethostname().split(".")[0]
         plugins = programs.plugins(shape.prefix)
         text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins)

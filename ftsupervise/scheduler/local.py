@@ -21,6 +21,7 @@ from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
 from ftsupervise.rundir.records import as_count, decode, read_json, write_json
@@ -260,7 +261,7 @@ def _records(number: str, page: LocalJob, state: LocalState, *, alive: bool, hel
     word = state.state
     if not alive and not word.ended:
         word = JobState.NODE_FAIL  # the chain's process is gone: a reboot, or somebody's kill -9
-    user = _user()
+    user = user_name()
 
     def job(job_id: str, job_state: JobState, reason: str = "", *, started: bool = False) -> Job:
         return Job(
@@ -295,12 +296,3 @@ def _records(number: str, page: LocalJob, state: LocalState, *, alive: bool, hel
 
 def _time(seconds: float | None) -> datetime | None:
     return datetime.fromtimestamp(seconds, timezone.utc) if seconds is not None else None
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
