@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from ftsupervise.errors import Error
 from ftsupervise.sandbox import conf, daemons, programs
 from ftsupervise.sandbox.conf import Layout, Shape
@@ -93,6 +91,8 @@ class _Answer:
     absent: int = 0  # looks in a row without it: a process that forks and ends can slip through one
 
     def __call__(self) -> bool:
+        import psutil  # here: an interpreter without any package can bring up a sandbox
+
         if _succeeds(self.ask, self.env):
             return True
         lives = any(

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.sandbox.cluster import Sandbox
 from ftsupervise.sandbox.keeper import Keeper, end_marked, end_sandbox
@@ -45,6 +43,8 @@ class Seen:
 
 def sandboxes() -> list[Seen]:
     """Sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
+    import psutil  # here: an interpreter without any package can bring up a sandbox
+
     usual = default_directory()
     found: dict[Path, list[tuple[str, str]]] = {p: [] for p in usual.parent.glob(f"{usual.name}*") if _ours(p)}
     for one in psutil.process_iter(["name", "environ", "uids"]):
