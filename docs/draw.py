@@ -1,8 +1,8 @@
 """Draw the pictures of the manual: python docs/draw.py (restart, night, and the three ways of design.md).
 
-What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). To take it
-from another day, type NO_COLOR=1 make demo > FILE and python docs/draw.py FILE. ``night`` is made of the messages in alerts.md, and
-the ways of the tables in design.md; the tests compare both with the program.
+What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). To
+take it from another day, type NO_COLOR=1 make demo > FILE and python docs/draw.py FILE. ``night`` is made of the
+messages in alerts.md, and the ways of the tables in design.md; the tests compare both with the program.
 """
 
 from __future__ import annotations

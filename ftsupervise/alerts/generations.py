@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from ftsupervise.alerts.outbox import State
 from ftsupervise.host import files
-from ftsupervise.host.modes import in_group, is_shared, may_be_changed, stranger
+from ftsupervise.host.modes import is_shared, may_be_changed, stranger
 from ftsupervise.host.ownership import remedy
+from ftsupervise.host.users import in_group
 from ftsupervise.rundir.records import decode, encode
 
 FORMAT = 1

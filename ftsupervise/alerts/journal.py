@@ -32,8 +32,8 @@ from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import user_name
 from ftsupervise.host.private import home, is_private, private
+from ftsupervise.host.users import shown_user
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
@@ -171,7 +171,7 @@ class Journal:
                 line.insert(0, generations.read(directory / f"{number:08d}.json", number, folder))
             except (OSError, ValueError, MemoryError):
                 break
-        return newest.state if newest.owner in (me, 0) else signed(line, user_name, me)
+        return newest.state if newest.owner in (me, 0) else signed(line, shown_user, me)
 
     def _all_numbers(self) -> set[int]:
         here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
@@ -267,7 +267,7 @@ def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
         found = os.lstat(directory)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (os.geteuid(), 0):
-                return None, f"it is a link that {user_name(found.st_uid)} has made"
+                return None, f"it is a link that {shown_user(found.st_uid)} has made"
             found = directory.stat()
     except OSError:
         return None, ""

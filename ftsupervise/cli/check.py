@@ -153,19 +153,12 @@ def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
 
 def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
     """Me, and whoever owns the run directory."""
-    import pwd
-
+    from ftsupervise.host.users import user_name
     from ftsupervise.probe import Entry
 
     found = probe.look(run_dir)
     uids = {os.getuid(), *([found.uid] if isinstance(found, Entry) else [])}
-    names = []
-    for uid in sorted(uids):
-        try:
-            names.append(pwd.getpwuid(uid).pw_name)
-        except KeyError:
-            names.append(str(uid))
-    return tuple(names)
+    return tuple(map(user_name, sorted(uids)))
 
 
 # ---------------------------------------------------------------------------------------------------------- telling

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ftsupervise.host import processes, procfs
+from ftsupervise.host import processes
 
 MARK = "FTSUPERVISE_CRON_RUN"
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -264,7 +264,7 @@ def _over(one: _Running, seconds: float, left: tuple[int, ...] = ()) -> Ended:
 
 def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:
     """The living processes of a task: below its first one, and orphans of ours that carry its mark."""
-    found = [pid] if procfs.identity(pid) is not None else []
+    found = [pid] if processes.identity(pid) is not None else []
     found += processes.below(pid)
     mark = f"{MARK}={folder}".encode()
     for other in processes.below(os.getpid(), without=before):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ftsupervise.crontab.place import Installed
 from ftsupervise.host import files, ownership
+from ftsupervise.host.users import user_id
 
 
 def distrust(path: Path, installed: Installed) -> str:
@@ -43,7 +44,7 @@ def read(path: Path, installed: Installed, limit: int) -> bytes:
 
 
 def _accounts(installed: Installed) -> frozenset[int]:
-    known = (ownership.account_id(name) for name in installed.trusted)
+    known = (user_id(name) for name in installed.trusted)
     return frozenset(uid for uid in known if uid is not None)
 
 

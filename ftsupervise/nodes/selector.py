@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
@@ -67,7 +67,7 @@ class Nodes:
         self.others = incidents.Known((), (), ())  # what it has answered last
         self.whole = True  # has it answered now?
         self.job = job_id(env)
-        mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
+        mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{processes.identity(os.getpid())}"
         self.book = incidents.Book(mark)
         self.judged: tuple[incidents.Node, ...] = ()
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.errors import from_os_error
-from ftsupervise.host import files, procfs
+from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import (
     Attempt,
@@ -155,8 +155,8 @@ def _without_end(start: Mapping[str, object]) -> Cause | None:
     if start.get("host") != os.uname().nodename:
         return Cause(CauseKind.UNKNOWN)
     pid = start.get("pid")
-    lives = isinstance(pid, int) and procfs.identity(pid) == start.get("pid_start")
-    return None if lives and start.get("boot_id") == procfs.boot_id() else Cause(CauseKind.LOST)
+    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
+    return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
 
 
 def _told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
@@ -318,8 +318,8 @@ def write_start(
         "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
         "command": [masked(word) for word in command],
         "pid": os.getpid(),
-        "pid_start": procfs.identity(os.getpid()),
-        "boot_id": procfs.boot_id(),
+        "pid_start": processes.identity(os.getpid()),
+        "boot_id": processes.boot_id(),
         "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
     }
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
@@ -74,7 +75,7 @@ class Slurm:
     # ------------------------------------------------------------------------------------------------------- asking
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
-        names = ",".join(dict.fromkeys(users)) or me()
+        names = ",".join(dict.fromkeys(users)) or user_name()
         form = new_form(QUEUE_LETTERS)
         return self._read(self._answer(["squeue", "-h", "-u", names, "-o", form.text], env=SQUEUE_ENV), form)
 
@@ -226,12 +227,3 @@ def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Comple
 def new_form(letters: str) -> Form:
     """How to ask squeue for ``letters`` this time."""
     return Form(letters, os.urandom(6).hex())
-
-
-def me() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())

@@ -18,13 +18,14 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
+from ftsupervise.host.users import user_name
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
-from ftsupervise.scheduler.ownership import me, own_job_ids
+from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import run_dir_check
@@ -153,7 +154,7 @@ class Tour:
         return not (account.users <= account.asked and words <= account.queues.keys())
 
     def _ask(self) -> None:
-        users = tuple(sorted({me(), *self.account.users}))
+        users = tuple(sorted({user_name(), *self.account.users}))
         self.say.at(-1, "find the scheduler", BOUND)  # (which asks Slurm for five seconds where it is in doubt)
         doors = {run.scheduler: self.orders.scheduler(run.scheduler) for run in self.account.roster.runs}
         answers = {door.kind: self._answer(door, users) for door in {d.kind: d for d in doors.values()}.values()}

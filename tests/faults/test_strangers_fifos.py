@@ -19,7 +19,7 @@ import pytest
 
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
-from ftsupervise.host import files, procfs
+from ftsupervise.host import files, processes
 from ftsupervise.nodes import placement
 from ftsupervise.report.status import run_name
 from ftsupervise.run import gate
@@ -125,7 +125,7 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
     try:
         until(begun.exists, "the command")
         host, pid = os.uname().nodename, child.pid
-        name = f"{run.root.name}.none.{host}.{pid}.{procfs.identity(pid)}.json"
+        name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
         lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()
         assert child.wait(90) == 3

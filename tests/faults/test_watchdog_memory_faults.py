@@ -129,8 +129,8 @@ def test_memory_that_nobody_reports_is_not_seen_and_not_that_of_the_looker(tmp_p
     assert "the run is on n1" in found["used"].summary
 
 
-def test_the_host_is_as_full_as_the_kernel_says(probe: Probe) -> None:
-    [whole] = host(probe)
+def test_the_host_is_as_full_as_the_kernel_says() -> None:
+    [whole] = host()
     assert 0 < whole.used < 1
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt
 from tests.slurm.ring_scene import Scene, undisturbed
 
@@ -207,7 +207,7 @@ def _trains_after(here: Scene, before: Attempt) -> int:
     if last.number <= before.number:
         return 0
     ranks = here.trains(last.number)
-    return last.number if ranks and all(procfs.identity(pid) for pid in ranks.values()) else 0
+    return last.number if ranks and all(processes.identity(pid) for pid in ranks.values()) else 0
 
 
 def _how_it_is(here: Scene) -> str:

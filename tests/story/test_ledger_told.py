@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import WARNING, RunDir
 from ftsupervise.rundir.records import write_json
@@ -48,7 +48,7 @@ def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(
 ) -> None:
     rundir = RunDir(tmp_path)
     rundir.attempt(1).mkdir(parents=True)
-    gone = {"pid": 1 << 22, "pid_start": 1, "boot_id": procfs.boot_id(), "host": os.uname().nodename}
+    gone = {"pid": 1 << 22, "pid_start": 1, "boot_id": processes.boot_id(), "host": os.uname().nodename}
     write_json(
         rundir.attempt(1) / "start.json",
         {"attempt": 1, "at": "2026-11-21T02:00:00+00:00", "job_ends": ends.isoformat() if ends else None, **gone},
