@@ -45,8 +45,8 @@ def make_run(folder: Path, number: int) -> None:
 
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
-    from ftsupervise.scheduler.parse import QUEUE_LETTERS, Form
     from ftsupervise.host.users import user_name
+    from ftsupervise.scheduler.parse import QUEUE_LETTERS, Form
 
     form = Form(QUEUE_LETTERS, "MARK")
     started = str(int(time.time()) - 36_000)

@@ -130,9 +130,7 @@ class EventKind(Enum):
 
     STARTED = "started"
     RESUMED = "resumed"
-    SAVED = "saved"
     STOPPED = "stopped"
-    FAILED = "failed"
     FINISHED = "finished"
 
 

@@ -67,7 +67,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 
     KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
     """
-    from ftsupervise.alerts.inhibit import matches
+    from ftsupervise.alerts.routes import matches
     from ftsupervise.alerts.wording import one_line
     from ftsupervise.findings import AlertState
 
@@ -168,7 +168,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     """What a silence is to say: an id, or a pattern that some watchdog's name fits. Raises UsageError for another."""
     from difflib import get_close_matches
 
-    from ftsupervise.alerts.inhibit import matches, plain_name
+    from ftsupervise.alerts.routes import matches, plain_name
     from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
@@ -264,7 +264,7 @@ def _as_json(journals: list[Journal]) -> dict[str, Any]:
 
 
 def _lines(journal: Journal, now: datetime) -> list[str]:
-    from ftsupervise.alerts.standing import standing
+    from ftsupervise.alerts.self_monitor import standing
     from ftsupervise.alerts.wording import stamp
     from ftsupervise.findings import AlertState
 

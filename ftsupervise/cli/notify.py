@@ -168,7 +168,7 @@ def _journals(run: Run) -> list[Journal]:
 
 def _held(run: Run, name: str, now: datetime) -> str:
     """How the watch has found this receiver so far, if it was in trouble or something waits; else ""."""
-    from ftsupervise.alerts.standing import standing
+    from ftsupervise.alerts.self_monitor import standing
 
     return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))
 

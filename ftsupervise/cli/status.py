@@ -50,7 +50,7 @@ def _with_receivers(seen: Status) -> Status:
             return seen
     except OSError:
         return seen
-    from ftsupervise.alerts.standing import telling
+    from ftsupervise.alerts.self_monitor import telling
 
     return seen._replace(telling=telling(journal, seen.at))
 

@@ -112,8 +112,8 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
     text = f"cannot be read: {why.removeprefix(f'{name}: ')}" if why else "can be read"
     words = WORDS["unanswered" if isinstance(why, Unanswered) else "settings"]
     names = {"run": name, "typed": "" if name == HERE else f" {shlex.quote(name)}"}
-    key = ("", "watch", f"settings of {name}")
-    return words.finding(key, Health.of(bool(why)), f"the settings of {name} {text}", now, names=names)
+    subject = f"settings of {name}"
+    return words.finding(("", "watch", subject), Health.of(bool(why)), f"the {subject} {text}", now, names=names)
 
 
 def host_finding(why: str, now: datetime) -> Finding:

@@ -78,8 +78,9 @@ def _finding(
     run: Run, health: Health, summary: str, now: datetime, words: str, do: str = "", detail: str = ""
 ) -> Finding:
     names = {"run_dir": run.run_dir, "above": shlex.quote(str(Path(str(run.run_dir)).parent)), "do": do}
-    key = (run.name, "storage", "run directory")
-    return WORDS[words].finding(key, health, summary, now, names=names, detail=detail)
+    return WORDS[words].finding(
+        (run.name, "storage", "run directory"), health, summary, now, names=names, detail=detail
+    )
 
 
 def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:

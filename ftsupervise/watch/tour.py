@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
+from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
 from ftsupervise.host.users import user_name
@@ -250,17 +251,9 @@ def _tell(seen: Seen, journal: Journal, now: datetime, *, beside: Sequence[Findi
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
-        if announce(
-            journal,
-            seen.run.alerts,
-            event.kind,
-            run=seen.run.name,
-            summary=event.summary,
-            at=now,
-            dedup=event.dedup,
-            look=f"ftsupervise status {shlex.quote(str(seen.rundir.root))}",
-            meaning=event.meaning,
-        ):
+        look = f"ftsupervise status {shlex.quote(str(seen.rundir.root))}"
+        finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
+        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     return Told(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
