@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.host import ownership
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
