@@ -25,7 +25,6 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ftsupervise.model import Beat, Pulse
 from ftsupervise.ranks import protocol, udp
 from ftsupervise.ranks.listener import Listener
 from ftsupervise.ranks.protocol import Message
@@ -33,6 +32,7 @@ from ftsupervise.ranks.rank_table import Pulses
 from ftsupervise.rundir.beats import write_beat
 from ftsupervise.rundir.heartbeat_page import Page
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Beat, Pulse
 
 PER_NODE = 8
 RATE = 12_500  # as in ftsupervise/ranks/agent_pool.py

@@ -1,12 +1,14 @@
 """Draw the pictures of the manual: python docs/draw.py (restart, night, and the three ways of design.md).
 
-What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). ``night`` is
-made of the messages in alerts.md, and the ways of the tables in design.md; the tests compare both with the program.
+What they show is real. ``restart`` is the middle of what ``make demo`` printed on some day (pictures/restart.txt). To
+take it from another day, type NO_COLOR=1 make demo > FILE and python docs/draw.py FILE. ``night`` is made of the
+messages in alerts.md, and the ways of the tables in design.md; the tests compare both with the program.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -64,6 +66,23 @@ def restart() -> str:
         colour = next(colour for word, colour in TERMINAL.items() if word in line)
         shapes.append(text(14, 46 + number * 18, line, colour, font=MONO))
     return picture(900, height, "make demo: a rank is killed and the run restarts in place", shapes)
+
+
+def record(demo: Path) -> None:
+    """Keep the lines of a demo around the fault, from the last save before it to the status after it."""
+    lines = demo.read_text("utf-8").splitlines()
+    fault = next(n for n, line in enumerate(lines) if "FAULT" in line)
+    first = max(n for n, line in enumerate(lines[:fault]) if "saved step" in line)
+    asked = next(n for n, line in enumerate(lines) if n > fault and "ftsupervise status" in line and "you type" in line)
+    last = next(n for n, line in enumerate(lines) if n > asked and "directory" in line)
+    shown = (
+        r"saved step|FAULT|ended: |starting again|attempt \d+ of|resumed from|RESTART|you type|^ {17}\w+: |^ {19}\w+ "
+    )
+    kept = [re.sub(r"\S+/bin/python", "python", line) for line in lines[first:last] if re.search(shown, line)]
+    kept = [
+        cut(line, 112) for line in kept if not re.search(r"^ *[\d.]+s +(mail|slack)|^ {17}(attempt|job|look)\b", line)
+    ]
+    (DOCS / "pictures" / "restart.txt").write_text("\n".join(kept) + "\n", "utf-8")
 
 
 def message(name: str) -> list[str]:
@@ -142,4 +161,6 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    for demo in sys.argv[1:]:
+        record(Path(demo))
     write()

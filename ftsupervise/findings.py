@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 
 class Severity(IntEnum):
@@ -130,9 +130,7 @@ class EventKind(Enum):
 
     STARTED = "started"
     RESUMED = "resumed"
-    SAVED = "saved"
     STOPPED = "stopped"
-    FAILED = "failed"
     FINISHED = "finished"
 
 

@@ -1,43 +1,248 @@
-"""The nouns of every room: frozen values with no behaviour that touches the world. Standard library, and quick to load.
+"""The nouns of every room: frozen values with no behaviour that touches the world. Standard library, without dataclasses.
 
 Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from types import MappingProxyType
-from typing import NamedTuple
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 
-class Health(Enum):
-    """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
+class FailureKind(str, Enum):
+    """Classes of failures. Each has a budget of its own (``launch.restart.budgets``)."""
 
-    OK = "ok"
-    BAD = "bad"
-    UNKNOWN = "unknown"
+    CODE = "code"  # the user's own program left with an exit code
+    SIGNAL = "signal"  # killed by a signal nobody of us sent
+    MEMORY = "memory"  # out of host or GPU memory
+    NODE = "node"  # a node went away, or a step could not be started on it
+    DISK = "disk"  # no space, or quota
+    START = "start"  # the command could not be started at all
+    HANG = "hang"  # no progress, ended by us or by a collective's own timeout
+    NUMBERS = "numbers"  # the loss is no number, or a result did not hold when computed again
+    GIVEN_UP = "given-up"  # the program itself says that starting it again is no use
+    LOST = "lost"  # nobody lived to write down how it ended
 
-    @classmethod
-    def of(cls, bad: bool | None) -> Health:
-        """``bad`` None: it could not be seen."""
-        return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
+
+class Failure(NamedTuple):
+    """A failure as the brake counts it."""
+
+    kind: FailureKind
+    sign: str  # what it is known by: "exit 1", "killed by SIGKILL", "node failure"
+    detail: str = ""  # the line of the output that says most; "no output"
+    error: str = ""  # the name of the exception, where there is one: "ModuleNotFoundError"
+
+    def words(self) -> str:
+        return f"{self.sign} ({self.error})" if self.error else self.sign
+
+    def same(self, other: Failure) -> bool:
+        """Is it the same failure again? srun can lose the end of what a rank says when it ends its step, and with it the
+        exception's name."""
+        return self.sign == other.sign and (self.error == other.error or not (self.error and other.error))
 
 
-class SwitchState(NamedTuple):
-    """A switch as found: up or not, and who raised it and why if it says so."""
+class CauseKind(str, Enum):
+    """What an attempt ended of. The values are the words of the pages, the guard's too."""
 
-    name: str  # "kill-switch" or "save-switch"
-    health: Health  # OK: not raised; BAD: raised; UNKNOWN: could not look
-    who: str = ""
-    why: str = ""
-    since: datetime | None = None
-    problem: str = ""  # why a file in its place is not accepted as a switch ("a symbolic link", "1 GB long" …)
+    EXIT = "exit"  # a process left with ``code``
+    SIGNAL = "killed by a signal"
+    DIED = "died"  # how is not known
+    MEMORY = "out of memory"
+    NODE = "node failure"
+    LAUNCH = "launch failed"
+    NO_STEP = "srun could not create a step"
+    NO_START = "could not start"
+    NOT_STARTED = "not started"
+    HANG = "hang"
+    FINISHED = "finished"
+    KILL_SWITCH = "kill switch"
+    WARNING = "warning signal"
+    TIME_LIMIT = "time limit"
+    RUN_TIME = "run time reached"
+    HOST_MEMORY = "host memory"
+    TOLD = "told to stop (SIGTERM)"  # the guard's word, before it is known what for
+    CANCELLED = "cancelled or preempted"
+    PREEMPTED = "preemption"
+    INTERRUPTED = "interrupted"
+    SUPERSEDED = "superseded"
+    LOST = "died without a word"  # no end on record, and its process is gone
+    UNKNOWN = "unknown"  # no end on record, and nothing can be said from here
+    OTHER = "other"  # ``text`` says it: Slurm's own reason, or a page without more
+
+
+class Standstill(str, Enum):
+    """How the ranks stand that a hang is about."""
+
+    STOPPED = "stopped"
+    GONE = "gone"
+    BUSY = "uses CPU"
+    IDLE = "uses no CPU"
+
+    def words(self) -> str:
+        still = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "stands still, using CPU"}
+        return still.get(self.value, "stands still")
+
+
+class NodeRanks(NamedTuple):
+    """Ranks of one node. Either may be unknown."""
+
+    node: str = ""
+    ranks: Annotated[str, 2000] = ""  # as Slurm writes them: "5", "0-2,7"
+
+    def words(self) -> str:
+        ranks = f"rank{'' if self.ranks.isdigit() else 's'} {self.ranks}" if self.ranks else ""
+        return " ".join(filter(None, (ranks, self.node and f"on {self.node}")))
+
+
+class Cause(NamedTuple):
+    """Why an attempt ended. ``words()`` says it to people; all else reads the fields."""
+
+    kind: CauseKind
+    at: tuple[NodeRanks, ...] = ()  # where, as far as it is known
+    more: int = 0  # ranks beside those
+    signal: int = 0  # that killed it, or told it to leave
+    code: int | None = None  # exit code of what it tells of
+    left: int | None = None  # exit code of the command, where that is another
+    how: Standstill | None = None
+    phase: str = ""
+    step: int | None = None
+    waited: float = 0.0  # seconds without progress
+    text: Annotated[str, 2000] = ""  # in others' words: Slurm's reason, why nothing was started
+    then: Cause | None = None  # how the command ended after that
+    late: bool = False  # it was told to leave and did not in time
 
     @property
-    def up(self) -> bool:
-        return self.health is Health.BAD
+    def first(self) -> Cause:
+        """The part of it that knows where."""
+        return self if self.at or self.then is None else self.then.first
+
+    @property
+    def of_ranks(self) -> bool:
+        """Does it name ranks?"""
+        return any(one.ranks for one in self.at)
+
+    @property
+    def killed_by(self) -> int:
+        """The number of the signal, also where only the exit code tells it; 0 if there was none."""
+        return self.signal or (signal_in(self.code) if self.kind is CauseKind.EXIT else 0)
+
+    @property
+    def orderly(self) -> bool:
+        """Somebody or something asked for it, and the loop left in order: nobody needs to be woken."""
+        return self.then is None and (self.kind in _ORDERLY or (self.kind is CauseKind.EXIT and self.code == 0))
+
+    def words(self) -> str:
+        """For people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
+        said = self._words()
+        if self.left is not None:
+            said += f" (exit {self.left})"
+        if self.late:
+            said += ", and it did not leave in time"
+        if self.then is None:
+            return said
+        return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
+
+    def hang_words(self) -> str:
+        """Who stands how, since when and where."""
+        where = f"at step {self.step}" if self.step is not None else "before the first step"
+        who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
+        stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
+        return f"{stands}; no progress for {self.waited:.1f} s {where} ({self.phase})"
+
+    def _words(self) -> str:
+        kind, where = self.kind, ", ".join(one.words() for one in self.at)
+        if kind is CauseKind.OTHER:
+            return self.text
+        if kind is CauseKind.HANG:
+            return f"hang: {self.hang_words()}"
+        if kind in (CauseKind.NODE, CauseKind.LAUNCH) and not self.text:
+            return f"{kind.value} {where}".rstrip()
+        if kind is CauseKind.NO_START:
+            return f"{kind.value} (exit {self.code})"
+        if kind in (CauseKind.NODE, CauseKind.NO_STEP):
+            return f"{kind.value} ({self.text})"
+        if kind in (CauseKind.CANCELLED, CauseKind.INTERRUPTED):
+            return f"{kind.value} ({_signal_name(self.signal)})"
+        if kind in (CauseKind.EXIT, CauseKind.SIGNAL, CauseKind.DIED, CauseKind.MEMORY):
+            return f"{where} {self.end_words()}".lstrip()
+        if kind is CauseKind.SUPERSEDED and self.text:
+            return f"superseded by {self.text}"
+        return f"{kind.value}: {self.text}" if self.text else kind.value
+
+    def end_words(self) -> str:
+        """How a process ended, without where: "exit 3"."""
+        if self.kind is CauseKind.SIGNAL:
+            told = self.signal == _SIGTERM and self.at  # by srun, with the others
+            return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
+        if self.kind is CauseKind.EXIT:
+            by = (
+                0 if self.at else signal_in(self.code)
+            )  # what a shell, srun or torchrun make of a child killed by a signal
+            return f"exit {self.code}{f' (a process killed by {_signal_name(by)})' if by else ''}"
+        if self.kind is CauseKind.MEMORY and not self.at:
+            return "out of memory (the kernel or Slurm killed a process)"
+        return self.text or self.kind.value
+
+
+_SIGTERM = 15
+_ORDERLY = frozenset(
+    {CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME}
+)
+
+
+def ended(code: int | None, node: str, rank: str) -> Cause:
+    """How a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
+    at = (NodeRanks(node, rank),)
+    if code is None:
+        return Cause(CauseKind.DIED, at)
+    return Cause(CauseKind.SIGNAL, at, signal=-code) if code < 0 else Cause(CauseKind.EXIT, at, code=code)
+
+
+def signal_in(code: int | None) -> int:
+    """The signal that an exit code above 128 tells of; 0 if it tells of none."""
+    return code - 128 if code is not None and 128 < code < 128 + 65 else 0
+
+
+def _signal_name(number: int) -> str:
+    from ftsupervise.units import signal_name
+
+    return signal_name(number)
+
+
+class Reached(NamedTuple):
+    """How far an attempt came, as far as its beats tell."""
+
+    first: int | None = None  # first step
+    last: int | None = None  # last step
+    saved: int | None = None  # newest step that was saved
+    first_at: float | None = None  # epoch seconds at which the last rank had made its first step
+
+
+class Claim(NamedTuple):
+    """An attempt that is ours."""
+
+    number: int
+    folder: Path
+
+
+class End(NamedTuple):
+    """How an attempt ended, before anybody has decided what to do about it."""
+
+    cause: Cause
+    failure: Failure | None = None
+    code: int = 0  # negative for a signal
+    seconds: float = 0.0
+    reached: Reached = Reached()
+    ready: float | None = None  # seconds to the first step
+    told: int = 0  # the signal that told us to stop
+    warned: bool = False
+    newer: int | None = None  # the attempt that has taken our place
+    note: str = ""
+    died_at: float | None = None  # monotonic time at which the end was first seen
+    gone: tuple[str, ...] = ()  # nodes that Slurm's lines say went away or took no task
+    hardware: str = ""  # what a GPU or a node has said of a fault of its own
 
 
 class Attempt(NamedTuple):
@@ -50,64 +255,35 @@ class Attempt(NamedTuple):
     nodes: tuple[str, ...] = ()
     ended: datetime | None = None
     exit_code: int | None = None  # None while it runs, or when nobody lived to write it down
-    cause: str = ""  # "finished", "kill switch", "warning signal", "exit 1", "killed by SIGKILL" …
+    cause: Cause | None = None  # None while it runs
     first_step: int | None = None
     last_step: int | None = None
     note: str = ""
-    kind: str = ""  # class of the failure (run/cause.py: Kind), "" if it was none
-    failure: str = ""  # the failure as the brake counts it: "exit 1 (ValueError)"
+    failure: Failure | None = None  # None if it was none
     saved: int | None = None  # newest step the loop said it had saved
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
-    detail: str = ""  # the line of the output that says most; "no output"
+    told: int = 0  # of one without an end: the signal that had told it to leave
+
+    @property
+    def words(self) -> str:
+        """The cause, for people; "" while it runs."""
+        return "" if self.cause is None else self.cause.words()
+
+    @property
+    def sign(self) -> str:
+        """The failure as the brake counts it: "exit 1 (ValueError)"; "" if it was none."""
+        return "" if self.failure is None else self.failure.words()
+
+    @property
+    def line(self) -> str:
+        """The line of the output that decides, where the cause does not say it already."""
+        detail = self.failure.detail if self.failure is not None else ""
+        return "" if detail in self.words else detail
 
     def why(self) -> str:
         """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
-        return f"{self.cause}: {self.detail}" if self.detail and self.detail not in self.cause else self.cause
-
-
-class Beat(NamedTuple):
-    """A rank's newest proof of progress."""
-
-    rank: int
-    step: int | None
-    phase: str
-    at: datetime
-    pid: int = 0
-    host: str = ""
-    facts: Mapping[str, str] = MappingProxyType({})
-
-
-class Reading(NamedTuple):
-    """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
-
-    rank: int
-    attempt: int
-    pid: int
-    pid_start: int  # clock ticks since boot: with the pid an identity
-    step: int | None
-    phase: str
-    stepped: float  # when the last step was made; before the first one, when the page was
-    beaten: float  # the last sign of life of any kind
-    leaving: bool = False
-    failed: bool = False  # an exception is on its way out
-    code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
-
-
-class Pulse(NamedTuple):
-    """A rank as the job ring knows it, wherever it runs. Times are the job ring's own CLOCK_MONOTONIC, in seconds."""
-
-    rank: int
-    node: str
-    step: int | None
-    phase: str
-    stepped: float
-    beaten: float
-    seen: float  # when we last heard of it at all
-    pid: int = 0
-    state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
-    cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
-    leaving: bool = False
+        return f"{self.words}: {self.line}" if self.line else self.words
 
 
 # ----------------------------------------------------------------------------------------------------- the queue

@@ -25,8 +25,8 @@ from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import Message, ReceiverState, State
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
+from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
-from ftsupervise.alerts.transition import advance
 from ftsupervise.findings import AlertState, Notice, Severity
 
 if TYPE_CHECKING:
@@ -281,5 +281,5 @@ def _say(state: State, attempt: _Attempt, now: datetime) -> State:
     """Tell the others now, not at the next tick."""
     message = attempt.message
     finding = receiver_finding(state, message.receiver, now, message.run)
-    names = (attempt.journal.home, message.where)
-    return advance(state, (finding,), attempt.settings, now, message.run, names, [], partial=True)
+    about = About(attempt.settings, now, message.run, attempt.journal.home, message.where)
+    return advance(state, (finding,), about, [], partial=True)

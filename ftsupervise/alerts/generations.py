@@ -2,7 +2,10 @@
 
 Nothing in a file is believed before its owner is: this account, root, the owner of the run, or a member of the group that
 the folder is shared with (``sharing.py``). A file that is torn, too large, foreign, from a newer version, or that lies under
-another number than its own raises ValueError or OSError; it is for the journal to pass it over and tell.
+another number than its own raises ValueError or OSError; the journal passes it over and says so.
+
+A silence and an acknowledgement bear the name of the account that wrote the generation in which they first stand, not the
+name in their text: several accounts may share a journal, and each writes whole generations, with all that the others said.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftsupervise.alerts.outbox import State
+from ftsupervise.alerts.outbox import Silence, State
+from ftsupervise.findings import Alert
 from ftsupervise.host import files
-from ftsupervise.host.modes import in_group, is_shared, may_be_changed, stranger
+from ftsupervise.host.modes import is_shared, may_be_changed, stranger
 from ftsupervise.host.ownership import remedy
+from ftsupervise.host.users import in_group
 from ftsupervise.rundir.records import decode, encode
 
 FORMAT = 1
@@ -28,6 +35,7 @@ LIMIT = (
 )
 LEAP = 1_000_000  # numbers: what lies further ahead was laid there by nobody who writes generations
 _NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
+_Word = tuple[object, ...]  # a silence or an acknowledgement, all but who said it
 
 
 class Generation(NamedTuple):
@@ -94,9 +102,8 @@ def render(state: State, number: int, base: int) -> bytes:
     """The bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
     import errno
 
-    data = json.dumps(encode(state, sparse=True), ensure_ascii=False, separators=(",", ":")).encode(
-        "utf-8", "surrogatepass"
-    )
+    text = json.dumps(encode(state, sparse=True), ensure_ascii=False, separators=(",", ":"))
+    data = text.encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(data).hexdigest()
     head = json.dumps({"format": FORMAT, "generation": number, "base": base, "sha256": digest})
     whole = head[:-1].encode() + b', "state": ' + data + b"}\n"
@@ -128,3 +135,46 @@ def parse(raw: bytes, number: int | None = None) -> tuple[State, int]:
         return decode(State, json.loads(body.decode("utf-8", "surrogatepass"))), base
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+# ---------------------------------------------------------------------------------------------------------- authors
+
+
+def signed(line: Sequence[Generation], name: Callable[[int], str], me: int) -> State:
+    """The State of the last generation in ``line`` (oldest first, without gaps), with the authors that the files' owners prove.
+
+    The first is the ground: what stands in one that ``me`` or root wrote was proved before. In another's it was not, so its
+    words are given as what that account says.
+    """
+    ground = line[0]
+    proved = ground.owner in (me, 0)
+    known: dict[_Word, str] = {}
+    for key, author in _words(ground.state):
+        known[key] = author if proved or author == name(ground.owner) else _says(author, name(ground.owner))
+    for generation in line[1:]:
+        for key, _ in _words(generation.state):
+            known.setdefault(key, name(generation.owner))
+    return _with(line[-1].state, known)
+
+
+def _says(author: str, teller: str) -> str:
+    return author if author.endswith(f" (says {teller})") else f"{author} (says {teller})"
+
+
+def _silence(silence: Silence) -> _Word:
+    return (silence.id, silence.pattern, silence.run, silence.start, silence.end, silence.reason)
+
+
+def _ack(alert: Alert) -> _Word:
+    return (alert.id, alert.incident, alert.acked_at, alert.ack_note)
+
+
+def _words(state: State) -> list[tuple[_Word, str]]:
+    acks = [(_ack(alert), alert.acked_by) for alert in state.alerts.values() if alert.acked_by]
+    return [*((_silence(one), one.author) for one in state.silences), *acks]
+
+
+def _with(state: State, known: dict[_Word, str]) -> State:
+    alerts = {key: replace(a, acked_by=known[_ack(a)]) if a.acked_by else a for key, a in state.alerts.items()}
+    silences = tuple(replace(silence, author=known[_silence(silence)]) for silence in state.silences)
+    return replace(state, silences=silences, alerts=alerts)

@@ -8,7 +8,7 @@ over NFS: if somebody else was faster it says EEXIST, and the change is made ane
 compare-and-swap, so two watchers, a person who acknowledges and one that was frozen for an hour can all write.
 
 A file that is torn, from a newer version, or from an account that has no business here is never fatal: it is passed over and
-told (``problems``). What one generation may say, and whose word it is: ``generations.py``, ``authors.py``.
+told (``problems``). What one generation may say, and whose word it is: ``generations.py``.
 When the directory cannot be written (full, read-only, gone), the spare directory on this host takes the generation;
 when that cannot be written either, the state lives on in this process and ``unsaved`` says why.
 """
@@ -26,14 +26,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftsupervise.alerts import generations
-from ftsupervise.alerts.authors import signed
-from ftsupervise.alerts.generations import LEAP, Generation, numbers, render
+from ftsupervise.alerts.generations import LEAP, Generation, numbers, render, signed
 from ftsupervise.alerts.outbox import State
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import user_name
 from ftsupervise.host.private import home, is_private, private
+from ftsupervise.host.users import shown_user
+from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
 KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
@@ -171,7 +171,7 @@ class Journal:
                 line.insert(0, generations.read(directory / f"{number:08d}.json", number, folder))
             except (OSError, ValueError, MemoryError):
                 break
-        return newest.state if newest.owner in (me, 0) else signed(line, user_name, me)
+        return newest.state if newest.owner in (me, 0) else signed(line, shown_user, me)
 
     def _all_numbers(self) -> set[int]:
         here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
@@ -231,7 +231,7 @@ class Journal:
             raise Lost
         made = Generation(state, base, os.geteuid())
         self._read = {p: g for p, g in self._read.items() if p.parent != directory} | {target: made}
-        _sync(directory)
+        sync_directory(directory)
         if number % 4 == 0:
             self._prune(directory, number)
 
@@ -267,7 +267,7 @@ def _folder(directory: Path) -> tuple[os.stat_result | None, str]:
         found = os.lstat(directory)
         if stat.S_ISLNK(found.st_mode):
             if found.st_uid not in (os.geteuid(), 0):
-                return None, f"it is a link that {user_name(found.st_uid)} has made"
+                return None, f"it is a link that {shown_user(found.st_uid)} has made"
             found = directory.stat()
     except OSError:
         return None, ""
@@ -303,12 +303,6 @@ def _with_what_waits_in(aside: State, state: State) -> State:
     if not lost and not firing:
         return state
     return replace(state, outbox=(*state.outbox, *lost), alerts={**state.alerts, **firing})
-
-
-def _sync(directory: Path) -> None:
-    from ftsupervise.rundir.paths import sync_directory
-
-    sync_directory(directory)
 
 
 def _spare_of(directory: Path) -> Path:

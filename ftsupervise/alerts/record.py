@@ -1,47 +1,57 @@
-"""The story of a tick: what was found becomes what people must hear, saved before anything is sent.
+"""The story of a tick: what was found becomes what people are notified of, saved before anything is sent.
 
     recorded = record(journal, findings, settings, now, run_name=run.name)
-    announce(journal, settings, EventKind.FINISHED, run=run.name, summary="…", at=now, dedup="finished")
+    announce(journal, settings, EventKind.FINISHED, "finished", event_finding(run.name, EventKind.FINISHED, "…", now))
     delivered = deliver([journal], settings, now)
 
 ``record`` and ``announce`` each commit one generation in which the alerts' new states and the messages that follow
-from them stand together; ``deliver`` sends what waits, from this tick or from one that was killed.
+from them stand together; ``deliver`` sends what waits, from this tick or from one that was killed. ``advance`` is the pure
+half: a state in, a state out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts import routes
-from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import State
-from ftsupervise.alerts.self_monitor import JOURNAL, own_findings, reroute
-from ftsupervise.alerts.transition import advance, enqueue
-from ftsupervise.alerts.wording import clean, event_finding, one_line
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, Message, State, message_id, put
+from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
+from ftsupervise.alerts.step import alert_id, step
+from ftsupervise.alerts.wording import clean, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
 
-__all__ = ["Delivered", "Recorded", "announce", "deliver", "record"]
-
+NOT_ASKED = timedelta(days=3)
 _ANNOUNCED_KEPT = 500
+_TELLING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED)
 
 
 @dataclass(frozen=True)
 class Recorded:
     """What one ``record`` changed and how things stand."""
 
-    notices: tuple[Notice, ...]  # what people are told because of it
+    notices: tuple[Notice, ...]  # what people are notified of because of it
     firing: tuple[Alert, ...]  # what fires now, the worst first
     unsaved: str = ""  # why it could not be written where it belongs; "" when it was
     problems: tuple[str, ...] = ()  # files of the journal that were passed over
+
+
+class About(NamedTuple):
+    """Which run messages are about, by whose settings, and when."""
+
+    settings: Alerts
+    now: datetime
+    run: str
+    home: str  # of the journal: for dedup keys
+    where: str  # the argument that names the run in commands
 
 
 def record(
@@ -57,67 +67,45 @@ def record(
 ) -> Recorded:
     """Step every alert of ``run_name`` by what was found and save the transitions with their messages, atomically.
 
-    ``findings`` is all that this tick found about the run: a subject that is not among them has not been looked at;
-    unless ``partial``: then this caller looks after these subjects only, and others are somebody else's.
+    ``findings`` is all that this tick found about the run: a subject that is not among them has not been checked;
+    unless ``partial``: then this caller checks these subjects only, and others are somebody else's.
     ``beside`` are findings told in another journal that may explain some of these (slurm unreachable). ``where`` is
     the argument that names the run in the commands people are told to type; default: the run directory the journal
     lies in. Never raises for a full disk: see ``Recorded.unsaved``.
     """
     seen = tuple(findings)
-    place = where if where is not None else place_of(journal)
+    about = About(settings, now, run_name, journal.home, place_of(journal) if where is None else where)
     told: list[Notice] = []
+    first: list[Notice] = []
 
     def make(state: State) -> State:
         told.clear()
-        own = own_findings(state, settings, now, run_name, journal.problems, journal.unsaved)
-        if _journal_fires(state, run_name):  # whether it is over is known when this has been written
-            own = tuple(f for f in own if f.watchdog != JOURNAL or f.health is not Health.OK)
+        own = [receiver_finding(state, name, now, run_name) for name in settings.named]
         state = reroute(state, settings, now, journal.home)
-        names = (journal.home, place)
-        return advance(state, (*seen, *own), settings, now, run_name, names, told, beside=beside, partial=partial)
+        return advance(state, (*seen, *own), about, told, beside=beside, partial=partial)
+
+    def say(state: State) -> State:
+        told[:] = first
+        return advance(state, (saved,), about, told, partial=True)
 
     state = journal.change(make)
-    problems = tuple(journal.problems)
-    if journal.unsaved or _journal_fires(state, run_name):
-        first = tuple(told)
-        trouble = own_findings(state, settings, now, run_name, journal.problems, journal.unsaved)
-
-        def say(state: State) -> State:
-            told.clear()
-            return advance(state, trouble, settings, now, run_name, (journal.home, place), told, partial=True)
-
+    problems, unsaved = tuple(journal.problems), journal.unsaved
+    saved = journal_finding(run_name, journal.problems, unsaved, now)  # known only now that it has been written
+    if saved.health is Health.BAD or alert_id(saved) in state.alerts:
+        first[:] = told
         state = journal.change(say)
-        told[:0] = first
-    firing = [
-        a for a in state.alerts.values() if a.state is AlertState.FIRING and a.finding.run == one_line(run_name, 100)
-    ]
+    name = one_line(run_name, 100)
+    firing = [a for a in state.alerts.values() if a.state is AlertState.FIRING and a.finding.run == name]
     firing.sort(key=lambda a: (-a.finding.severity, a.fired or now))
     return Recorded(tuple(told), tuple(firing), journal.unsaved, problems)
 
 
-def _journal_fires(state: State, run_name: str) -> bool:
-    alerts = (a for a in state.alerts.values() if a.finding.watchdog == JOURNAL and a.finding.run == run_name)
-    return any(a.state is AlertState.FIRING for a in alerts)
-
-
 def announce(
-    journal: Journal,
-    settings: Alerts,
-    event: EventKind,
-    *,
-    run: str,
-    summary: str,
-    at: datetime,
-    dedup: str,
-    where: str | None = None,
-    look: str = "",
-    meaning: str = "",
-    do: str = "",
-    detail: str = "",
+    journal: Journal, settings: Alerts, event: EventKind, dedup: str, raw: Finding, where: str | None = None
 ) -> bool:
-    """Tell an event once: False if ``dedup`` has been announced before. ``at`` is now, as the caller's clock has it."""
-    finding = clean(event_finding(run, event, summary, at, look=look, meaning=meaning, do=do, detail=detail))
-    place = where if where is not None else place_of(journal)
+    """Tell an event (``raw``: of ``event_finding``) once: False if ``dedup`` has been announced before."""
+    finding, at = clean(raw), raw.at
+    about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
     fresh = False
 
     def make(state: State) -> State:
@@ -129,7 +117,7 @@ def announce(
         state = replace(state, announced={**recent, dedup: at})
         notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
         for name in routes.receivers(settings, finding, at):
-            state = enqueue(state, name, run, [notice], settings, at, (journal.home, place))
+            state = enqueue(state, name, [notice], about)
         return state
 
     journal.change(make)
@@ -140,3 +128,132 @@ def place_of(journal: Journal) -> str:
     """The run directory a journal lies in (RUN/watch/journal); "" for a journal that belongs to no run."""
     root = Path(journal.home).parent.parent
     return str(root) if (root / "switches").is_dir() else ""
+
+
+# ----------------------------------------------------------------------------------------------------------- one step
+
+
+def advance(
+    state: State,
+    findings: Sequence[Finding],
+    about: About,
+    told: list[Notice],
+    *,
+    beside: Sequence[Finding] = (),
+    partial: bool = False,
+) -> State:
+    """Pure: the state after these findings, messages included; what they say is added to ``told``.
+
+    ``partial``: other subjects were not due in this call, so their absence says nothing.
+    """
+    settings, now = about.settings, about.now
+    by_id, run = _worst(findings), one_line(about.run, 100)
+    known = [] if partial else [i for i, a in state.alerts.items() if a.finding.run == run and i not in by_id]
+    causes = _causes(state, by_id, beside)
+    spoke = {finding.watchdog for finding in by_id.values()}
+    alerts = dict(state.alerts)
+    parcels: dict[str, list[Notice]] = {}
+    for ident in (*by_id, *known):
+        finding = by_id.get(ident)
+        old = alerts.get(ident) or Alert(id=ident, finding=by_id[ident], seen=now)
+        newest = finding or old.finding
+        muted = routes.silenced(ident, newest, state.silences, now) or routes.inhibitor(newest, causes)
+        policy = routes.policy(settings, newest)
+        if newest.watchdog not in spoke:  # it was not its turn, or it is switched off: patience, but not for ever
+            policy = replace(policy, forget_after=max(policy.forget_after, NOT_ASKED))
+        new, reason = step(old, finding, policy, now, muted=muted)
+        if new is None:
+            alerts.pop(ident, None)
+            continue
+        if reason in _TELLING:
+            told.append(_notice(new, reason, now, finding))
+            receivers = _whom(new, reason, settings, now)
+            for name in receivers:
+                post = "" if reason is Reason.FIRED else old.posts.get(name, "")
+                parcels.setdefault(name, []).append(replace(told[-1], post=post))
+            new = _told(new, reason, receivers)
+        alerts[ident] = new
+    state = replace(state, alerts=alerts)
+    for name, notices in parcels.items():
+        state = enqueue(state, name, notices, about)
+    return state
+
+
+def _told(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert:
+    if reason in (Reason.RESOLVED, Reason.UNWATCHED):
+        return replace(alert, posts={})
+    return replace(alert, told_to=tuple(dict.fromkeys((*alert.told_to, *receivers))))
+
+
+def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
+    """By alert (the id is that of the name as it came), cleaned; of several about one subject the worst counts."""
+    rank = {Health.OK: 0, Health.UNKNOWN: 1, Health.BAD: 2}
+    out: dict[str, Finding] = {}
+    for raw in findings:
+        ident, finding = alert_id(raw), clean(raw)
+        old = out.get(ident)
+        if old is None or (rank[finding.health], finding.severity) > (rank[old.health], old.severity):
+            out[ident] = finding
+    return out
+
+
+def _causes(state: State, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
+    """What is wrong now: bad in this tick, or firing and not seen to be good in it. Only what can explain anything."""
+    now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
+    still = [
+        a.finding
+        for i, a in state.alerts.items()
+        if a.state is AlertState.FIRING and (i not in by_id or by_id[i].health is Health.UNKNOWN)
+    ]
+    return [f for f in (*now_bad, *still) if routes.explained_by(f)]
+
+
+def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
+    others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
+    if reason in (Reason.RESOLVED, Reason.UNWATCHED):
+        return tuple(name for name in alert.told_to if name in others)
+    wanted = routes.receivers(settings, alert.finding, now, escalated=alert.escalated)
+    if reason is Reason.ESCALATED:
+        wanted = (*alert.told_to, *wanted)
+    told = tuple(name for name in dict.fromkeys(wanted) if name in others)
+    return told if told or not wanted else others  # the route leads to none but the receiver that is in trouble
+
+
+def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None) -> Notice:
+    note = ""
+    if reason is Reason.RESOLVED and newest is not None and newest.summary:
+        note = f"Now: {newest.summary}"
+    elif reason is Reason.UNWATCHED:
+        note = f"Last looked at {alert.seen:%Y-%m-%d %H:%M} UTC."
+    elif reason is Reason.ESCALATED and alert.escalated and not alert.acked_by:
+        note = "Nobody has acknowledged it so far."
+    elif alert.flapping:
+        note = "It is flapping: it will be told to be over when it has been calm for a while."
+    end = alert.ended if reason is Reason.RESOLVED and alert.ended else now
+    return Notice(
+        key=f"{alert.id}.{alert.incident}.{reason.value}.{alert.tellings}",
+        reason=reason,
+        finding=alert.finding,
+        at=end,
+        alert_id=alert.id,
+        since=alert.since,
+        count=alert.tellings,
+        note=one_line(note, 500),
+    )
+
+
+def enqueue(state: State, receiver: str, notices: Sequence[Notice], about: About) -> State:
+    """``notices`` as a message to ``receiver``, into the outbox."""
+    items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
+    due = min((routes.due(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
+    message = Message(
+        id=message_id(about.home, receiver, about.run, items),
+        receiver=receiver,
+        run=one_line(about.run, 100),
+        notices=items,
+        created=about.now,
+        due=due,
+        where=about.where,
+        listed=LISTED_FOR_MACHINES if about.settings.named[receiver].kind == "webhook" else LISTED,
+    )
+    return put(state, message)

@@ -9,7 +9,7 @@ from ftsupervise.alerts.outbox import Message, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 
 def incident(run: str, where: str, now: datetime) -> Iterator[Message]:

@@ -1,19 +1,21 @@
-"""When telling itself is in trouble: a receiver that is broken, a journal that cannot be written. Pure.
+"""When notifying itself is in trouble: a receiver that is broken, a journal that cannot be written.
 
-These become findings like any other, with a firing and a resolved message, told through the receivers that work.
+These become findings like any other, with a firing and a resolved message, told through the receivers that work. How the
+receivers stand is also said in the words of ``alerts``, ``status`` and ``notify test``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ftsupervise.alerts.outbox import Message, ReceiverState, State, drop, message_id, put
-from ftsupervise.alerts.standing import SLOW, put_off
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.outbox import RETRY_AFTER_MOST, SKEW, Message, ReceiverState, State, drop, message_id, put
 from ftsupervise.alerts.wording import one_line, stamp
-from ftsupervise.findings import Finding, Notice, Severity
-from ftsupervise.model import Health
+from ftsupervise.findings import Finding, Notice, Severity, Words
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
@@ -21,96 +23,74 @@ if TYPE_CHECKING:
 RECEIVER = "receiver"
 JOURNAL = "alert-journal"
 OFTEN = 3  # refusals in a row that are hardly an accident any more
+SLOW = timedelta(minutes=15)  # a receiver that could not be reached for so long is worth a word elsewhere
 
 
-def own_findings(
-    state: State, settings: Alerts, now: datetime, run: str, problems: list[str], unsaved: str
-) -> tuple[Finding, ...]:
-    """How the receivers and the journal are."""
-    out = [receiver_finding(state, name, now, run) for name in settings.named]
-    summary = f"the alerts' journal cannot be written: {unsaved}" if unsaved else ""
-    if problems and not unsaved:
-        summary = f"a file in the alerts' journal was not believed: {problems[0]}"
-    out.append(
-        Finding(
-            run,
-            JOURNAL,
-            "",
-            Health.BAD if summary else Health.OK,
-            Severity.CRITICAL if unsaved else Severity.WARNING,
-            one_line(summary) or "the alerts' journal is written as it should be",
-            now,
-            meaning="Alerts are still told; you may hear the same thing twice."
-            if unsaved
-            else "It was passed over; nothing else is lost.",
-            look=f"df -h; df -i; ls -l {unsaved.partition(': ')[0]}" if unsaved else "",
-        )
-    )
-    return tuple(out)
+WORDS = {
+    "broken": Words(
+        "Nobody hears of anything through {name} until its settings are fixed.",
+        "ftsupervise alerts",
+        "fix its settings, then: ftsupervise notify test --receiver {name}",
+        Severity.CRITICAL,
+    ),
+    "odd": Words(
+        "It may be an accident on the way: they are tried again and again, and told through another receiver.",
+        "ftsupervise alerts",
+        "see whether it still does: ftsupervise notify test --receiver {name}",
+    ),
+    "unreached": Words("Its messages wait and are tried again and again.", "ftsupervise alerts"),
+    "partly": Words("The others were notified.", "ftsupervise alerts"),
+    "works": Words(),
+    "unsaved": Words(
+        "Alerts are still told; you may hear the same thing twice.",
+        "df -h; df -i; ls -l {place}",
+        severity=Severity.CRITICAL,
+    ),
+    "passed over": Words("It was passed over; nothing else is lost."),
+}
+
+
+def journal_finding(run: str, problems: list[str], unsaved: str, now: datetime) -> Finding:
+    """How the journal of ``run`` is: ``problems`` are files that were passed over, ``unsaved`` why it could not be written."""
+    words, text = WORDS["passed over"], "the alerts' journal is written as it should be"
+    if unsaved:
+        words, text = WORDS["unsaved"], f"the alerts' journal cannot be written: {unsaved}"
+    elif problems:
+        text = f"a file in the alerts' journal was not believed: {problems[0]}"
+    names = {"place": unsaved.partition(": ")[0]}
+    return words.finding((run, JOURNAL, ""), Health.of(bool(unsaved or problems)), one_line(text), now, names=names)
 
 
 def receiver_finding(state: State, name: str, now: datetime, run: str) -> Finding:
+    """How the receiver ``name`` is."""
     health = state.receivers.get(name, ReceiverState())
+    bad: bool | None = True
+    severity = None
     waiting = sum(1 for m in state.outbox if m.receiver == name)
-    number = f"{waiting} message{'s' if waiting != 1 else ''}"
-    common: dict[str, Any] = {"value": f"{number} waiting", "look": "ftsupervise alerts"}
-    if health.broken:
-        return Finding(
-            run,
-            RECEIVER,
-            name,
-            Health.BAD,
-            Severity.CRITICAL,
-            f"{name} takes no messages any more, it is given up: {health.broken}",
-            now,
-            meaning=f"Nobody hears of anything through {name} until somebody mends it.",
-            do=f"mend its settings, then: ftsupervise notify test --receiver {name}",
-            since=health.failing_since,
-            **common,
-        )
-    if health.odd:
-        return Finding(
-            run,
-            RECEIVER,
-            name,
-            Health.BAD,
-            Severity.CRITICAL if health.failures >= OFTEN else Severity.WARNING,
-            f"{name} refuses its messages: {health.odd}",
-            now,
-            meaning="It may be an accident on the way: they are tried again and again, and told through another receiver.",
-            do=f"see whether it still does: ftsupervise notify test --receiver {name}",
-            since=health.failing_since,
-            **common,
-        )
-    if health.failing_since is not None and now - health.failing_since >= SLOW:
-        return Finding(
-            run,
-            RECEIVER,
-            name,
-            Health.BAD,
-            Severity.WARNING,
-            f"{name} could not be reached since {stamp(health.failing_since)}: {health.error}",
-            now,
-            meaning="Its messages wait and are tried again and again.",
-            since=health.failing_since,
-            **common,
-        )
     refused = health.refused or put_off(state, name, now)
-    if refused:
-        return Finding(
-            run,
-            RECEIVER,
-            name,
-            Health.BAD,
-            Severity.WARNING,
-            f"{name} does not reach everybody: {refused}",
-            now,
-            meaning="The others were told.",
-            **common,
-        )
-    if health.failing_since is not None:
-        return Finding(run, RECEIVER, name, Health.UNKNOWN, Severity.WARNING, f"{name}: {health.error}", now)
-    return Finding(run, RECEIVER, name, Health.OK, Severity.WARNING, f"{name} takes messages", now)
+    if health.broken:
+        words, text = "broken", f"{name} takes no messages any more, it is given up: {health.broken}"
+    elif health.odd:
+        words, text = "odd", f"{name} refuses its messages: {health.odd}"
+        severity = Severity.CRITICAL if health.failures >= OFTEN else None
+    elif health.failing_since is not None and now - health.failing_since >= SLOW:
+        words, text = "unreached", f"{name} could not be reached since {stamp(health.failing_since)}: {health.error}"
+    elif refused:
+        words, text = "partly", f"{name} does not reach everybody: {refused}"
+    else:
+        failing = health.failing_since is not None
+        bad = None if failing else False
+        words, text = "works", f"{name}: {health.error}" if failing else f"{name} takes messages"
+    return WORDS[words].finding(
+        (run, RECEIVER, name),
+        Health.of(bad),
+        text,
+        now,
+        severity=severity,
+        names={"name": name},
+        value=f"{waiting} message{'s' if waiting != 1 else ''} waiting" if bad else "",
+        since=health.failing_since if bad and words != "partly" else None,
+    )
 
 
 def reroute(state: State, settings: Alerts, now: datetime, home: str) -> State:
@@ -166,3 +146,42 @@ def _told_elsewhere(state: State, notice: Notice, receiver: str, working: list[s
     """Has another receiver that works been given this very notice, or is it waiting there?"""
     others = [m for m in (*state.outbox, *state.posts.values()) if m.receiver in working and m.receiver != receiver]
     return any(n.key == notice.key for m in others for n in m.notices)
+
+
+# ------------------------------------------------------------------------------------------------------- for people
+
+
+def telling(directory: Path, now: datetime) -> tuple[str, ...]:
+    """A sentence for each receiver in the journal ``directory`` that is given up, refuses, fails, or does not reach everybody.
+
+    () when all is well, and when there is no journal. Never raises for what lies there: that is for the watch to tell.
+    """
+    if not directory.is_dir():
+        return ()
+    state = Journal(directory).read()
+    names = dict.fromkeys((*state.receivers, *(message.receiver for message in state.outbox)))
+    return tuple(f"{name}: {words}" for name in names if (words := standing(state, name, now)))
+
+
+def standing(state: State, name: str, now: datetime) -> str:
+    """How the receiver ``name`` stands, for those who list it: "given up since …"; "" if all is well."""
+    health = state.receivers.get(name, ReceiverState())
+    waiting = sum(1 for m in state.outbox if m.receiver == name)
+    wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""
+    if health.broken:
+        return f"given up since {stamp(health.broken_since or now)}: {health.broken}{wait}"
+    if health.failures:
+        pause = health.not_before
+        after = (
+            f", next try {stamp(pause)}" if pause is not None and now < pause <= now + RETRY_AFTER_MOST + SKEW else ""
+        )
+        times = "once" if health.failures == 1 else f"{health.failures} times in a row"
+        return f"{'refused' if health.odd else 'failed'} {times}{after}: {health.error}{wait}"
+    refused = health.refused or put_off(state, name, now)
+    return f"does not reach everybody: {refused}{wait}" if refused else ""
+
+
+def put_off(state: State, name: str, now: datetime) -> str:
+    """The recipients that have been put off for too long to be greylisting alone, and why."""
+    late = next((m for m in state.outbox if m.receiver == name and m.left and now - m.created >= SLOW), None)
+    return f"{', '.join(late.left)} put off since {stamp(late.created)}, tried again: {late.error}" if late else ""

@@ -24,7 +24,7 @@ from hashlib import sha256
 from itertools import pairwise
 
 from ftsupervise.findings import Alert, AlertState, Finding, Reason
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 LOOKS = 21  # Nagios keeps 21 states, that is 20 possible changes
 _WEIGHTS = tuple(0.75 + 0.5 * change / 19 for change in range(LOOKS - 1))  # oldest change first

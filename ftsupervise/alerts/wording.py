@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
 from ftsupervise.host import ownership
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -281,7 +282,4 @@ def slack_escape(text: str) -> str:
 
 def event_finding(run: str, event: EventKind, summary: str, at: datetime, **more: Any) -> Finding:
     """An event in the form of a finding, so that routes and templates need to know only one form."""
-    from ftsupervise.model import Health
-
-    severity = Severity.WARNING if event is EventKind.FAILED else Severity.INFO
-    return Finding(run, "run", event.value, Health.OK, severity, summary, at, **more)
+    return Finding(run, "run", event.value, Health.OK, Severity.INFO, summary, at, **more)

@@ -18,6 +18,7 @@ import click
 from ftsupervise.cli.default_group import Listing
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import NotFound, UsageError
+from ftsupervise.host.users import shown_user
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 
     KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
     """
-    from ftsupervise.alerts.inhibit import matches
+    from ftsupervise.alerts.routes import matches
     from ftsupervise.alerts.wording import one_line
     from ftsupervise.findings import AlertState
 
-    now, who = datetime.now(timezone.utc), _who()
+    now, who = datetime.now(timezone.utc), shown_user()
     acked: list[Alert] = []
     journals = _journals(runs)
     firing = [a for journal in journals for a in journal.read().alerts.values() if a.state is AlertState.FIRING]
@@ -109,7 +110,7 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
     from ftsupervise.alerts.wording import one_line, stamp
     from ftsupervise.units import parse_duration
 
-    now, who = datetime.now(timezone.utc), _who()
+    now, who = datetime.now(timezone.utc), shown_user()
     try:
         end = now + parse_duration(duration)
     except (ValueError, OverflowError) as error:
@@ -167,7 +168,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     """What a silence is to say: an id, or a pattern that some watchdog's name fits. Raises UsageError for another."""
     from difflib import get_close_matches
 
-    from ftsupervise.alerts.inhibit import matches, plain_name
+    from ftsupervise.alerts.routes import matches, plain_name
     from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 
@@ -250,15 +251,6 @@ def _must_be_saved(journal: Journal) -> None:
         raise CannotWrite(f"not saved: {journal.unsaved}", hint="free some space (df -h, df -i), then try again")
 
 
-def _who() -> str:
-    """The account that types this. Not LOGNAME or USER, which anybody can set."""
-    import os
-
-    from ftsupervise.host.ownership import user_name
-
-    return user_name(os.geteuid())
-
-
 def _as_json(journals: list[Journal]) -> dict[str, Any]:
     states = [journal.read() for journal in journals]
     return {
@@ -272,7 +264,7 @@ def _as_json(journals: list[Journal]) -> dict[str, Any]:
 
 
 def _lines(journal: Journal, now: datetime) -> list[str]:
-    from ftsupervise.alerts.standing import standing
+    from ftsupervise.alerts.self_monitor import standing
     from ftsupervise.alerts.wording import stamp
     from ftsupervise.findings import AlertState
 

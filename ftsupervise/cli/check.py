@@ -153,19 +153,12 @@ def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
 
 def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
     """Me, and whoever owns the run directory."""
-    import pwd
-
+    from ftsupervise.host.users import user_name
     from ftsupervise.probe import Entry
 
     found = probe.look(run_dir)
     uids = {os.getuid(), *([found.uid] if isinstance(found, Entry) else [])}
-    names = []
-    for uid in sorted(uids):
-        try:
-            names.append(pwd.getpwuid(uid).pw_name)
-        except KeyError:
-            names.append(str(uid))
-    return tuple(names)
+    return tuple(map(user_name, sorted(uids)))
 
 
 # ---------------------------------------------------------------------------------------------------------- telling
@@ -174,7 +167,7 @@ def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
 def code_of(finding: Finding) -> int:
     """The Nagios code of one finding."""
     from ftsupervise.findings import Severity
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     if finding.health is Health.BAD:
         return {Severity.CRITICAL: 2, Severity.WARNING: 1}.get(finding.severity, 0)

@@ -60,7 +60,7 @@ def install(
     from ftsupervise.crontab.install import install as carry_out
     from ftsupervise.crontab.installation import dir_option
     from ftsupervise.errors import SchedulerUnavailable
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     given = {"directory": directory, "backend": backend, "partition": partition, "account": account}
     plan = _plan(config, given, period, dry_run=dry_run)
@@ -215,7 +215,7 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     from ftsupervise.crontab.installation import need_installed
     from ftsupervise.crontab.keepalive import see_to
     from ftsupervise.crontab.schedule import slots_after
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     codes = {Health.OK: 0, Health.BAD: 2, Health.UNKNOWN: 69}
     if run_dir is not None and not dry_run:

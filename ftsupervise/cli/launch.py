@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli.saying import say
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -68,13 +69,15 @@ def launch(
         if dry_run:
             _show(plan, settings)
             return
-        done = _carry_out(plan, settings, again)
+        done, warnings = _carry_out(plan, settings, again)
     finally:
         haste.until = before
     from ftsupervise.launch.folders import handed_over
 
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
     _tell_who_watches(plan, settings)
+    for words in warnings:
+        say(f"note: Slurm warns: {printable(words)}", err=True)
 
 
 def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
@@ -171,15 +174,16 @@ def _refusal(plan: Plan) -> str:
     return ""
 
 
-def _carry_out(plan: Plan, run: Run, again: bool) -> Launched:
+def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
+    """What was submitted, and what the scheduler warned of."""
     from ftsupervise.errors import SchedulerUnavailable
     from ftsupervise.launch.submit import launch_run
     from ftsupervise.scheduler import open_scheduler
 
+    scheduler = open_scheduler(plan.kind)
     try:
-        return launch_run(
-            plan, run, open_scheduler(plan.kind), again=again, now=datetime.now(timezone.utc), env=dict(os.environ)
-        )
+        done = launch_run(plan, run, scheduler, again=again, now=datetime.now(timezone.utc), env=dict(os.environ))
+        return done, sorted(scheduler.warnings)
     except SchedulerUnavailable as error:
         if run.scheduler == "auto":  # Slurm's commands are installed; that does not make this machine part of a cluster
             error.hint += (

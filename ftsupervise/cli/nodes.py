@@ -16,6 +16,7 @@ import click
 from ftsupervise.cli.default_group import Listing
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import UsageError
+from ftsupervise.host.users import shown_user
 
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
@@ -243,7 +244,7 @@ def _mark(
     place = places[-1] if shared else places[0]
     for node in wanted:
         try:
-            say(place, word, node, who=_me(), why=reason, now=now, until=until)
+            say(place, word, node, who=shown_user(), why=reason, now=now, until=until)
         except OSError as error:
             raise from_os_error(error, f"write {place / word / node}") from None
     return rundir
@@ -319,12 +320,3 @@ def _json(rundir: RunDir, settings: incidents.Settings, judged: Judged) -> str:
         "problems": list(judged.known.problems),
     }
     return json.dumps(record, ensure_ascii=False, indent=1)
-
-
-def _me() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"

@@ -144,7 +144,7 @@ def _run(argument: str | None) -> Run:
 def _test_message(run: Run, receiver: str, now: datetime) -> Message:
     from ftsupervise.alerts.outbox import Message, message_id
     from ftsupervise.findings import Finding, Notice, Reason, Severity
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     summary = "this is a test: messages of ftsupervise reach you here"
     finding = Finding(run.name, "test", receiver, Health.OK, Severity.INFO, summary, now)
@@ -168,7 +168,7 @@ def _journals(run: Run) -> list[Journal]:
 
 def _held(run: Run, name: str, now: datetime) -> str:
     """How the watch has found this receiver so far, if it was in trouble or something waits; else ""."""
-    from ftsupervise.alerts.standing import standing
+    from ftsupervise.alerts.self_monitor import standing
 
     return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))
 

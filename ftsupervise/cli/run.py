@@ -42,10 +42,10 @@ def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
 
 
 def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, int]:
-    from ftsupervise.run.cause import Kind
+    from ftsupervise.model import FailureKind
     from ftsupervise.rundir.records import as_count
 
-    kinds = [kind.value for kind in Kind]
+    kinds = [kind.value for kind in FailureKind]
     found = {}
     for text in value:
         kind, _, number = text.partition("=")

@@ -38,6 +38,8 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
             say()
         for line in _lines(one):
             say(line)
+    for words in dict.fromkeys(words for one in seen for words in one.warnings):
+        say(f"note: each command of Slurm warns: {printable(words)}", err=True)
 
 
 def _with_receivers(seen: Status) -> Status:
@@ -48,7 +50,7 @@ def _with_receivers(seen: Status) -> Status:
             return seen
     except OSError:
         return seen
-    from ftsupervise.alerts.standing import telling
+    from ftsupervise.alerts.self_monitor import telling
 
     return seen._replace(telling=telling(journal, seen.at))
 
@@ -131,10 +133,10 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     end = attempt.ended or now
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
-    if attempt.ended is None and not attempt.cause:
+    if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
-    cause = attempt.cause or "ended"
-    line = attempt.why().removeprefix(attempt.cause)  # last: it may be long
+    cause = attempt.words or "ended"
+    line = f": {attempt.line}" if attempt.line else ""  # last: it may be long
     if attempt.ended is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
     return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"

@@ -13,6 +13,7 @@ import click
 
 from ftsupervise.cli import patience
 from ftsupervise.cli.saying import say
+from ftsupervise.host.users import shown_user
 
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
@@ -126,7 +127,7 @@ def _release(rundir: RunDir, name: str) -> None:
     from ftsupervise.scheduler import open_scheduler
 
     try:
-        was = release_brake(rundir, who=_me(), now=datetime.now(timezone.utc))
+        was = release_brake(rundir, who=shown_user(), now=datetime.now(timezone.utc))
         held = still_held(rundir)
         say(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
         for job in held:
@@ -195,18 +196,11 @@ def _raise(rundir: RunDir, switch: str, why: str) -> None:
     from ftsupervise.rundir.switches import raise_switch
 
     try:
-        raise_switch(rundir, switch, who=_me(), host=os.uname().nodename, why=why, now=datetime.now(timezone.utc))
+        raise_switch(
+            rundir, switch, who=shown_user(), host=os.uname().nodename, why=why, now=datetime.now(timezone.utc)
+        )
     except OSError as error:
         raise from_os_error(error, f"write {rundir.switches / switch}") from None
-
-
-def _me() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"
 
 
 def _quote(rundir: RunDir) -> str:

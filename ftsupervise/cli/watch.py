@@ -193,7 +193,7 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
 
 
 def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     stamp = done.at.astimezone().strftime("%H:%M:%S")
     for told in done.runs:
@@ -229,7 +229,7 @@ def _own_trouble(told: Told) -> list[Finding]:
 def _exit_code(done: Ticked) -> int:
     """Nagios: the worst of what was found; 3 only if nothing is known to be bad and something could not be seen."""
     from ftsupervise.findings import Severity
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     findings = [finding for told in done.runs for finding in (*told.findings, *_own_trouble(told))]
     bad = [finding.severity for finding in findings if finding.health is Health.BAD]

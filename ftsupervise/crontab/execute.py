@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ftsupervise.host import files, processes, procfs
+from ftsupervise.host import files, processes
 from ftsupervise.units import show_duration
 
 MARK = "FTSUPERVISE_CRON_RUN"
@@ -235,7 +235,7 @@ def _over(one: _RunningTask, seconds: float, left: tuple[int, ...] = ()) -> Ende
 
 def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:
     """The living processes of a task: below its first one, and orphans of ours that carry its mark."""
-    found = [pid] if procfs.identity(pid) is not None else []
+    found = [pid] if processes.identity(pid) is not None else []
     found += processes.below(pid)
     mark = f"{MARK}={folder}".encode()
     for other in processes.below(os.getpid(), without=before):

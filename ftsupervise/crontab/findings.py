@@ -19,7 +19,7 @@ from ftsupervise.crontab.installation import default_directory
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 _CUT_OFF = 3  # ticks in a row that never ended are no accident: too little memory, a broken installation
 

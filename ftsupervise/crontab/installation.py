@@ -28,6 +28,7 @@ from pathlib import Path
 from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
 from ftsupervise.host import ownership
+from ftsupervise.host.users import user_id
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import Exact, decode, encode, parse_object, write_json
 
@@ -236,7 +237,7 @@ def _believed(installed: Installed) -> tuple[frozenset[int], int | None]:
     """The accounts and the group that the settings name."""
     import grp
 
-    accounts = frozenset(uid for uid in map(ownership.account_id, installed.trusted) if uid is not None)
+    accounts = frozenset(uid for uid in map(user_id, installed.trusted) if uid is not None)
     try:
         return accounts, grp.getgrnam(installed.trusted_group).gr_gid if installed.trusted_group else None
     except KeyError:

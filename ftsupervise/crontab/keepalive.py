@@ -26,7 +26,7 @@ from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.host.modes import claim_folder, make_folder
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

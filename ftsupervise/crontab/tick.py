@@ -25,8 +25,9 @@ from ftsupervise.crontab.history import SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, need_installed, user_name
 from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error
-from ftsupervise.model import Health, Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.records import as_count
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.findings import Finding

@@ -13,9 +13,9 @@ from ftsupervise.guard import stacks
 from ftsupervise.guard.ending import Ending
 from ftsupervise.guard.log import Voice
 from ftsupervise.guard.settings import Place
-from ftsupervise.model import Beat
 from ftsupervise.rundir import beats, heartbeat_page, imports
 from ftsupervise.rundir.fence import is_sealed
+from ftsupervise.truth import Beat
 
 _NOW = float("-inf")
 

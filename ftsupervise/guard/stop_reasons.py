@@ -12,12 +12,12 @@ from ftsupervise.guard.log import Voice
 from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
 from ftsupervise.host.memory import HostMemory
-from ftsupervise.model import Health
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
 from ftsupervise.rundir.paths import WARNING
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, look_at_switch
 from ftsupervise.scheduler import deadline
+from ftsupervise.truth import Health
 
 _CONTINUE = Decision.CONTINUE
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

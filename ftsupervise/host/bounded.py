@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from ftsupervise.host import haste
+from ftsupervise.host.processes import end_group
 
-until: float | None = (
-    None  # monotonic seconds at which every command is ended: set for what a person types and waits for
-)
 _AT_LEAST = 1.0  # seconds that a command is given even then
 
 _OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
@@ -59,7 +57,8 @@ def run(
 ) -> Completed:
     """Run ``argv`` for at most ``timeout`` seconds (plus half a second to see it die).
 
-    Raises FileNotFoundError or PermissionError when it cannot be started at all. Never raises for what it does.
+    ``output_limit``: bytes of its stdout that are kept; 0: none is, however much it writes. Raises FileNotFoundError or
+    PermissionError when it cannot be started at all. Never raises for what it does.
     """
     started = time.monotonic()
     if haste.until is not None:
@@ -72,7 +71,7 @@ def run(
         child = subprocess.Popen(
             list(argv),
             stdin=given,
-            stdout=out,
+            stdout=out if output_limit else subprocess.DEVNULL,
             stderr=err,
             env=None if env is None else dict(env),
             cwd=cwd,
@@ -94,23 +93,15 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, i
     except subprocess.TimeoutExpired:
         pass
     except BaseException:  # Ctrl-C must not leave the child behind
-        kill_session(child.pid)
+        end_group(child.pid)
         raise
-    kill_session(child.pid)
+    end_group(child.pid)
     try:
         child.wait(0.5)
         return None, None
     except subprocess.TimeoutExpired:
         child.returncode = -signal.SIGKILL  # so that nobody, not even its destructor, waits for it again
         return None, child.pid
-
-
-def kill_session(pid: int) -> None:
-    """SIGKILL to the process group that ``pid`` leads."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _text(file: IO[bytes], limit: int) -> str:

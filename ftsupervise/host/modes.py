@@ -15,6 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ftsupervise.host import files
+from ftsupervise.host.users import in_group
 
 FOLDER = 0o755
 SHARED = 0o2775
@@ -28,16 +29,16 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
     Believed are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
     them; nobody in a folder that everybody may write.
     """
-    from ftsupervise.host.ownership import group_name, user_name
+    from ftsupervise.host.users import group_name, shown_user
 
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         return "it lies in a folder that everybody may write"
     if page.st_uid in (0, os.geteuid(), folder.st_uid, *accounts):
         return ""
     if not is_shared(folder):
-        return f"it belongs to {user_name(page.st_uid)}, with whom the folder is not shared"
+        return f"it belongs to {shown_user(page.st_uid)}, with whom the folder is not shared"
     if not in_group(page.st_uid, folder.st_gid):
-        return f"it belongs to {user_name(page.st_uid)}, who is not in the group {group_name(folder.st_gid)}"
+        return f"it belongs to {shown_user(page.st_uid)}, who is not in the group {group_name(folder.st_gid)}"
     return ""
 
 
@@ -46,17 +47,6 @@ def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.
     from ftsupervise.host.ownership import distrust
 
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
-
-
-def in_group(uid: int, gid: int) -> bool:
-    """Is the account ``uid`` in the group ``gid``? False for accounts that nobody knows here."""
-    import pwd
-
-    try:
-        account = pwd.getpwuid(uid)
-        return gid in os.getgrouplist(account.pw_name, account.pw_gid)
-    except (KeyError, OSError):
-        return False
 
 
 def is_shared(folder: os.stat_result) -> bool:

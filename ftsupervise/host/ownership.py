@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import files
+from ftsupervise.host.users import group_name, shown_user
 
 _ACL = "system.posix_acl_access"
 _LINKS = 40  # as many as the kernel follows
@@ -40,7 +41,7 @@ def distrust(
     because the settings share it with them.
     """
     if found.st_uid not in (os.geteuid(), 0, *accounts):
-        return f"{os.fspath(path)} belongs to {user_name(found.st_uid)}"
+        return f"{os.fspath(path)} belongs to {shown_user(found.st_uid)}"
     if found.st_mode & stat.S_IWOTH and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
         return f"everybody may write {os.fspath(path)} (mode {stat.S_IMODE(found.st_mode):04o})"
     if found.st_mode & stat.S_IWGRP and found.st_gid != group and not _harmless_group(found, path):
@@ -121,35 +122,6 @@ def _route(path: str) -> Iterator[tuple[str, os.stat_result]]:
         target = os.readlink(here)  # noqa: PTH115
         at = "/" if target.startswith("/") else at
         left += reversed(target.split("/"))
-
-
-def account_id(name: str) -> int | None:
-    """The user id of the account ``name``; None when there is none."""
-    import pwd
-
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):
-        return None
-
-
-def user_name(uid: int) -> str:
-    """The account's name, or "uid 1234" where it has none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def group_name(gid: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"
 
 
 def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool:

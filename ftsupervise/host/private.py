@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.users import shown_user
 
 
 def home() -> Path:
@@ -33,7 +33,7 @@ def taken() -> str:
     if found.st_uid == os.geteuid():
         whose = "may be written by others" if stat.S_ISDIR(found.st_mode) else "is no folder"
     else:
-        whose = f"belongs to {user_name(found.st_uid)}"
+        whose = f"belongs to {shown_user(found.st_uid)}"
     other = _others(first)
     return f"{first} {whose}: {f'{other} is used' if other else 'nothing is kept on this host'} instead"
 

@@ -1,57 +1,120 @@
-"""The processes below us: who they are, who can take a signal, and how to end them all.
+"""The processes of this host: who they are, which belong together, and how to end them.
 
-Whatever the command leaves behind is handed to us (child subreaper), so that nothing of an attempt survives it, also what
-has made itself a session of its own.
+Process numbers are used again; a number and a start time together are an identity. /proc is read directly, because the guard,
+the node agents, the supervisor and ``status`` load this when they start: psutil is 30 ms more, as much as all of ``status``.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from ftsupervise.host import procfs
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
+_SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the signal, and so do those it waits for
-
 _SRUN = "srun"  # blocks all signals, passes USR1 on to every rank; SIGTERM makes it kill them at once, unsaved
-
 # Programs that hear a warning signal only to tear everything down; the ranks below them are told directly.
 _LAUNCHERS = (
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "ft_launcher"),
     "client.py",  # our own passes on what it gets, but its rank is asked itself
 )
+# For a shell: the processes with the word "$mark" (NAME=VALUE) in their environment. Zombies have none.
+SHELL_MARKED = """grep -lszxF -- "$mark" /proc/[0-9]*/environ 2>/dev/null | tr -c '0-9\\n' ' '"""
 
 
-def become_subreaper() -> Callable[[], None]:
-    """Orphans below us become our children from now on. Gives what a new child calls before exec to be told when we die."""
+# ------------------------------------------------------------------------------------------------------------- identity
+
+
+class Process(NamedTuple):
+    """A process as /proc/PID/stat has it."""
+
+    pid: int
+    name: str
+    state: str  # one letter: R, S, D (uninterruptible), T (stopped), Z (only its number is left) …
+    parent: int
+    session: int
+    start: int  # clock ticks since boot
+
+    @property
+    def gone(self) -> bool:
+        """A zombie holds nothing but its number; in a container it may stand there for long."""
+        return self.state in "ZX"
+
+
+def process(pid: int) -> Process | None:
+    """The process with this number now; None if there is none. ``stat`` can be read even of one in state D."""
     try:
-        import ctypes  # here, because who only reads the ledger does not need it
-    except ImportError:  # a Python built without libffi: orphans are then found by what else marks them
-        return lambda: None
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    parent = os.getpid()
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the price, and asked of every process there is
+            text = file.read().decode("utf-8", "replace")
+    except OSError:  # gone, or going while we read
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
-    def tell_me_when_you_die() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return tell_me_when_you_die
+def identity(pid: int) -> int | None:
+    """The start time of a living process in clock ticks since boot; None if there is none, or only its corpse."""
+    found = process(pid)
+    return None if found is None or found.gone else found.start
+
+
+def lives(pid: int, start: int | None) -> bool:
+    """Does this very process still live?"""
+    return start is not None and identity(pid) == start
+
+
+def boot_id() -> str:
+    """Which boot of this host: process numbers of another one mean nothing. "" if it cannot be read."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+# --------------------------------------------------------------------------------------------- which belong together
+
+
+def living() -> Iterator[Process]:
+    """Every process of this host that can be seen and is not a zombie."""
+    for name in os.listdir("/proc"):
+        one = process(int(name)) if name.isdigit() else None
+        if one is not None and not one.gone:
+            yield one
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it is gone, a zombie or somebody else's."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition("=") for item in os.fsdecode(raw).split("\0"))
+    return {key: value for key, mark, value in pairs if mark}
+
+
+def marked(name: str) -> dict[str, list[Process]]:
+    """The living processes of this account with ``name`` in their environment, by its value. Children inherit it, whatever
+    they do with sessions and groups."""
+    found: dict[str, list[Process]] = {}
+    for one in living():
+        value = environment(one.pid).get(name)
+        if value is not None and one.pid != os.getpid():
+            found.setdefault(value, []).append(one)
+    return found
 
 
 def children() -> dict[int, list[int]]:
-    """Every process of this host that is not a zombie, by its parent."""
+    """The living processes of this host by their parent."""
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        one = procfs.process(int(name)) if name.isdigit() else None
-        if one is not None and not one.gone:
-            found.setdefault(one.parent, []).append(one.pid)
+    for one in living():
+        found.setdefault(one.parent, []).append(one.pid)
     return found
 
 
@@ -75,7 +138,7 @@ def who_hears(pid: int, number: int) -> list[int]:
     while queue:
         one = queue.pop(0)
         names = _names(one)
-        deaf = names.intersection(_LAUNCHERS) or (_SRUN in names and number == signal.SIGTERM)
+        deaf = names.intersection(_LAUNCHERS) or (_SRUN in names and number == _SIGTERM)
         hears = not deaf and _handles(one, number)
         if hears:
             found.append(one)
@@ -86,6 +149,37 @@ def who_hears(pid: int, number: int) -> list[int]:
 
 def sruns(pids: list[int]) -> list[int]:
     return [pid for pid in pids if _SRUN in _names(pid)]
+
+
+# ------------------------------------------------------------------------------------------------------------------ end
+
+
+def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
+    """What a child calls before its exec, to get signal ``number`` when this process dies."""
+    try:
+        import ctypes  # here, because a reader of the ledger does not need it
+    except ImportError:  # a Python built without libffi: orphans are then found by what else marks them
+        return lambda: None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def before_exec() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def become_subreaper() -> Callable[[], None]:
+    """Orphans below us become our children from now on, so that nothing of an attempt survives it, also what has made itself a
+    session of its own. Returns ``die_with_parent()``."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except ImportError:
+        pass
+    return die_with_parent()
 
 
 def send(pids: list[int], number: int) -> int:
@@ -100,12 +194,68 @@ def send(pids: list[int], number: int) -> int:
     return told
 
 
-def end_session(leader: int) -> None:
-    """SIGKILL for a child of ours that leads a session and for all in its group; it is reaped."""
+def signal_exactly(one: Process, number: int) -> None:
+    """Send a signal to this very process; nothing happens if it has ended, or is somebody else's, whoever has its number now.
+
+    Through a pidfd, after a second look at the start time: between looking and sending, a number may have found a new owner.
+    """
+    import signal
+
     try:
-        os.killpg(leader, signal.SIGKILL)
+        fd = os.pidfd_open(one.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel or container without pidfd: the second look is what is left
+        if lives(one.pid, one.start):
+            send([one.pid], number)
+        return
+    try:
+        if lives(one.pid, one.start):
+            signal.pidfd_send_signal(fd, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+    finally:
+        os.close(fd)
+
+
+def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
+    """Those still there after at most ``seconds``."""
+    end = time.monotonic() + seconds
+    left = [one for one in processes if lives(one.pid, one.start)]
+    while left and time.monotonic() < end:
+        time.sleep(0.02)
+        left = [one for one in left if lives(one.pid, one.start)]
+    return left
+
+
+def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Collection[Process] = ()) -> list[Process]:
+    """SIGKILL for all that ``choose`` names, and for those ``known`` before, which may have lost what marks them; again until
+    there are none. Those that are still there after ``seconds``."""
+    end, told = time.monotonic() + seconds, {(one.pid, one.start): one for one in known}
+    while True:
+        told |= {(one.pid, one.start): one for one in choose()}
+        left = [one for one in told.values() if lives(one.pid, one.start)]
+        if not left or time.monotonic() >= end:
+            return left
+        for one in left:
+            signal_exactly(one, _SIGKILL)
+        time.sleep(0.02)
+
+
+def end_group(leader: int) -> None:
+    """SIGKILL to the process group that ``leader`` leads."""
+    try:
+        os.killpg(leader, _SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def end_child(leader: int) -> None:
+    """SIGKILL for a child of ours that leads a session and for all in its group; it is reaped."""
+    end_group(leader)
+    try:
         os.waitpid(leader, 0)
-    except (ProcessLookupError, ChildProcessError):
+    except ChildProcessError:
         pass
 
 

@@ -29,7 +29,7 @@ from ftsupervise.errors import (
 )
 from ftsupervise.host import haste
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
-from ftsupervise.host.ownership import user_name
+from ftsupervise.host.users import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import COMMENT, Plan, comment
 from ftsupervise.launch.render import render
@@ -109,7 +109,7 @@ def _not_mine(run_dir: RunDir, error: Error) -> Error:
     except OSError:
         return error
     if isinstance(error, NotPermitted) and owner != os.geteuid():
-        who = user_name(owner)
+        who = shown_user(owner)
         error.hint = f"the run is {who}'s: once {who} has launched it with share: {{launch: true}}, the group may"
     return error
 
@@ -172,7 +172,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     if again:
         return
     records = launches(RunDir(plan.run_dir))
-    live = jobs_of(plan.name, scheduler.queue(users=(_user(), *people(RunDir(plan.run_dir)))), records)
+    live = jobs_of(plan.name, scheduler.queue(users=(user_name(), *people(RunDir(plan.run_dir)))), records)
     if plan.after:
         base = plan.after.partition("_")[0]
         live = tuple(job for job in live if re.search(rf":{base}(?!\d)", job.dependency))
@@ -269,7 +269,7 @@ def submit(
         "name": plan.name,
         "token": plan.token,
         "at": now.isoformat(),
-        "by": f"{_user()}@{os.uname().nodename}",
+        "by": f"{user_name()}@{os.uname().nodename}",
         "scheduler": plan.kind,
         "chain": plan.chain,
         "members": plan.members,
@@ -380,12 +380,3 @@ def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
 
 def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())

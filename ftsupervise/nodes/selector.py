@@ -7,7 +7,7 @@ taken as far as there are spares; the members that wait are kept away from the w
 from __future__ import annotations
 
 import os
-import re
+import signal
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,25 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
+from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
 from ftsupervise.nodes.shared_store import PATIENCE, together, visit
-from ftsupervise.run import ledger
-from ftsupervise.run.cause import HARDWARE, Failure, Kind
-from ftsupervise.run.exit_analysis import blamed
+from ftsupervise.rundir.ledger import job_id
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import Applied
-    from ftsupervise.run.attempt import End
-    from ftsupervise.run.settings import Options
     from ftsupervise.scheduler.allocation import Allocation
 
 START, FAILURE = "start", "failure"
 _DEAF = 600.0  # seconds after which one that has not answered is asked again
-_ON = re.compile(r"\branks? (?P<rank>\S+) (?:\([^)]*\) )?on (?P<node>[A-Za-z0-9][A-Za-z0-9._-]*)")
-_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS")
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
+_ASKED = (signal.SIGTERM, signal.SIGINT)  # somebody wanted it to leave
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,23 @@ class Care:
 class Nodes:
     """The nodes of one job."""
 
-    def __init__(self, options: Options, env: Mapping[str, str], allocation: Allocation) -> None:
-        self.options, self.env, self.allocation, self.care = options, env, allocation, options.care
+    def __init__(
+        self,
+        rundir: RunDir,
+        name: str,
+        command: tuple[str, ...],
+        care: Care,
+        env: Mapping[str, str],
+        allocation: Allocation,
+    ) -> None:
+        self.rundir, self.name, self.command, self.care = rundir, name, command, care
+        self.env, self.allocation = env, allocation
         self.names = allocation.nodes or (os.uname().nodename,)
         self.deaf_until = 0.0  # monotonic: the directory that is shared has not answered, and is not asked before
         self.others = incidents.Known((), (), ())  # what it has answered last
         self.whole = True  # has it answered now?
-        self.job = ledger.job_id(env)
-        mark = f"{options.name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{procfs.identity(os.getpid())}"
+        self.job = job_id(env)
+        mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{processes.identity(os.getpid())}"
         self.book = incidents.Book(mark)
         self.judged: tuple[incidents.Node, ...] = ()
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
@@ -69,9 +76,9 @@ class Nodes:
         # the nodes that those who wait were last to be kept away from; whether we were leaving; which did not answer us then
         self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
         # or somebody before us kept them away from some, and that may be over
-        self._owed = incidents.any_applied(options.rundir.nodes)
-        self.text = text_of(options.command) if allocation.job else ""
-        need = wanted(options.command, len(self.names), self.text)
+        self._owed = incidents.any_applied(rundir.nodes)
+        self.text = text_of(command) if allocation.job else ""
+        need = wanted(command, len(self.names), self.text)
         margin = incidents.margin(need, len(self.names) - need)
         self.settings = incidents.Settings(
             self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
@@ -93,7 +100,11 @@ class Nodes:
     def not_well(self, why: str) -> Failure:
         """Too few nodes are. Where the health command finds none it may be the command: that is not tried ten times."""
         none = self.unfit.keys() >= set(self.names)
-        return Failure(Kind.START, "no node healthy", why) if none else Failure(Kind.NODE, "nodes not healthy", why)
+        return (
+            Failure(FailureKind.START, "no node healthy", why)
+            if none
+            else Failure(FailureKind.NODE, "nodes not healthy", why)
+        )
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided and that the next member will not get."""
@@ -108,11 +119,11 @@ class Nodes:
 
     def first_place(self) -> Placement | str:
         """Where to start, or why not to. Slurm has just given us the nodes: only a health command keeps us from starting."""
-        incidents.forget(self.options.rundir.nodes, self.settings.half_life, _now())
+        incidents.forget(self.rundir.nodes, self.settings.half_life, _now())
         self.look(None)
         self.examine(START, None)
         self.tell_the_chain(None)
-        command, nodes = self.options.command, self.allocation.nodes
+        command, nodes = self.command, self.allocation.nodes
         states = self.allocation.how_they_are() if len(nodes) > 1 else {}
         found = self._place(states, self.barred())
         if found.short:
@@ -133,7 +144,7 @@ class Nodes:
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
-        if gone and ended.failure is not None and ended.failure.kind is Kind.NODE:
+        if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
         if here:
             self.tell_the_chain(None)  # we stay after all
@@ -141,14 +152,14 @@ class Nodes:
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
         if self.allocation.nodes or barred:
-            return place(self.options.command, self.names, states, self.scores(), barred, self.text)
-        return Placement(self.options.command, ())
+            return place(self.command, self.names, states, self.scores(), barred, self.text)
+        return Placement(self.command, ())
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
     def look(self, log: Path | None, *, write: bool = False) -> incidents.Known:
         """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
-        own = self.options.rundir.nodes
+        own = self.rundir.nodes
         problems = self.book.write([own]) if write else ()
         known = incidents.read([own])
         if self.care.directory is not None:
@@ -176,14 +187,11 @@ class Nodes:
         self.book.add(found)
         return self.look(log, write=bool(found))
 
-    def after(self, mine: ledger.Claim, ended: End, lost: Mapping[str, str], output: str) -> None:
+    def after(self, mine: Claim, ended: End, lost: Mapping[str, str]) -> None:
         """Write down whom this failure speaks against, and judge anew."""
         log = mine.folder / "run.log"
-        self.gone |= frozenset(blamed(output))
-        found = [
-            self._trouble(mine, ended, known_as(node, self.names), *more)
-            for node, *more in against(ended, lost, output)
-        ]
+        self.gone |= frozenset(ended.gone)
+        found = [self._trouble(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
         known = self._note(found, log)
         for one in found:
             nodes = incidents.follows(known.troubles, one)
@@ -200,9 +208,7 @@ class Nodes:
         self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
-            incidents.Trouble(
-                node, kinds[one.word], _now(), self.options.name, self.job, by=self._by(), evidence=one.words()
-            )
+            incidents.Trouble(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
             for node, one in answers.items()
             if one.word in kinds
         ]
@@ -226,9 +232,9 @@ class Nodes:
             return
         from ftsupervise.nodes import exclude  # a job that goes well never needs it
 
-        comment = f"ftsupervise:{self.options.name}:"
+        comment = f"ftsupervise:{self.name}:"
         self.applied = exclude.apply(
-            self.options.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
+            self.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
         )
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)
@@ -243,17 +249,15 @@ class Nodes:
 
     def let_go(self, log: Path | None) -> None:
         """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
-        if self.options.rundir.has_finished() and incidents.any_applied(self.options.rundir.nodes):
+        if self.rundir.has_finished() and incidents.any_applied(self.rundir.nodes):
             self._owed = True
             self.tell_the_chain(log)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _trouble(
-        self, mine: ledger.Claim, ended: End, node: str, kind: str, rank: str, evidence: str
-    ) -> incidents.Trouble:
-        sign = ended.failure.sign if ended.failure else ""
-        name = self.options.name
+    def _trouble(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Trouble:
+        sign = ended.failure.words() if ended.failure else ""
+        name = self.name
         return incidents.Trouble(
             node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300]
         )
@@ -262,26 +266,24 @@ class Nodes:
         return os.uname().nodename
 
 
-def against(ended: End, lost: Mapping[str, str], output: str) -> list[tuple[str, str, str, str]]:
+def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(node, kind of trouble, rank, evidence) for each node that a failure speaks against; none for a program's own error.
 
     ``lost``: node -> Slurm's word, for nodes that went away under the attempt. Pure.
     """
-    failure = ended.failure
-    if failure is None:
+    if ended.failure is None:
         return []
     found = [(node, "node", "", f"{node} is {state.rstrip('*')}") for node, state in lost.items()]
-    found += [(node, "launch", "", ended.words) for node in blamed(output) if node not in lost]
+    found += [(node, "launch", "", ended.cause.words()) for node in ended.gone if node not in lost]
     if found:
         return found
-    where = _ON.search(ended.words)
-    if where is None:
-        return []
-    hardware = HARDWARE.search(output)
-    if hardware:
-        return [(where["node"], "hardware", where["rank"], hardware[0].strip())]
-    kind = {Kind.SIGNAL: _of_signal(ended.words), Kind.MEMORY: "memory", Kind.HANG: "hang"}.get(failure.kind)
-    return [(where["node"], kind, where["rank"], ended.words)] if kind else []
+    kind = "hardware" if ended.hardware else _kind(ended.failure, ended.cause.first)
+    ranks: dict[str, list[str]] = {}
+    for one in ended.cause.first.at:
+        if one.node and one.ranks:
+            ranks.setdefault(one.node, []).append(one.ranks)
+    evidence = ended.hardware or ended.cause.words()
+    return [(node, kind, ",".join(some), evidence) for node, some in ranks.items()] if kind else []
 
 
 def known_as(host: str, nodes: Collection[str]) -> str:
@@ -290,10 +292,12 @@ def known_as(host: str, nodes: Collection[str]) -> str:
     return short if host not in nodes and short in nodes else host
 
 
-def _of_signal(words: str) -> str | None:
-    if "SIGTERM" in words or "SIGINT" in words:  # somebody asked it to leave
-        return None
-    return "crashed" if any(name in words for name in _CRASHES) else "killed"
+def _kind(failure: Failure, cause: Cause) -> str:
+    """The kind of trouble (``incidents.WEIGHTS``); "" if it speaks against no node."""
+    if failure.kind is FailureKind.SIGNAL:
+        by = cause.killed_by
+        return "" if by in _ASKED else "crashed" if by in _CRASHES else "killed"
+    return {FailureKind.MEMORY: "memory", FailureKind.HANG: "hang"}.get(failure.kind, "")
 
 
 def _now() -> datetime:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.host.private import home, private
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.host.processes import boot_id, identity, lives
+from ftsupervise.rundir.records import read_record, write_json
 
 _MOMENT = 1.0  # seconds
 
@@ -39,48 +40,10 @@ class Note:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.since)
 
 
-def alive(pid: int, start: int) -> bool:
-    """Is this very process still there? ``stat`` can be read of a process in state D; a zombie is not there."""
-    found = identity(pid)
-    return found is not None and found == start
-
-
-def identity(pid: int) -> int | None:
-    """When ``pid`` was started, in clock ticks since boot; None if there is no such process, or only its corpse."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
-
-
-def state(pid: int) -> str:
-    """The letter of its state: R, S, D …; "" if it is gone."""
-    fields = _stat(pid)
-    return fields[0].decode() if fields else ""
-
-
-def of_session(session: int) -> list[tuple[int, int]]:
-    """(pid, start) of the living processes of a session."""
-    found = []
-    for name in os.listdir("/proc"):
-        fields = _stat(int(name)) if name.isdigit() else []
-        if fields and int(fields[3]) == session and fields[0] not in (b"Z", b"X"):
-            found.append((int(name), int(fields[19])))
-    return found
-
-
-def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            fields = file.read(4096).rpartition(b")")[2].split()
-    except OSError:
-        return []
-    return fields if len(fields) > 19 else []
-
-
 def _boot() -> str:
     """This boot and this PID namespace: process ids mean nothing outside of them."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
         return ""
 
@@ -110,7 +73,7 @@ class Notes:
             self._mine.append(note)
         if self.directory is not None:
             try:
-                write_json(self.directory / f"{pid}.json", asdict(note), mode=0o600, sync=False)
+                write_json(self.directory / f"{pid}.json", note, mode=0o600, sync=False)
             except OSError:  # a full /tmp: the tick goes on, and this process still remembers
                 pass
         return note
@@ -131,12 +94,12 @@ class Notes:
         found = []
         until = time.monotonic() + _MOMENT
         for note in self._all():
-            if note.boot != self.boot or not alive(note.pid, note.start):
+            if note.boot != self.boot or not lives(note.pid, note.start):
                 self.forget(note.pid)
-            elif note.abandoned or not alive(note.parent, note.parent_start):
-                while not note.abandoned and alive(note.pid, note.start) and time.monotonic() < until:
+            elif note.abandoned or not lives(note.parent, note.parent_start):
+                while not note.abandoned and lives(note.pid, note.start) and time.monotonic() < until:
                     time.sleep(0.02)
-                if alive(note.pid, note.start):
+                if lives(note.pid, note.start):
                     note = (
                         note
                         if note.abandoned
@@ -151,8 +114,9 @@ class Notes:
         notes = {note.pid: note for note in self._mine}
         for path in sorted(self.directory.glob("[0-9]*.json")) if self.directory is not None else ():
             try:
-                note = Note(**(read_json(path, limit=64_000) or {}))  # type: ignore[arg-type]
-            except (OSError, ValueError, TypeError):  # gone meanwhile, or not ours to understand
+                note = read_record(Note, path, limit=64_000)
+            except (OSError, ValueError):  # not ours to understand
                 continue
-            notes.setdefault(note.pid, note)
+            if note is not None:
+                notes.setdefault(note.pid, note)
         return list(notes.values())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import marshal
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host import processes
 from ftsupervise.probe import server
-from ftsupervise.probe.abandoned import Notes, alive, identity, of_session
+from ftsupervise.probe.abandoned import Notes
 
 _SCRIPT = str(Path(server.__file__))
 _GRACE = 0.2  # seconds for a child to die of SIGKILL, or to leave after we hung up
@@ -107,31 +107,23 @@ class Child:
     def end(self, notes: Notes) -> bool:
         """Kill it and all of its session; True if all are gone, else ``survivors`` are those left behind."""
         self.hang_up()
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        processes.end_group(self.pid)
         self._wait(_GRACE)
         return self._swept(notes)
 
     def _swept(self, notes: Notes) -> bool:
         """Kill what is left of the session (a command and what it started); remember what does not die."""
         self._from.close()
-        start = identity(self.pid)
-        left = of_session(self.pid) if self._command else [] if start is None else [(self.pid, start)]
-        for pid, start in left:
-            if alive(pid, start):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-        until = time.monotonic() + _GRACE
-        while left and time.monotonic() < until:
-            time.sleep(0.01)
-            left = [(pid, start) for pid, start in left if alive(pid, start)]
+        left = processes.end_all(self._remaining, _GRACE)
         if self._process.returncode is None and not left:
             self._wait(_GRACE)
-        self.survivors = tuple(pid for pid, _ in left)
-        if identity(self.pid) is None:
+        self.survivors = tuple(one.pid for one in left)
+        if processes.identity(self.pid) is None:
             notes.forget(self.pid)
         return not left
+
+    def _remaining(self) -> list[processes.Process]:
+        if self._command:
+            return [one for one in processes.living() if one.session == self.pid]
+        its = processes.process(self.pid) if self._process.returncode is None else None
+        return [its] if its is not None else []

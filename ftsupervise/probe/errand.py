@@ -26,7 +26,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from ftsupervise.probe.abandoned import Notes, identity, state
+from ftsupervise.host.processes import identity, process
+from ftsupervise.probe.abandoned import Notes
 
 _GRACE = 0.3  # seconds for a child to die
 _BUSY = 6  # one that computes, on a busy machine, may take so many times as long
@@ -125,7 +126,7 @@ class Errand:
         allowed = self.at.seconds
         if self.ended or self._silent <= allowed:
             return False
-        return self._silent > _BUSY * allowed or state(self.pid) != "R"
+        return self._silent > _BUSY * allowed or (its := process(self.pid)) is None or its.state != "R"
 
     def wait(self, seconds: float) -> list[Any]:
         """What it has told meanwhile, after ``seconds`` at most."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
-from ftsupervise.host import bounded, interpreter, processes, procfs
+from ftsupervise.host import bounded, interpreter, processes
 from ftsupervise.ranks import protocol, shm_dir, udp
 from ftsupervise.ranks.beat_poller import SlowBeats
 from ftsupervise.ranks.hang_detector import CLOSER
@@ -108,7 +108,7 @@ class Agents:
         if self._srun is not None and now < self._looked + _LOOK:  # asked many times a second
             return
         self._looked = now
-        if self._srun is not None and procfs.identity(self._srun[0]) != self._srun[1]:
+        if self._srun is not None and processes.identity(self._srun[0]) != self._srun[1]:
             self._say_once("the node agents have ended" + self._complaints())
             self._srun = None
             self._due = monotonic() + _PAUSES[min(self._starts, len(_PAUSES)) - 1]
@@ -243,7 +243,7 @@ class Agents:
             self._due = monotonic() + _PAUSES[-1]
             return
         child.returncode = 0  # reaped with everything else that is ours
-        self._srun = (child.pid, procfs.identity(child.pid) or 0)
+        self._srun = (child.pid, processes.identity(child.pid) or 0)
 
     def _interval(self) -> float:
         try:
@@ -305,7 +305,7 @@ class Agents:
 def _gone_within(pid: int, start: int, seconds: float) -> bool:
     until = monotonic() + seconds
     pause = threading.Event()
-    while procfs.identity(pid) == start:
+    while processes.identity(pid) == start:
         if monotonic() >= until:
             return False
         pause.wait(0.01)

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from ftsupervise.model import Beat, Pulse
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Beat, Pulse
 
 _EVERY = 2.0  # seconds
 _SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest

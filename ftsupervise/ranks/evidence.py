@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import procfs
-from ftsupervise.model import Reading
+from ftsupervise.host import processes
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Reading
 
 WITHIN = 3.0  # seconds for everything
 _ANSWER = 1.0  # seconds for a rank to write its stacks
@@ -141,7 +141,7 @@ def _of_page(page: Reading) -> str:
 
 def sight(pid: int, stack: str) -> Sight:
     """What tells this rank from the others at a glance."""
-    found = procfs.process(pid)
+    found = processes.process(pid)
     frames = _FRAME.findall(_main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
     waits = any(_WAITS.search(line) for line in _main_thread(stack).splitlines())
@@ -158,7 +158,7 @@ class _Stacks:
         self._path, self._pid = path, pid
         self._before = self._size()
         self.problem = "" if self._ask(pid) else "the rank has no handler for the question"
-        if not self.problem and (found := procfs.process(pid)) is not None and found.state in "Tt":
+        if not self.problem and (found := processes.process(pid)) is not None and found.state in "Tt":
             self.problem = "it is stopped, and answers when it goes on"
             self._before = -1  # not waited for
 
@@ -182,7 +182,7 @@ class _Stacks:
             return file.read(_TEXT).decode("utf-8", "replace")
 
     def _runs(self) -> bool:
-        found = procfs.process(self._pid)
+        found = processes.process(self._pid)
         return found is not None and found.state == "R"
 
     def _ask(self, pid: int) -> bool:

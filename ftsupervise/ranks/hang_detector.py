@@ -24,7 +24,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.model import Pulse
+from ftsupervise.model import Standstill
+from ftsupervise.truth import Pulse
 
 START = "start"
 FINISHED = "finished"
@@ -78,7 +79,7 @@ class Verdict(NamedTuple):
     waited: float = 0.0
     bound: float = 0.0
     odd: tuple[Pulse, ...] = ()  # the ranks that differ from those that wait; () when nobody does
-    how: str = ""  # "stopped", "uses no CPU", "uses CPU", "gone"
+    how: Standstill | None = None
     sure: bool = False
 
 
@@ -259,7 +260,15 @@ class Detector:
         stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
         odd = tuple(one for one in sight.active if one.rank in self._stopped)
         verdict = Verdict(
-            Health.SUSPECT, self._phase, sight.step, sight.progress, self._age, bound, odd, "stopped", sure=True
+            Health.SUSPECT,
+            self._phase,
+            sight.step,
+            sight.progress,
+            self._age,
+            bound,
+            odd,
+            Standstill.STOPPED,
+            sure=True,
         )
         enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
         return verdict._replace(health=Health.HUNG) if stood >= enough else verdict
@@ -271,7 +280,7 @@ class Detector:
         stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some are not heard of)
         gone = tuple(one for one in active if one.state in ("X", "Z"))
         if stopped or gone:
-            how = "stopped" if stopped else "gone"
+            how = Standstill.STOPPED if stopped else Standstill.GONE
             verdict = verdict._replace(odd=stopped or gone, how=how, sure=True)
             return self._hung_after(verdict, so_far.bound)
         if self._busy is None:
@@ -281,10 +290,10 @@ class Detector:
         at_work = tuple(one for one in suspects if one.rank in self._busy and one.rank not in rested)
         if at_work:
             few = at_work if 2 * len(at_work) <= len(active) else ()
-            verdict = verdict._replace(odd=behind or few, how="uses CPU")
+            verdict = verdict._replace(odd=behind or few, how=Standstill.BUSY)
             least = _SLOWER * self.patience.floor
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
-        return self._hung_after(verdict._replace(odd=behind or _different(active), how="uses no CPU"), so_far.bound)
+        return self._hung_after(verdict._replace(odd=behind or _different(active), how=Standstill.IDLE), so_far.bound)
 
     def _hung_after(self, verdict: Verdict, bound: float) -> Verdict:
         hung = self._age >= _begin(bound)

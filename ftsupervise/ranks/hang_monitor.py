@@ -15,14 +15,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
-from ftsupervise.model import Pulse
+from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
 from ftsupervise.ranks.evidence import BETWEEN, WITHIN, Sight, parse
 from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
 from ftsupervise.rundir.paths import write_whole
+from ftsupervise.truth import Pulse
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
 _RANKS = 64  # ranks of which everything is written down: the odd ones first
 _COST, _CLOSER_COST = 10.0, 4.0  # looks take at most this part of the time; and when it may be a hang
+_NAMED = 4  # ranks
 _FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
 
 Pulses = Callable[[], Sequence[Pulse]]
@@ -88,7 +90,7 @@ class Witness:
     def _went_on(self, verdict: Verdict) -> bool:
         pulses, now = self._pulses(), time.monotonic()
         again = self._detector.look(now, pulses, now)
-        if verdict.how == "stopped":
+        if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in pulses if one.state in ("T", "t")}
             if not still & {one.rank for one in verdict.odd}:  # somebody has let it go on
                 return True
@@ -113,18 +115,17 @@ def strange(sights: Sequence[Sight]) -> frozenset[int]:
     return frozenset(one.rank for one in sights if one.rank not in most) if 2 * len(most) > len(sights) else frozenset()
 
 
-def words(verdict: Verdict) -> str:
-    """The cause, for the ledger: "hang: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)"."""
-    where = f"at step {verdict.step}" if verdict.step is not None else "before the first step"
-    still = f"no progress for {verdict.waited:.1f} s {where} ({verdict.phase})"
-    if not verdict.odd:
-        return f"hang: all ranks wait; {still}"
-    names = ", ".join(f"rank {one.rank} on {one.node or 'this host'}" for one in verdict.odd[:4])
-    more = f" and {len(verdict.odd) - 4} more" if len(verdict.odd) > 4 else ""
-    verb = {"stopped": "is stopped", "gone": "is gone", "uses CPU": "stands still, using CPU"}.get(
-        verdict.how, "stands still"
+def cause_of(verdict: Verdict) -> Cause:
+    """As the ledger has it: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
+    return Cause(
+        CauseKind.HANG,
+        at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.odd[:_NAMED]),
+        more=max(0, len(verdict.odd) - _NAMED),
+        how=verdict.how,
+        phase=verdict.phase,
+        step=verdict.step,
+        waited=verdict.waited,
     )
-    return f"hang: {names}{more} {verb}; {still}"
 
 
 def describe(verdict: Verdict, pulses: Sequence[Pulse], sights: Sequence[Sight]) -> str:
@@ -132,10 +133,10 @@ def describe(verdict: Verdict, pulses: Sequence[Pulse], sights: Sequence[Sight])
     now, odd = time.monotonic(), {one.rank for one in verdict.odd}
     since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)
     at = {one.rank: one for one in sights}
-    sure = " (sure)" if verdict.sure else ""
+    sure, how = " (sure)" if verdict.sure else "", verdict.how.value if verdict.how is not None else ""
     lines = [
-        words(verdict),
-        f"since {since:%Y-%m-%d %H:%M:%S} UTC; bound {verdict.bound:.1f} s; how we know: {verdict.how}{sure}",
+        cause_of(verdict).words(),
+        f"since {since:%Y-%m-%d %H:%M:%S} UTC; bound {verdict.bound:.1f} s; how we know: {how}{sure}",
         "",
         "   rank  node  step  phase  last step  last sign  state  CPU s  where",
     ]

@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from time import monotonic
 
-from ftsupervise.model import Pulse
 from ftsupervise.ranks.observe import Eyes
 from ftsupervise.ranks.protocol import Gone
 from ftsupervise.ranks.rank_table import Pulses
 from ftsupervise.ranks.udp import send
+from ftsupervise.truth import Pulse
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst

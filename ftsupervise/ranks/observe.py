@@ -14,16 +14,15 @@ import select
 import signal
 import stat
 import struct
-from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.host import procfs
-from ftsupervise.model import Pulse, Reading
+from ftsupervise.host import processes
 from ftsupervise.ranks.exit_fifo import Bell
 from ftsupervise.ranks.protocol import Gone
 from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
+from ftsupervise.truth import Pulse, Reading
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
@@ -249,7 +248,7 @@ class Eyes:
         seen = look_at(pid)
         if seen is None or seen.start != one.reading.pid_start or seen.state in "ZX":
             return True  # a page without a process that we can see: unknown
-        env = _environ(pid)
+        env = processes.environment(pid)
         if self.node and env.get("SLURMD_NODENAME", self.node) != self.node:
             return False
         one.state, one.cpu = seen.state, seen.cpu
@@ -315,14 +314,6 @@ class Eyes:
             self._poll.unregister(fd)
 
 
-def _environ(pid: int) -> dict[str, str]:
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return {}
-    return {key: value for key, _, value in (word.partition("=") for word in words)}
-
-
 def _task(pid: int) -> int:
     """The process above ``pid``, or itself, that Slurm started (or a standby, in its place); -1 when it was not Slurm."""
     for _ in range(_ANCESTORS):
@@ -330,7 +321,7 @@ def _task(pid: int) -> int:
         above = look_at(here.parent) if here is not None and here.parent > 0 else None
         if here is None or above is None:
             return -1
-        if above.name.startswith("slurmstepd") or above.name == procfs.STANDBY:
+        if above.name.startswith("slurmstepd") or above.name == processes.STANDBY:
             return pid
         pid = here.parent
     return -1

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ftsupervise.model import Pulse
+from ftsupervise.truth import Pulse
 
 try:  # hashlib and hmac load OpenSSL: 5 ms and 3 MB on every node
     from _blake2 import blake2b

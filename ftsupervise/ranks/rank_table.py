@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.model import Pulse
+from ftsupervise.model import Cause, ended
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Gone, Message, Seal
 from ftsupervise.ranks.udp import Address
+from ftsupervise.truth import Pulse
 
 _SLICE = 32  # nodes that are read between two looks at whether datagrams wait
 _LAST_WORD = 1 << 62  # above the number of any question
@@ -46,13 +47,8 @@ class Death(NamedTuple):
         in_order = self.code == 0 or (self.leaving and not self.failed)  # what ends with 0 has caught what it raised
         return self.final and not in_order
 
-    def words(self) -> str:
-        how = "died"
-        if self.code is not None:
-            from ftsupervise.units import signal_name
-
-            how = f"killed by {signal_name(-self.code)}" if self.code < 0 else f"exit {self.code}"
-        return f"rank {self.rank} on {self.node} {how}" if self.node else f"rank {self.rank} {how}"
+    def cause(self) -> Cause:
+        return ended(self.code, self.node, str(self.rank))
 
 
 def death_of(gone: Gone, node: str, at: float | None = None) -> Death:

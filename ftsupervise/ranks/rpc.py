@@ -12,7 +12,6 @@ import os
 import select
 import signal
 from collections.abc import Iterable
-from pathlib import Path
 from time import monotonic
 
 from ftsupervise.ranks.protocol import Gone
@@ -120,40 +119,26 @@ def read_killed(text: str) -> tuple[bool, list[Gone]]:
 
 
 def kill_all(attempt_dir: str, node: str) -> int:
-    """SIGKILL for all that inherited the attempt's environment, but srun, which has to tell its end; how many took it."""
-    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR  # here: it loads json, and most agents are never asked to kill
+    """SIGKILL for all that inherited the attempt's environment, but srun, which has to tell its end; how many there were."""
+    from ftsupervise.host import processes  # here: most agents are never asked to kill
+    from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
-    mark = f"{ENV_ATTEMPT_DIR}={attempt_dir}".encode()
-    told: set[tuple[int, int]] = set()
+    ended: set[tuple[int, int]] = set()
     for _ in range(_AGAIN):
-        new = [one for one in _of(mark, node) if one not in told]
+        found = processes.marked(ENV_ATTEMPT_DIR).get(attempt_dir, [])
+        new = [
+            one for one in found if (one.pid, one.start) not in ended and one.name != "srun" and _is_on(one.pid, node)
+        ]
         if not new:
             break
         for one in new:
-            told.add(one)
-            try:
-                os.kill(one[0], signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-    return len(told)
+            ended.add((one.pid, one.start))
+            processes.signal_exactly(one, signal.SIGKILL)
+    return len(ended)
 
 
-def _of(mark: bytes, node: str) -> list[tuple[int, int]]:
-    """Processes of this node with ``mark`` in their environment, each with its start."""
-    from ftsupervise.host import procfs
+def _is_on(pid: int, node: str) -> bool:
+    """Is it a process of ``node``? Several nodes of a test cluster share one host."""
+    from ftsupervise.host import processes
 
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-        except OSError:  # gone, or somebody else's
-            continue
-        theirs = next((word[16:] for word in words if word.startswith(b"SLURMD_NODENAME=")), b"")
-        if mark not in words or (theirs and node and theirs != node.encode()):
-            continue
-        one = procfs.process(int(name))
-        if one is not None and not one.gone and one.name != "srun":
-            found.append((one.pid, one.start))
-    return found
+    return node in ("", processes.environment(pid).get("SLURMD_NODENAME") or node)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host import files
-from ftsupervise.model import Attempt, Beat, SwitchState
+from ftsupervise.model import Attempt
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.brake import read_brake, still_held
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.ledger import NEWEST, ledger, lives_here, numbers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from ftsupervise.truth import Beat, SwitchState
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
@@ -41,6 +42,7 @@ class Status(NamedTuple):
     switches: tuple[SwitchState, ...]
     finished: bool
     not_read: int = 0  # attempts that are not in ``attempts``
+    warnings: tuple[str, ...] = ()  # what Slurm's commands complained of beside their answers
     telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each (alerts/standing.py)
 
     @property
@@ -64,12 +66,12 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         raise from_os_error(error, f"read the run directory {rundir.root}") from None
     name = run_name(rundir)
     jobs: tuple[Job, ...] | None = ()
-    blind = ""
+    blind, warnings = "", tuple[str, ...]()
     last = attempts[-1] if attempts else None
     if records or (last is not None and last.job_id):
         from ftsupervise.scheduler.ownership import jobs_of_run, own_job_ids, whose_run
 
-        jobs, blind = _queue(rundir, records[-1].scheduler if records else _kind_of(last), env)
+        jobs, blind, warnings = _queue(rundir, records[-1].scheduler if records else _kind_of(last), env)
         if jobs is not None:
             jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records), last)
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
@@ -81,7 +83,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
         why += f": read what they wrote: tail {_logs(rundir, name)}"
     if not finished and verdict in ("WAITING", "GONE", "NEW") and (brake := _brake(rundir)):
         verdict, why = "STOPPED", brake
-    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished, not_read)
+    return Status(name, rundir, now, verdict, why, jobs, blind, attempts, beats, switches, finished, not_read, warnings)
 
 
 def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
@@ -155,13 +157,15 @@ def _quoted(rundir: RunDir) -> str:
     return shlex.quote(str(rundir.root))
 
 
-def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str]:
+def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str, tuple[str, ...]]:
+    """The jobs, or why they are not known; and what the scheduler warns of."""
     from ftsupervise.scheduler import open_scheduler
 
     try:
-        return open_scheduler(kind or "auto", env).queue(users=people(rundir)), ""
+        scheduler = open_scheduler(kind or "auto", env)
+        return scheduler.queue(users=people(rundir)), "", tuple(sorted(scheduler.warnings))
     except Error as error:
-        return None, error.message
+        return None, error.message, ()
 
 
 def _verdict(

@@ -10,20 +10,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from ftsupervise.host import processes
 from ftsupervise.host.oom import Kills
+from ftsupervise.model import Cause, CauseKind, Claim, End, Reached
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import Verdict
-from ftsupervise.ranks.hang_monitor import Witness, words
+from ftsupervise.ranks.hang_monitor import Witness, cause_of
 from ftsupervise.ranks.rank_table import Death, who_began
-from ftsupervise.run import exit_analysis, ledger
-from ftsupervise.run.cause import Failure, cause, failure
+from ftsupervise.run import exit_analysis
+from ftsupervise.run.cause import cause, failure
 from ftsupervise.run.events import STOP, Ears, Lookout
 from ftsupervise.run.settings import Options
-from ftsupervise.rundir.ledger import Reached, reached
+from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
 from ftsupervise.rundir.run_log import shown, tell, warn
 from ftsupervise.units import signal_name
@@ -40,36 +40,13 @@ _OUTLIVED = 60.0  # seconds after a rank's death at which its end is none of the
 _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
 
 
-@dataclass(frozen=True)
-class End:
-    """How an attempt ended, before anybody has decided what to do about it."""
-
-    code: int  # negative for a signal
-    words: str  # the cause, for people
-    failure: Failure | None
-    seconds: float
-    reached: Reached
-    ready: float | None  # seconds to the first step
-    told: str  # the signal that told us to stop
-    warned: bool
-    newer: int | None  # the attempt that has taken our place
-    note: str
-    died_at: float | None = None  # monotonic time at which the end was first seen
-
-
-def not_started(why: str) -> End:
-    """The end of an attempt whose command was never started, because ``why``."""
-    words = f"not started: {why}"
-    return End(0, words, None, 0.0, Reached(), None, told="", warned=False, newer=None, note="")
-
-
 class Running:
     """The command of one attempt, and what was done to it."""
 
     def __init__(
         self,
         options: Options,
-        mine: ledger.Claim,
+        mine: Claim,
         command: tuple[str, ...],
         end: float | None,
         ears: Ears,
@@ -89,10 +66,11 @@ class Running:
         # the batch script started them before it became us
         self.others = frozenset(processes.below(os.getpid())) - warm.branch()
         self.code: int | None = None
-        self.told = ""  # the signal that told us to stop
+        self.told = 0  # the signal that told us to stop
         self.warned = False
-        self.ended = ""  # why we ended it ourselves, in the words of the ledger
-        self.untouched = True  # until we have told or killed any of it
+        self.ended: Cause | None = None  # why we ended it ourselves
+        self.touched = 0.0  # monotonic: when we first told or killed any of it
+        self.before = ""  # its output until then
         self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
@@ -149,16 +127,15 @@ class Running:
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self._reap()
                 if self.code is None:
-                    self.untouched = False
+                    self._touch()
                     self.say("what is still there gets SIGKILL")
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
 
     def _hear_the_last(self) -> None:
         """What came just before the command's end, and was not looked at any more."""
-        if self.kill_at is None:
-            self._told_death()
-        if self.death is not None and self.death.at < time.monotonic() - _OUTLIVED:
+        self._hear_deaths()  # also those that were on their way when we began to end it
+        if self.death is not None and self.death.at < (self.died_at or time.monotonic()) - _OUTLIVED:
             self.death = None  # what ended it now is another matter: its output tells
         for number in self.ears.heard(0):
             self._on_signal(number)
@@ -181,18 +158,19 @@ class Running:
         if self.kill_at is not None or self.lookout is None:
             return
         if self.lookout.seen.newer is not None:
-            self._end_it(f"superseded by attempt {self.lookout.seen.newer}", _HOPELESS)
+            self._end_it(Cause(CauseKind.SUPERSEDED, text=f"attempt {self.lookout.seen.newer}"), _HOPELESS)
             return
         stop_at = self._stop_at()
         if stop_at is not None and time.monotonic() >= stop_at:
-            self._end_it(f"kill switch: it did not leave within {self.options.stop_within:g} s", _HOPELESS)
+            late = f"it did not leave within {self.options.stop_within:g} s"
+            self._end_it(Cause(CauseKind.KILL_SWITCH, text=late), _HOPELESS)
             return
-        death = self._told_death() or (self.output.next_death() if self.listens else "")
-        if death:
+        death = self._told_death() or (self.output.next_death() if self.listens else None)
+        if death is not None:
             self.died_at, self.listens = time.monotonic(), False
             since = self.death.at if self.death is not None else self.died_at
             self.kill_at = max(self.died_at, since + _VICTIMS)
-            self.say(f"{death}: the other ranks have {_VICTIMS:g} s to leave")
+            self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
         self._look_for_a_hang()
 
@@ -202,12 +180,13 @@ class Running:
         verdict = None if self.witness is None or at_rest else self.witness.alarm()
         if verdict is None:
             return
-        self.say(f"{words(verdict)}; evidence in {self.mine.folder / 'evidence'}")
+        hang = cause_of(verdict)
+        self.say(f"{hang.words()}; evidence in {self.mine.folder / 'evidence'}")
         if not self.options.end_hung:
             self.say("it is left alone: neither --hang nor --in-place was given")
             self.witness = None
             return
-        self.hung, self.ended, self.kill_at = verdict, words(verdict), time.monotonic()
+        self.hung, self.ended, self.kill_at = verdict, hang, time.monotonic()
         self.died_at, ours = self.kill_at, self._ours()
         if not processes.sruns(ours):
             self.kill_at += _VICTIMS
@@ -215,23 +194,31 @@ class Running:
             processes.send(odd, signal.SIGKILL)
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
-    def _told_death(self) -> str:
-        """The first crash that a node has told of; "" if none, and if nobody here would start again: then it is only noted."""
+    def _told_death(self) -> Cause | None:
+        """The first crash that a node has told of; None also where nobody here would start again: then it is only noted."""
         if self.agents is None:
-            return ""
+            return None
         self.agents.tend()
-        self.crashes += [one for one in self.agents.pulses.deaths() if one.crash]
-        if self.warned or not self.names_ranks:
-            return ""
-        self.death = who_began(self.crashes)
-        return self.death.words() if self.death is not None and self.restarts else ""
+        self._hear_deaths()
+        return self.death.cause() if self.death is not None and self.restarts and not self.warned else None
 
-    def _end_it(self, why: str, grace: float) -> None:
+    def _hear_deaths(self) -> None:
+        """Which rank began it, by what the nodes saw before we ended any, however late they tell."""
+        news = self.agents.pulses.deaths() if self.agents is not None else []
+        self.crashes += [one for one in news if one.crash and not 0 < self.touched <= one.at]
+        if not self.warned and self.names_ranks:
+            self.death = who_began(self.crashes)
+
+    def _touch(self) -> None:
+        if not self.touched:  # from here on a death may be our own doing
+            self.touched, self.before = time.monotonic(), self.output.since() or ""
+
+    def _end_it(self, why: Cause, grace: float) -> None:
         """End the command because of something we saw."""
         self.ended = why
         self.kill_at = time.monotonic() + grace
-        self.say(f"{why}: SIGTERM, then SIGKILL after {grace:g} s")
-        self._tell_to_leave(signal.SIGTERM, why)
+        self.say(f"{why.words()}: SIGTERM, then SIGKILL after {grace:g} s")
+        self._tell_to_leave(signal.SIGTERM, why.words())
 
     def _reap(self) -> None:
         while True:
@@ -298,7 +285,7 @@ class Running:
         elif number == self.options.warning:
             self.warned = True
             self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
-            warn(self.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say)
+            warn(self.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
             self._forward(number)
         elif number == signal.SIGCONT:
             processes.send(self._ours(), number)
@@ -310,14 +297,14 @@ class Running:
             if number == signal.SIGINT:
                 self.kill_at = time.monotonic()
             return
-        self.told = signal_name(number)
+        self.told = number
         self.kill_at = time.monotonic() + self.options.grace
-        self.say(f"{self.told}: passed on; SIGKILL in {self.options.grace:g} s for what is then left")
-        self._tell_to_leave(number, f"{self.told} at {_now():%Y-%m-%d %H:%M:%S} UTC")
+        self.say(f"{signal_name(number)}: passed on; SIGKILL in {self.options.grace:g} s for what is then left")
+        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
 
-    def _tell_to_leave(self, number: int, why: str) -> None:
-        self.untouched = False
-        warn(self.mine.folder, why, self.say)
+    def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
+        self._touch()
+        warn(self.mine.folder, why, self.say, told)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         hearers = self._who_hears(number)
@@ -344,11 +331,11 @@ class Running:
         said = self.output.since() if code else ""
         output = said or ""
         death = exit_analysis.first_death(output)
-        if code and self.death is not None and (not death or death.startswith("rank")):  # srun's own order says little
-            agents = self.agents
+        if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
+            agents, before = self.agents, self.before if self.touched else output
             one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
-            death = exit_analysis.words_of(one, output, failed, untouched=self.untouched)
-        words = cause(
+            death = exit_analysis.cause_of(one, output, failed, before=before)
+        why = cause(
             code,
             finished=rundir.has_finished(),
             stopped=exit_analysis.stopped(self.mine.folder / STOPPED),
@@ -358,7 +345,7 @@ class Running:
             ended=self.ended,
         )
         if code in (126, 127) and not self.pid:
-            words = f"could not start ({words})"
+            why = Cause(CauseKind.NO_START, code=code)
         if code and (root := exit_analysis.root_error(self.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
         asked = bool(self.told) or self.warned
@@ -366,8 +353,8 @@ class Running:
         newer = self.lookout.seen.newer if self.lookout is not None else None
         return End(
             code=code,
-            words=words,
-            failure=failure(code, words, asked=asked, death=death, output=output or said, oom=self.kills.more()),
+            cause=why,
+            failure=failure(code, why, asked=asked, death=death, output=output or said, oom=self.kills.more()),
             seconds=seconds,
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
@@ -376,6 +363,8 @@ class Running:
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
             died_at=self.died_at,
+            gone=exit_analysis.blamed(said or ""),
+            hardware=exit_analysis.hardware(said or ""),
         )
 
     def _reached(self) -> Reached:

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from ftsupervise.errors import DiskFull, Error, from_os_error
-from ftsupervise.model import Attempt
-from ftsupervise.run import gate, ledger
-from ftsupervise.run.attempt import End
+from ftsupervise.model import Attempt, Claim, End
+from ftsupervise.run import gate
 from ftsupervise.run.events import STOP, Ears
 from ftsupervise.run.settings import Options
+from ftsupervise.rundir import ledger
 from ftsupervise.rundir.run_log import tell
 
 _LOOK = 3.0  # seconds between two looks at a full disk
@@ -88,12 +88,12 @@ class Owed:
     def __bool__(self) -> bool:
         return bool(self._pages)
 
-    def end(self, mine: ledger.Claim, ended: End, then: str) -> None:
+    def end(self, mine: Claim, ended: End, then: str) -> None:
         """The last page of an attempt. Its words stand in the job's output in any case."""
         now = datetime.now(timezone.utc)
         log = mine.folder / "run.log"
         write = partial(ledger.write_end, mine, ended, then, now)
-        problem = self.write(f"the end of attempt {mine.number} ({ended.words}; {then})", write, log)
+        problem = self.write(f"the end of attempt {mine.number} ({ended.cause.words()}; {then})", write, log)
         if problem is not None and problem.errno in _FULL:
             self.ends[mine.number] = ledger.as_attempt(mine, ended, now)
 

@@ -1,40 +1,13 @@
-"""Why did an attempt end? Pure: what was seen goes in, the words of the ledger and the class of the failure come out."""
+"""Why did an attempt end? Pure: what was seen goes in, the cause and the failure as the ledger has them come out."""
 
 from __future__ import annotations
 
 import re
 import signal
-from enum import Enum
-from typing import NamedTuple
+from collections.abc import Mapping
 
+from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, signal_in
 from ftsupervise.units import signal_name
-
-
-class Kind(str, Enum):
-    """Classes of failures. Each has a budget of its own (``launch.restart.budgets``)."""
-
-    CODE = "code"  # the user's own program left with an exit code
-    SIGNAL = "signal"  # killed by a signal nobody of us sent
-    MEMORY = "memory"  # out of host or GPU memory
-    NODE = "node"  # a node went away, or a step could not be started on it
-    DISK = "disk"  # no space, or quota
-    START = "start"  # the command could not be started at all
-    HANG = "hang"  # no progress, ended by us or by a collective's own timeout
-    NUMBERS = "numbers"  # the loss is no number, or a result did not hold when computed again
-    GIVEN_UP = "given-up"  # the program itself says that starting it again is no use
-    LOST = "lost"  # nobody lived to write down how it ended
-
-
-NO_STEP = "srun could not create a step"
-
-
-class Failure(NamedTuple):
-    """A failure as the brake counts it: two with the same ``sign`` are the same failure."""
-
-    kind: Kind
-    sign: str  # "exit 1 (ModuleNotFoundError)", "killed by SIGKILL", "node failure"
-    detail: str = ""  # the line of the output that says most
-
 
 # What others mean by their exit codes.
 _GIVEN_UP = 93  # NVIDIA's ft_launcher: no progress over its own restarts, do not start it again
@@ -42,20 +15,22 @@ _AGAIN = 16  # Megatron: computed twice with different results, start again to f
 _WRONG = 17  # Megatron: the same wrong result again
 _MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # others may end so for reasons of their own
 
-_TERM = "told to stop (SIGTERM)"  # the guard's word for it
-
-# Causes the guard or a person asked for: the loop left in order, and nothing is wrong with it.
-_ASKED = (
-    "finished",
-    "kill switch",
-    "warning signal",
-    "time limit",
-    "run time reached",
-    "cancelled or preempted",
-    "interrupted",
-    "preempt",
-    "superseded",
+# What the guard or a person asked for: the loop left in order, and nothing is wrong with it.
+_ASKED = frozenset(
+    {
+        CauseKind.FINISHED,
+        CauseKind.KILL_SWITCH,
+        CauseKind.WARNING,
+        CauseKind.TIME_LIMIT,
+        CauseKind.RUN_TIME,
+        CauseKind.CANCELLED,
+        CauseKind.INTERRUPTED,
+        CauseKind.PREEMPTED,
+        CauseKind.SUPERSEDED,
+    }
 )
+# The loop has left as told, and it is for us to say what for.
+_MERELY_TOLD = (None, CauseKind.WARNING, CauseKind.TOLD)
 
 _RANK = r"(?:\[?rank\s?\d+\]?:? ?|\d+: ?)?"  # "[rank0]: " is PyTorch's, "0: " that of srun --label
 _ERROR = re.compile(rf"^{_RANK}((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::[ \t]*(.*))?$", re.M)
@@ -72,105 +47,137 @@ _SAYS_WHY = re.compile(
 _NOT_ITS_OWN = re.compile(r"^(?:ftsupervise: |srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: |\s*$)")
 # of a rank that was killed before it could say more
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
-NO_OUTPUT = "no output"
-_SIGNS: tuple[tuple[Kind, str, re.Pattern[str]], ...] = (
-    (Kind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
-    (Kind.MEMORY, "GPU out of memory", re.compile(r"\bCUDA out of memory|OutOfMemoryError")),
-    (Kind.MEMORY, "out of memory", re.compile(r"^MemoryError|Cannot allocate memory", re.M)),
-    (Kind.HANG, "collective timed out", re.compile(r"Watchdog caught collective operation timeout")),
-    (Kind.NUMBERS, "loss is not a number", re.compile(r"\bloss(?: is| became|:)? (?:nan|inf)\b", re.I)),
+_SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
+    (FailureKind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
+    (FailureKind.MEMORY, "GPU out of memory", re.compile(r"\bCUDA out of memory|OutOfMemoryError")),
+    (FailureKind.MEMORY, "out of memory", re.compile(r"^MemoryError|Cannot allocate memory", re.M)),
+    (FailureKind.HANG, "collective timed out", re.compile(r"Watchdog caught collective operation timeout")),
+    (FailureKind.NUMBERS, "loss is not a number", re.compile(r"\bloss(?: is| became|:)? (?:nan|inf)\b", re.I)),
 )
 
 
 def cause(
-    code: int, *, finished: bool, stopped: str, told: str, past_end: bool, death: str = "", ended: str = ""
-) -> str:
+    code: int,
+    *,
+    finished: bool = False,
+    stopped: Cause | None = None,
+    told: int = 0,
+    past_end: bool = False,
+    death: Cause | None = None,
+    ended: Cause | None = None,
+) -> Cause:
     """The cause of an end, from the surest witness to the vaguest.
 
     code      exit code of the command, -N when a signal N ended it
     finished  the finished mark stands
-    stopped   the cause the guard wrote down before the loop left, "" if it did not
-    told      the signal that told ``ftsupervise run`` to stop ("SIGTERM"), "" if none
+    stopped   the cause the guard wrote down before the loop left
+    told      the signal that told ``ftsupervise run`` to stop, 0 if none did
     past_end  the job's time limit was reached (or is seconds away)
-    death     what Slurm's own lines in the output say of the first death, "" if nothing
-    ended     why we ended the command ourselves, "" if we did not
+    death     what Slurm's own lines in the output say of the first death
+    ended     why we ended the command ourselves
     """
-    if ended:
+    if ended is not None:
         return ended
     how = _how(code)
-    if death and code:
-        left = f"exit {code if code > 0 else 128 - code}"
-        how = death if death.endswith(f" {left}") else f"{death} ({left})"
+    if death is not None and code:
+        left = code if code > 0 else 128 - code
+        same = death.kind is CauseKind.EXIT and death.code == left
+        how = death if same else death._replace(left=left)
     if finished:
-        return "finished" if code == 0 else f"finished, then {how}"
-    if not told and code == 0 and stopped == _TERM:  # Slurm tells the ranks first: with a GraceTime, long before us
-        told = "SIGTERM"
-    if told in ("SIGTERM", "SIGHUP") and stopped in ("", "warning signal", _TERM):
-        stopped = "time limit" if past_end else f"cancelled or preempted ({told})"
-    elif told and not stopped:
-        stopped = f"interrupted ({told})"
-    if not stopped:
+        return Cause(CauseKind.FINISHED, then=how if code else None)
+    kind = stopped.kind if stopped is not None else None
+    if (
+        not told and code == 0 and kind is CauseKind.TOLD
+    ):  # Slurm tells the ranks first: with a GraceTime, long before us
+        told = signal.SIGTERM
+    if told in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
+        stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(told))
+    elif told and stopped is None:
+        stopped = Cause(CauseKind.INTERRUPTED, signal=int(told))
+    if stopped is None:
         return how
-    return stopped if code == 0 or told else f"{stopped}, then {how}"
+    return stopped if code == 0 or told else stopped._replace(then=how)
+
+
+def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
+    """The end of an attempt that failed when nodes went away under it. ``lost``: node -> Slurm's word."""
+    if not lost or ended.failure is None:
+        return ended
+    how, was = ", ".join(f"{node} is {state}" for node, state in lost.items()), ended.failure.detail
+    found = Failure(FailureKind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
+    why = Cause(CauseKind.NODE, tuple(map(NodeRanks, lost)), text=how, then=ended.cause)
+    return ended._replace(failure=found, cause=why)
 
 
 def failure(
-    code: int, words: str, *, asked: bool, death: str = "", output: str | None = "", oom: bool = False
+    code: int,
+    of: Cause,
+    *,
+    asked: bool = False,
+    death: Cause | None = None,
+    output: str | None = "",
+    oom: bool = False,
 ) -> Failure | None:
     """The failure in an end, None when it was none (done, or asked for).
 
-    ``words`` is what ``cause`` said; ``asked``: we were told to leave or warned, so what follows is no failure; ``output``
+    ``of`` is what ``cause`` said; ``asked``: we were told to leave or warned, so what follows is no failure; ``output``
     the end of the command's output, None when it cannot be seen; ``oom``: the kernel killed one of the job's processes for
     its memory meanwhile.
     """
-    found = _failure(code, words, asked=asked, death=death, output=output or "", oom=oom)
-    if found is None or found.kind in (Kind.HANG, Kind.GIVEN_UP, Kind.NUMBERS):
+    found = _failure(code, of, asked=asked, death=death, output=output or "", oom=oom)
+    if found is None or found.kind in (FailureKind.HANG, FailureKind.GIVEN_UP, FailureKind.NUMBERS):
         return found
     return found._replace(detail=_deciding(found, output))
 
 
-def _failure(code: int, words: str, *, asked: bool, death: str, output: str, oom: bool) -> Failure | None:
-    if words.startswith("hang"):
-        return Failure(Kind.HANG, "hang", words.removeprefix("hang: "))
-    if asked or code == 0 or words.startswith(_ASKED):
-        return Failure(Kind.MEMORY, "host memory") if words.startswith("host memory") and not asked else None
-    detail = _detail(output)
-    if oom or "out of memory" in death:
-        return Failure(Kind.MEMORY, "out of memory", detail)
-    if "node failure" in death or "launch failed" in death:
-        return Failure(Kind.NODE, "node failure", death)
-    if death.startswith(NO_STEP):
-        return Failure(Kind.START, NO_STEP, death)
-    if words.startswith("could not start"):
-        return Failure(Kind.START, "could not start", words)
+def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: str, oom: bool) -> Failure | None:
+    if of.kind is CauseKind.HANG:
+        return Failure(FailureKind.HANG, "hang", of.hang_words())
+    if of.kind is CauseKind.HOST_MEMORY and not asked:
+        if code == 0:
+            return Failure(FailureKind.MEMORY, "host memory")
+    elif asked or code == 0 or of.kind in _ASKED:
+        return None
+    died = death.kind if death is not None else None
+    error, detail = _error(output)
+    if oom or died is CauseKind.MEMORY:
+        return Failure(FailureKind.MEMORY, "out of memory", detail)
+    if death is not None and died in (CauseKind.NODE, CauseKind.LAUNCH):
+        return Failure(FailureKind.NODE, "node failure", death.words())
+    if death is not None and died is CauseKind.NO_STEP:
+        return Failure(FailureKind.START, CauseKind.NO_STEP.value, death.words())
+    if of.kind is CauseKind.NO_START:
+        return Failure(FailureKind.START, CauseKind.NO_START.value, of.words())
     for kind, sign, pattern in _SIGNS:
         if found := pattern.search(output):
             return Failure(kind, sign, _line(output, found.start()))
-    plain = re.sub(r"^ranks? \S+ on \S+ ", "", death) if death else ""
-    return _by_code(code, plain, detail, megatron=bool(_MEGATRON.search(output)))
+    return _by_code(code, death, error, detail, megatron=bool(_MEGATRON.search(output)))
 
 
-def _by_code(code: int, plain: str, detail: str, *, megatron: bool) -> Failure:
-    left = re.fullmatch(r"exit (\d+)", plain)
-    number = int(left[1]) if left else code
+def _by_code(code: int, death: Cause | None, error: str, detail: str, *, megatron: bool) -> Failure:
+    number = code
+    if death is not None and death.kind is CauseKind.EXIT and death.code is not None:
+        number = death.code
+    elif death is not None:
+        return Failure(FailureKind.SIGNAL, death.end_words(), detail)
     if number == _GIVEN_UP:
-        return Failure(Kind.GIVEN_UP, "exit 93", "the launcher asks not to be started again (exit 93)")
+        said = "the launcher asks not to be started again (exit 93)"
+        return Failure(FailureKind.GIVEN_UP, f"exit {_GIVEN_UP}", said)
     if megatron and number in (_AGAIN, _WRONG):
         what = "asks to be started again to find out" if number == _AGAIN else "is wrong again"
-        return Failure(Kind.NUMBERS, f"exit {number}", f"a result did not hold when computed twice; it {what}")
-    if plain and not left:
-        return Failure(Kind.SIGNAL, plain, detail)
-    if number < 0 or 128 < number < 128 + signal.NSIG:
-        return Failure(Kind.SIGNAL, f"killed by {signal_name(-number if number < 0 else number - 128)}", detail)
-    name = detail.partition(":")[0] if detail else ""
-    return Failure(Kind.CODE, f"exit {number}" + (f" ({name})" if name else ""), detail)
+        return Failure(FailureKind.NUMBERS, f"exit {number}", f"a result did not hold when computed twice; it {what}")
+    if by := -number if number < 0 else signal_in(number):
+        return Failure(FailureKind.SIGNAL, f"killed by {signal_name(by)}", detail)
+    return Failure(FailureKind.CODE, f"exit {number}", detail, error)
 
 
-def _detail(output: str) -> str:
-    """The first exception that ended a traceback: the later ones are mostly its victims."""
+def _error(output: str) -> tuple[str, str]:
+    """The name of the first exception that ended a traceback, and its line: the later ones are mostly its victims."""
     start = output.find("Traceback (most recent call last)")
     found = _ERROR.search(output, start) if start >= 0 else None
-    return f"{found[1]}{': ' + found[2] if found[2] else ''}"[:200] if found else ""
+    if found is None:
+        return "", ""
+    return found[1][:200], f"{found[1]}{': ' + found[2] if found[2] else ''}"[:200]
 
 
 def _deciding(found: Failure, output: str | None) -> str:
@@ -185,12 +192,12 @@ def _deciding(found: Failure, output: str | None) -> str:
         return unnamed[1].strip()[:200]
     if fatal := _FATAL.search(text):
         return fatal[0].strip()[:200]
-    if found.kind is not Kind.CODE:
+    if found.kind is not FailureKind.CODE:
         return ""
     own = [line.strip() for line in text.splitlines() if not _NOT_ITS_OWN.match(line)]
     telling = [line for line in own if not _CUT_OFF.search(line)]
     said = next((line for line in reversed(telling) if _SAYS_WHY.search(line)), telling[-1] if telling else "")
-    return said[:200] or (NO_OUTPUT if output is not None and not own else "")
+    return said[:200] or ("no output" if output is not None and not own else "")
 
 
 def _line(output: str, at: int) -> str:
@@ -199,9 +206,5 @@ def _line(output: str, at: int) -> str:
     return output[begin : end if end >= 0 else len(output)].strip()[:200]
 
 
-def _how(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal_name(-code)}"
-    if 128 < code < 128 + signal.NSIG:  # what a shell, srun or torchrun make of a child ended by a signal
-        return f"exit {code} (a process killed by {signal_name(code - 128)})"
-    return f"exit {code}"
+def _how(code: int) -> Cause:
+    return Cause(CauseKind.SIGNAL, signal=-code) if code < 0 else Cause(CauseKind.EXIT, code=code)

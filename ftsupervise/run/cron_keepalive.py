@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftsupervise.host import interpreter
-from ftsupervise.host.processes import become_subreaper, end_session
+from ftsupervise.host.processes import die_with_parent, end_child
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300
@@ -41,7 +41,7 @@ class Keeper:
                 stderr=subprocess.DEVNULL,
                 env=dict(env),
                 start_new_session=True,
-                preexec_fn=become_subreaper(),
+                preexec_fn=die_with_parent(),
             )
         except OSError:  # no shell, no memory: the run is what counts
             return
@@ -52,5 +52,5 @@ class Keeper:
         """End it and what it runs."""
         if self.pid is None:
             return
-        end_session(self.pid)
+        end_child(self.pid)
         self.pid = None

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftsupervise.config.supervisor import default
-from ftsupervise.model import Attempt
-from ftsupervise.run.cause import NO_STEP, Kind
+from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 
 _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
-_PATIENT = {Kind.NODE: 10}  # kinds whose budget is larger, because time cures them
+_PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps nobody knows has made progress when it lived for so long
 IDLE = "a run that is done says so: guard.finished(step), or a file marks/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
@@ -45,11 +44,11 @@ class Budgets:
     of_kind: Mapping[str, int] = field(default_factory=dict)
     back_off: float = default("budgets.back_off")
 
-    def of(self, kind: str) -> int:
-        given = self.of_kind.get(kind)
+    def of(self, kind: FailureKind) -> int:
+        given = self.of_kind.get(kind.value)
         if given is not None:
             return given
-        return max(self.same_failure, next((n for k, n in _PATIENT.items() if k.value == kind), 0))
+        return max(self.same_failure, _PATIENT.get(kind, 0))
 
 
 @dataclass(frozen=True)
@@ -78,22 +77,23 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
     if situation.asked:
         return Verdict(Move.LEAVE, situation.asked)
     last = situation.attempts[-1]
-    if not last.failure:
+    if last.failure is None:
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
             return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
         return Verdict(Move.LEAVE, "the command has ended by itself")
-    if last.kind == Kind.GIVEN_UP.value:
+    failure = last.failure
+    if failure.kind is FailureKind.GIVEN_UP:
         return _stop("it says itself that starting it again is no use", 1, [last])
     streak = since_progress(situation.attempts)
-    alike = [one for one in streak if same_failure(one.failure, last.failure)]
+    alike = [one for one in streak if one.failure is not None and one.failure.same(failure)]
     same = len(alike)
-    budget = budgets.of(last.kind)
+    budget = budgets.of(failure.kind)
     if budgets.same_failure and same >= budget:
         return _stop(f"the same failure {_times(same)} without progress", same, alike)
     if budgets.same_failure and len(streak) >= _TOTAL * budget:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
-    if last.failure == NO_STEP:
+    if failure.sign == CauseKind.NO_STEP.value:
         return Verdict(Move.LEAVE, "this job's nodes take no step: the next member takes over", times=same)
     if situation.restarts >= budgets.in_place:
         spent = (
@@ -110,15 +110,6 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
     return Verdict(Move.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same)
 
 
-def same_failure(one: str, other: str) -> bool:
-    """Are two signs the same failure? "exit 1" is the same as "exit 1 (ValueError)": srun can lose the end of what a rank
-    says when it ends its step, and with it the exception's name."""
-    if one == other:
-        return True
-    (plain, _, name), (other_plain, _, other_name) = one.partition(" ("), other.partition(" (")
-    return plain == other_plain and not (name and other_name)
-
-
 def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The attempts at the end of the ledger that left with 0 and had done nothing: no step, no checkpoint, and not so long a
     life that they may have trained without telling. Those that were never started, and those that somebody stopped, count
@@ -127,14 +118,15 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     for one in reversed(attempts):
         if one.failure or one.last_step is not None or one.saved is not None or _lived(one) >= _LIVED:
             break
-        if one.cause == "exit 0":
+        if one.cause == Cause(CauseKind.EXIT, code=0):
             streak.append(one)
     return streak[::-1]
 
 
 def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> Verdict:
-    fullest = max((one.failure for one in alike), key=len)
-    detail = detail or next((one.detail for one in reversed(alike) if one.detail), "")
+    failures = [one.failure for one in alike if one.failure is not None]
+    detail = detail or next((one.detail for one in reversed(failures) if one.detail), "")
+    fullest = max((one.words() for one in failures), key=len, default="")
     return Verdict(Move.STOP, why, times=times, failure=fullest, detail=detail)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
-from ftsupervise.nodes.placement import Placement, calls_srun
-from ftsupervise.run import ledger
+from ftsupervise.model import Claim
+from ftsupervise.run.settings import Options
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
@@ -29,42 +29,49 @@ from ftsupervise.rundir.records import as_count
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away
 
-if TYPE_CHECKING:
-    from ftsupervise.run.supervisor import Ring
+
+class Surroundings(NamedTuple):
+    """What the job knows that the command is to find."""
+
+    claim: Claim
+    restarts: int
+    pages: str  # where the ranks make their pages
+    nodes: tuple[str, ...]  # () where none were chosen
+    end: float | None  # of the job, epoch seconds
+    fence: Mapping[str, str]  # what the attempt writes through
+    crowded: bool  # a step that does not end holds its CPUs
+    calls_srun: bool
 
 
-def command_env(ring: Ring, mine: ledger.Claim, placement: Placement) -> dict[str, str]:
+def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -> dict[str, str]:
     """The environment of the command: ours, with what names this run, this attempt and its limits."""
-    options = ring.options
-    given = {key: value for key, value in ring.env.items() if not key.startswith(ENV_GUARD)}
+    given = {key: value for key, value in env.items() if not key.startswith(ENV_GUARD)}
     given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
     given[ENV_RUN_DIR] = str(options.rundir.root)
     given[ENV_RUN] = options.name
-    given[ENV_ATTEMPT] = str(mine.number)
-    given[ENV_ATTEMPT_DIR] = str(mine.folder)
-    given[ENV_RESTART] = str(ring.restarts)
-    given[ENV_PAGES] = ring.pages
+    given[ENV_ATTEMPT] = str(found.claim.number)
+    given[ENV_ATTEMPT_DIR] = str(found.claim.folder)
+    given[ENV_RESTART] = str(found.restarts)
+    given[ENV_PAGES] = found.pages
     given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
     for key in (ENV_DESK, ENV_STAGING):
         given.pop(key, None)
-    if ring.hold is not None:
-        given.update(ring.hold.env())
-    if placement.nodes:
-        given[ENV_NODES] = compress_hostlist(placement.nodes)
-    if ring.end is not None:
-        given[ENV_DEADLINE] = f"{ring.end:.0f}"
-    if ring.crowded:
+    given.update(found.fence)
+    if found.nodes:
+        given[ENV_NODES] = compress_hostlist(found.nodes)
+    if found.end is not None:
+        given[ENV_DEADLINE] = f"{found.end:.0f}"
+    if found.crowded:
         given.setdefault("SLURM_OVERLAP", "1")
-    if options.budgets.in_place and calls_srun(options.command, ring.nodes.text):
-        given.setdefault(
-            "SLURM_KILL_BAD_EXIT", "1"
-        )  # without it srun waits for ever for ranks that wait for a dead one
-    _for_launchers(given, ring.env, mine)
-    ring.warm.begin(mine.number, given)
+    if (
+        options.budgets.in_place and found.calls_srun
+    ):  # without it srun waits for ever for ranks that wait for a dead one
+        given.setdefault("SLURM_KILL_BAD_EXIT", "1")
+    _for_launchers(given, env, found.claim)
     return given
 
 
-def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: ledger.Claim) -> None:
+def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim) -> None:
     """What torchrun needs to be ended and started again well. What a person has set stays.
 
     Its agent hands one store to all starts of its workers, in which gloo finds the addresses of the last ones (2.13); and it

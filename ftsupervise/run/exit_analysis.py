@@ -10,18 +10,19 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from ftsupervise.model import Cause, CauseKind, NodeRanks, ended
 from ftsupervise.printable import printable, printable_lines
 from ftsupervise.ranks.rank_table import Death
-from ftsupervise.run.cause import NO_STEP
-from ftsupervise.rundir.records import as_count, read_json
-from ftsupervise.units import signal_name
+from ftsupervise.run.cause import HARDWARE
+from ftsupervise.rundir.ledger import read_cause
+from ftsupervise.rundir.records import read_json
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
-    r"|Bus error|Floating point exception|Illegal instruction|Out Of Memory|Exited with exit code (?P<code>\d+))",
+    r"|Bus error|Floating point exception|Illegal instruction|Out Of Memory|Exited with exit code (?P<code>\d{1,9}))",
     re.M,
 )
 _NODE = re.compile(r"^srun: error: Node failure on (?P<node>\S+)", re.M)
@@ -39,98 +40,109 @@ _NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # of the first one the task's own line 
 _TORCHRUN = re.compile(
     r"Root Cause \(first observed failure\):.{0,100}?\btime\s*: (?P<time>\S+).{0,400}?\bhost\s*: (?P<host>\S+)"
     r".{0,400}?\brank\s*: (?P<rank>\d+)"
-    r".{0,400}?\bexitcode\s*: (?P<code>-?\d+)",
+    r".{0,400}?\bexitcode\s*: (?P<code>-?\d{1,9})",
     re.S,
 )
 _SIGNALS = {
-    "Killed": "killed by SIGKILL",
-    "Terminated": "ended by SIGTERM",
-    "Aborted": "killed by SIGABRT",
-    "Segmentation fault": "killed by SIGSEGV",
-    "Bus error": "killed by SIGBUS",
-    "Floating point exception": "killed by SIGFPE",
-    "Illegal instruction": "killed by SIGILL",
-    "Out Of Memory": "out of memory",
+    "Killed": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
 }
-_EXIT = re.compile(r" exit \d+$")
-_CRASHES = ("Segmentation fault", "Bus error", "Floating point exception", "Illegal instruction")
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_REASONS = {"time limit": CauseKind.TIME_LIMIT, "node failure": CauseKind.NODE, "preemption": CauseKind.PREEMPTED}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _OURS = re.compile(r"^ftsupervise: .*\n?", re.M)
 _READ = 256_000  # bytes looked at: the messages stand near the end
 
 
-def first_death(output: str) -> str:
-    """The cause that Slurm's lines in ``output`` tell, "" if none does: "rank 1 on node-1 killed by SIGKILL"."""
+def first_death(output: str) -> Cause | None:
+    """The cause that Slurm's lines in ``output`` tell, None if none does: rank 1 on node-1, killed by SIGKILL."""
     for due in _DUE_TO.finditer(output):
         if not due[1].startswith(_NO_CAUSE):
-            return due[1].lower()
-    if node := _NODE.search(output):
-        return f"node failure on {node['node']}"
-    if node := _LAUNCH.search(output):
-        return f"launch failed on {node['node']}"
+            said = due[1].lower()
+            return Cause(_REASONS[said]) if said in _REASONS else Cause(CauseKind.OTHER, text=said)
+    for kind, pattern in ((CauseKind.NODE, _NODE), (CauseKind.LAUNCH, _LAUNCH)):
+        if node := pattern.search(output):
+            return Cause(kind, (NodeRanks(node["node"]),))
     if refused := _REFUSED.search(output):
-        return f"{NO_STEP} ({refused['why'].strip()})"
+        return Cause(CauseKind.NO_STEP, text=refused["why"].strip())
     if _OOM.search(output):
-        return "out of memory (the kernel or Slurm killed a process)"
+        return Cause(CauseKind.MEMORY)
     if workers := list(_TORCHRUN.finditer(output)):  # one of each node's agent: the earliest that was not told to leave
         worker = min(workers, key=lambda one: (int(one["code"]) == -signal.SIGTERM, one["time"]))
-        code = int(worker["code"])
-        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
-        return f"rank {worker['rank']} on {worker['host']} {how}"
-    deaths = [_words(match) for match in _TASK.finditer(output)]
+        return ended(int(worker["code"]), worker["host"], worker["rank"])
+    deaths = _tasks(output)
     # the first that was not just ended along with the others
-    first = next((words for words, victim in deaths if not victim), deaths[0][0] if deaths else "")
-    return (_crash(output) or first) if _EXIT.search(first) else first
+    first = next((one for one in deaths if not _told(one)), deaths[0] if deaths else None)
+    return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
-def words_of(death: Death, output: str, failed: Collection[int] = (), *, untouched: bool = False) -> str:
-    """The end of one rank in srun's words if it has any, which know of the kernel's out of memory; else in its node's. What
+def cause_of(death: Death, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
+    """The end of one rank as srun tells it, if it does, which knows of the kernel's out of memory; else as its node does. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
-    ``untouched``: it was over before we ended anybody, so that one that was killed first was killed by somebody else.
+    ``before``: the output as it was before we ended anybody; one that was killed first there was killed by somebody else.
     """
+    deaths, rank = _tasks(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
-        told = {*failed, death.rank}
-        killed = _killed_first(output, told) if untouched else ""
-        return _crash(output, told) or killed or _left_first(output, told) or death.words()
-    said = [_words(match)[0] for match in _TASK.finditer(output) if match["node"] == death.node]
-    return next((words for words in said if words.startswith(f"rank {death.rank} ")), death.words())
+        told = {rank, *map(str, failed)}
+        killed = _killed_first(_tasks(before), told)
+        return _crash(deaths, told) or killed or _left_first(deaths, told) or death.cause()
+    said = (one for one in deaths if one.at == (NodeRanks(death.node, rank),))
+    return next(said, death.cause())
 
 
-def _crash(output: str, failed: Collection[int] = ()) -> str:
+def _told(one: Cause) -> bool:
+    """It was ended along with the others, and may be about to save."""
+    return one.kind is CauseKind.SIGNAL and one.signal == signal.SIGTERM
+
+
+def _crash(deaths: Iterable[Cause], failed: Collection[str] = ()) -> Cause | None:
     """A rank that no signal of anybody's has ended: those that lose their connection to it leave with a code of their own, and
-    may be told of before it. "" if there is none. (An abort is no such sign: NCCL's watchdog aborts the victims. Nor is the
-    crash of one of ``failed``: it had raised, and fell over in its teardown.)"""
-    found = (match for match in _TASK.finditer(output) if match["how"] in _CRASHES and not _one_of(match, failed))
-    return next((_words(match)[0] for match in found), "")
+    may be told of before it. (An abort is no such sign: NCCL's watchdog aborts the victims. Nor is the crash of one of
+    ``failed``: it had raised, and fell over in its teardown.)"""
+    return next((one for one in deaths if one.signal in _CRASHES and one.at[0].ranks not in failed), None)
 
 
-def _killed_first(output: str, failed: Collection[int]) -> str:
+def _killed_first(deaths: Sequence[Cause], failed: Collection[str]) -> Cause | None:
     """The rank that was gone first, by SIGKILL, and not by srun, which kills only after it has told of another one."""
-    first = _TASK.search(output)
-    alone = first is not None and first["how"] == "Killed" and first["tasks"].isdigit()
-    return _words(first)[0] if first is not None and alone and not _one_of(first, failed) else ""
+    first = deaths[0] if deaths else None
+    return first if first is not None and first.signal == signal.SIGKILL and _alone(first, failed) else None
 
 
-def _left_first(output: str, failed: Collection[int]) -> str:
-    """The first rank that left by itself, with a code; "" if it is one of ``failed``."""
-    first = next((match for match in _TASK.finditer(output) if match["how"] not in ("Killed", "Terminated")), None)
-    if first is None or not first["code"] or not first["tasks"].isdigit() or _one_of(first, failed):
-        return ""
-    return _words(first)[0]
+def _left_first(deaths: Iterable[Cause], failed: Collection[str]) -> Cause | None:
+    """The first rank that left by itself, with a code; None if it is one of ``failed``."""
+    first = next((one for one in deaths if one.signal not in (signal.SIGKILL, signal.SIGTERM)), None)
+    left = first is not None and first.code is not None and _alone(first, failed)
+    return first if left else None
 
 
-def _one_of(match: re.Match[str], ranks: Collection[int]) -> bool:
-    tasks = match["tasks"].strip("[]")
-    return as_count(tasks) in ranks
+def _alone(one: Cause, failed: Collection[str]) -> bool:
+    """Is it of one rank, and of none of ``failed``?"""
+    return one.at[0].ranks.isdigit() and one.at[0].ranks not in failed
 
 
-def _words(match: re.Match[str]) -> tuple[str, bool]:
-    how = match["how"]
-    what = f"exit {match['code']}" if match["code"] else _SIGNALS[how]
-    tasks = match["tasks"].strip("[]")
-    ranks = f"rank {tasks}" if tasks.isdigit() else f"ranks {tasks}"
-    return f"{ranks} on {match['node']} {what}", how == "Terminated"
+def _tasks(output: str) -> list[Cause]:
+    """What srun tells of its tasks, in its order."""
+    return [_task(match) for match in _TASK.finditer(output)]
+
+
+def _task(match: re.Match[str]) -> Cause:
+    at = (NodeRanks(match["node"], match["tasks"].strip("[]")),)
+    if match["code"]:
+        return Cause(CauseKind.EXIT, at, code=int(match["code"]))
+    number = _SIGNALS.get(match["how"])
+    return Cause(CauseKind.MEMORY, at) if number is None else Cause(CauseKind.SIGNAL, at, signal=int(number))
+
+
+def hardware(output: str) -> str:
+    """The line in which a GPU or a node tells of a fault of its own; "" if there is none."""
+    found = HARDWARE.search(output)
+    return found[0].strip() if found is not None else ""
 
 
 def blamed(output: str) -> tuple[str, ...]:
@@ -149,13 +161,13 @@ def root_error(path: Path) -> str:
     return printable(str(said).strip().partition("\n")[0], 500) if said else ""
 
 
-def stopped(path: Path) -> str:
-    """Why the guard has let the command stop, as it has written it down; "" if it has not. Never raises."""
+def stopped(path: Path) -> Cause | None:
+    """Why the guard has let the command stop, as it has written it down; None if it has not. Never raises."""
     try:
-        record = read_json(path, limit=64_000)
+        word = printable(str((read_json(path, limit=64_000) or {}).get("cause", "")), 200)
     except (OSError, ValueError):
-        return ""
-    return printable(str(record.get("cause", "")), 200) if record else ""
+        return None
+    return read_cause({}, word) if word else None
 
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
@@ -189,18 +201,18 @@ class Output:
     def is_file(self) -> bool:
         return self._start is not None
 
-    def next_death(self) -> str:
-        """The first death that srun has told of since the last call; "" if none. Costs one fstat when nothing was written."""
+    def next_death(self) -> Cause | None:
+        """The first death that srun has told of since the last call; None if none. Costs one fstat when nothing was written."""
         size = self._size()
         if size is None or self._read is None or size <= self._read:
-            return ""
+            return None
         data = self._rest + (self._bytes(max(self._read, size - _READ), size) or b"")
         self._read = size
         whole, _, self._rest = data.rpartition(b"\n")
         if b"srun: error: " not in whole:
-            return ""
+            return None
         death = first_death(plain(whole))
-        return "" if death.endswith("ended by SIGTERM") else death  # told to leave: it may be about to save
+        return None if death is None or _told(death) else death
 
     def since(self) -> str | None:
         """What was written since, the last part of it, as plain lines and without our own, which repeat what the command and

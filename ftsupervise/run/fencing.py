@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ftsupervise.model import CauseKind
 from ftsupervise.rundir import beats, fence, switches
-from ftsupervise.rundir.ledger import LATE, LOST, ledger, numbers
+from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, ENV_DESK, ENV_STAGING, RunDir
 
 _PATIENCE = 60.0  # seconds for one file system
@@ -68,9 +69,9 @@ def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: 
     last = attempts[-1] if attempts else None
     if last is None or last.ended:
         return None
-    if not last.cause or _beats_lately(rundir, last.number, now):
+    if last.cause is None or _beats_lately(rundir, last.number, now):
         return last.number
-    if last.cause == LOST or last.cause.endswith(LATE) or not last.job_id or last.job_id == job:
+    if last.cause.kind is CauseKind.LOST or last.cause.late or not last.job_id or last.job_id == job:
         return None
     return None if lives(last.job_id) is False else last.number
 

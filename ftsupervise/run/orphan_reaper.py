@@ -12,18 +12,18 @@ import os
 import subprocess
 from pathlib import Path
 
-from ftsupervise.host.processes import end_session
+from ftsupervise.host.processes import SHELL_MARKED, end_child
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 # The last line read is what to end, "" if nothing is. Zombies have no environment, so they are not waited for.
-_SHELL = """trap '' TERM INT HUP QUIT; grace=$1; mark=
+_SHELL = f"""trap '' TERM INT HUP QUIT; grace=$1; mark=
 while IFS= read -r line; do mark=$line; done
 [ -n "$mark" ] || exit 0
-tell() {
-  pids=$(grep -lszxF -- "$mark" /proc/[0-9]*/environ 2>/dev/null | tr -c '0-9\\n' ' ')
+tell() {{
+  pids=$({SHELL_MARKED})
   [ -n "$pids" ] && kill -s "$1" $pids 2>/dev/null
   [ -n "$pids" ]
-}
+}}
 tell CONT; tell TERM
 while [ "$grace" -gt 0 ] && tell 0; do sleep 1; grace=$((grace - 1)); done
 tries=50
@@ -68,5 +68,5 @@ class Minder:
         self._write = -1
         if self.pid is None:
             return
-        end_session(self.pid)
+        end_child(self.pid)
         self.pid = None

@@ -13,34 +13,33 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ftsupervise.errors import Error
-from ftsupervise.model import Attempt
-from ftsupervise.nodes.placement import Placement, is_away
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.nodes.placement import Placement, calls_srun, is_away
 from ftsupervise.nodes.selector import FAILURE, Nodes
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Past
 from ftsupervise.ranks.hang_monitor import Witness, often
-from ftsupervise.run import fencing, gate, hold_jobs, ledger
-from ftsupervise.run.attempt import End, Running, not_started
+from ftsupervise.run import fencing, gate, hold_jobs
+from ftsupervise.run.attempt import Running
 from ftsupervise.run.backoff import Owed, shut, sit_out, wait_for_space
-from ftsupervise.run.cause import Failure, Kind
+from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.cron_keepalive import Keeper
 from ftsupervise.run.decide import Move, Situation, Verdict, decide, delay, since_progress
-from ftsupervise.run.environment import command_env
+from ftsupervise.run.environment import Surroundings, command_env
 from ftsupervise.run.events import Ears
 from ftsupervise.run.orphan_reaper import Minder
 from ftsupervise.run.settings import Options
-from ftsupervise.rundir import brake
+from ftsupervise.rundir import brake, ledger
 from ftsupervise.rundir.fence import is_sealed, superseded
-from ftsupervise.rundir.ledger import TOLD, Reached
 from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Wanted, Warm
 
-__all__ = ["Options", "run"]
-
 _NOT_NOW = 75
+_THEN = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
@@ -99,7 +98,7 @@ class Ring:
         self.agents = Agents(options.rundir, self.allocation, env, ears.nudge, often=often(options.hang))
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
-        self.nodes = Nodes(options, env, self.allocation)
+        self.nodes = Nodes(options.rundir, options.name, options.command, options.care, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         asked = options.warm if options.budgets.in_place else Wanted()
@@ -112,9 +111,7 @@ class Ring:
     def go(self) -> int:
         code = 0
         placement = self.nodes.first_place()
-        if isinstance(placement, str) and fencing.at_work(
-            self.options.rundir, self.nodes.job, self.allocation.lives, _now()
-        ):
+        if isinstance(placement, str) and self._older_at_work() is not None:
             if not self._wait_for_the_older(placement):
                 return _NOT_NOW
             placement = self.nodes.first_place()
@@ -129,7 +126,7 @@ class Ring:
             mine, ended = self._attempt(begun, placement)
             code = ended.code
             reach = f", last step {ended.reached.last}" if ended.reached.last is not None else ""
-            tell(mine.folder / "run.log", f"attempt {mine.number} ended: {ended.words}{reach}")
+            tell(mine.folder / "run.log", f"attempt {mine.number} ended: {ended.cause.words()}{reach}")
             verdict = self._judge(mine, ended)
             self._say_verdict(mine, verdict)
             if ended.failure is not None:
@@ -154,7 +151,7 @@ class Ring:
 
     # --------------------------------------------------------------------------------------------------- one attempt
 
-    def _begin(self, placement: Placement) -> ledger.Claim | None:
+    def _begin(self, placement: Placement) -> Claim | None:
         """Claim the next attempt and shut all older ones out; None when it is not to be started after all.
 
         The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
@@ -169,12 +166,12 @@ class Ring:
         if not why:
             return mine
         tell(mine.folder / "run.log", why)
-        self.owed.end(mine, not_started(why), "left")
+        self.owed.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
         return None
 
-    def _claim(self, placement: Placement) -> ledger.Claim | None:
+    def _claim(self, placement: Placement) -> Claim | None:
         """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
-        rundir, found = self.options.rundir, list[ledger.Claim | None]()
+        rundir, found = self.options.rundir, list[Claim | None]()
 
         def claim() -> None:
             self.owed.settle()
@@ -195,7 +192,7 @@ class Ring:
             tell(None, "another job has begun an attempt of this run meanwhile: this one is over")
         return found[0] if begun else None
 
-    def _attempt(self, mine: ledger.Claim, placement: Placement) -> tuple[ledger.Claim, End]:
+    def _attempt(self, mine: Claim, placement: Placement) -> tuple[Claim, End]:
         away = frozenset(node for node, state in self.states.items() if is_away(state))
         self.pages = self.agents.begin(mine.number, mine.folder / "run.log", away)
         kill_ranks = partial(self._kill_ranks, mine, placement.nodes)
@@ -204,23 +201,26 @@ class Ring:
             self.options, mine, command, self.end, self.ears, kill_ranks, self.agents, warm=self.warm, witness=witness
         )
         self.minder.mind(mine.folder)
-        ended = one.see_through(command_env(self, mine, placement))
+        ended = one.see_through(self._env(mine, placement))
         self.minder.mind(None)
         self.warm.ended(stepped=ended.reached.last is not None)
         lost = self._look_for_lost_nodes(mine, placement) if ended.failure is not None else {}
         left = self._clear_steps(mine)
         if left:
-            ended = replace(ended, note="; ".join(filter(None, (ended.note, left))))
-        if lost and ended.failure is not None:
-            how = ", ".join(f"{node} is {state}" for node, state in lost.items())
-            was = ended.failure.detail
-            failure = Failure(Kind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
-            ended = replace(ended, failure=failure, words=f"node failure ({how}): {ended.words}")
+            ended = ended._replace(note="; ".join(filter(None, (ended.note, left))))
+        ended = with_lost_nodes(ended, lost)
         if ended.failure is not None:
-            self.nodes.after(mine, ended, lost, one.output.since() or "")
+            self.nodes.after(mine, ended, lost)
         return mine, ended
 
-    def _kill_ranks(self, mine: ledger.Claim, nodes: tuple[str, ...]) -> bool:
+    def _env(self, mine: Claim, placement: Placement) -> dict[str, str]:
+        fence = self.hold.env() if self.hold is not None else {}
+        steps = calls_srun(self.options.command, self.nodes.text)
+        found = Surroundings(mine, self.restarts, self.pages, placement.nodes, self.end, fence, self.crowded, steps)
+        self.warm.begin(mine.number, given := command_env(self.options, self.env, found))
+        return given
+
+    def _kill_ranks(self, mine: Claim, nodes: tuple[str, ...]) -> bool:
         """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
         left = set(nodes or self.allocation.nodes)
         left -= self.agents.kill(mine.folder, sorted(left), AT_ONCE)
@@ -232,12 +232,12 @@ class Ring:
                 return not left
         return self.allocation.kill_ranks(mine.folder, tuple(n for n in self.allocation.nodes if n in left))
 
-    def _witness(self, mine: ledger.Claim) -> Witness | None:
+    def _witness(self, mine: Claim) -> Witness | None:
         if self.options.hang is None:
             return None
         return Witness(self.options.hang, self.past, self.agents.pulses.newest, self.agents.ask_all, mine.folder)
 
-    def _clear_steps(self, mine: ledger.Claim) -> str:
+    def _clear_steps(self, mine: Claim) -> str:
         """srun may be gone and its ranks on other nodes not: what is left of the step ends before anything else begins."""
         left = self.allocation.end_steps(self.others, self.options.rundir.attempts)
         self.others |= frozenset(left)
@@ -247,7 +247,7 @@ class Ring:
         tell(mine.folder / "run.log", words := f"steps that do not end: {', '.join(left)}")
         return words
 
-    def _look_for_lost_nodes(self, mine: ledger.Claim, placement: Placement) -> dict[str, str]:
+    def _look_for_lost_nodes(self, mine: Claim, placement: Placement) -> dict[str, str]:
         """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
         Slurm reaches nothing on one that it has lost, which may live on for us."""
         if len(self.allocation.nodes) < 2:
@@ -260,7 +260,7 @@ class Ring:
 
     # ------------------------------------------------------------------------------------------------------- deciding
 
-    def _judge(self, mine: ledger.Claim, ended: End) -> Verdict:
+    def _judge(self, mine: Claim, ended: End) -> Verdict:
         attempts = [*self._counted(mine.number), ledger.as_attempt(mine, ended, _now())]
         left = None if self.end is None else self.end - time.time()
         return decide(Situation(attempts, self.restarts, self._why_not(mine, ended), left), self.options.budgets)
@@ -272,23 +272,21 @@ class Ring:
             found = [one for one in read_ledger(self.options.rundir) if first <= one.number < before]
         except OSError:
             return []
-        lost = partial(Attempt._replace, kind=Kind.LOST.value, failure="died without a word")
-        asked = (one.note.startswith(f"{TOLD}SIG") for one in found)
+        lost = Failure(FailureKind.LOST, CauseKind.LOST.value)
         return [
-            one if one.ended or told else self.owed.ends.get(one.number) or lost(one)
-            for one, told in zip(found, asked, strict=True)
+            one if one.ended or one.told else self.owed.ends.get(one.number) or one._replace(failure=lost)
+            for one in found
         ]
 
-    def _why_not(self, mine: ledger.Claim, ended: End) -> str:
+    def _why_not(self, mine: Claim, ended: End) -> str:
         """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
         if why := gate.another_place(self.options.rundir, mine.folder, self.options.launched):
             return why
-        newer = ended.newer or superseded(self.options.rundir, mine.number)
-        if newer is not None:
+        if newer := ended.newer or superseded(self.options.rundir, mine.number):
             return f"attempt {newer} has begun meanwhile: this one is over"
         if ended.told:
-            return f"told to stop ({ended.told})"
-        if ended.warned or ended.words.startswith(("warning signal", "time limit")):
+            return f"told to stop ({signal_name(ended.told)})"
+        if ended.warned or ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
             return "the job was told that it ends soon: the next member takes over"
         try:
             return gate.reason_not_to_start(self.options.rundir)
@@ -296,7 +294,7 @@ class Ring:
             tell(None, f"cannot look at the gate: {error.message}")
             return ""
 
-    def _say_verdict(self, mine: ledger.Claim, verdict: Verdict) -> None:
+    def _say_verdict(self, mine: Claim, verdict: Verdict) -> None:
         pause = f" in {verdict.delay:g} s" if verdict.delay else ""
         what = {
             Move.RESTART: f"starting again in place{pause}",
@@ -305,9 +303,7 @@ class Ring:
         }[verdict.move]
         tell(mine.folder / "run.log", f"{what}{': ' + verdict.why if verdict.why else ''}")
 
-    # -------------------------------------------------------------------------------------------------------- placing
-
-    def _look_after_nodes(self, mine: ledger.Claim, verdict: Verdict) -> None:
+    def _look_after_nodes(self, mine: Claim, verdict: Verdict) -> None:
         log = mine.folder / "run.log"
         enough = self.end is None or self.end - time.time() > 2 * self.options.care.health_timeout
         if verdict.move is not Move.STOP and enough:
@@ -315,7 +311,7 @@ class Ring:
         if verdict.move is not Move.LEAVE:
             self.nodes.tell_the_chain(log)
 
-    def _make_way(self, mine: ledger.Claim, ended: End, _: Verdict) -> None:
+    def _make_way(self, mine: Claim, ended: End, _: Verdict) -> None:
         """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
         if not ended.told and ended.newer is None:
             self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
@@ -325,18 +321,15 @@ class Ring:
         mine = self._begin(Placement(self.options.command, self.nodes.names))
         if mine is None:
             return _NOT_NOW
-        failure = self.nodes.not_well(why)
-        ended = End(_NOT_NOW, f"not started: {why}", failure, 0.0, Reached(), None, "", False, None, "")
+        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.nodes.not_well(why), _NOT_NOW)
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:
             verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
-        tell(mine.folder / "run.log", ended.words)
+        tell(mine.folder / "run.log", ended.cause.words())
         self._say_verdict(mine, verdict)
         self._write_down(mine, ended, verdict)
         (self._brake if verdict.move is Move.STOP else self._make_way)(mine, ended, verdict)
         return ended.code
-
-    # -------------------------------------------------------------------------------------------------------- waiting
 
     def _wait_out_failures_before(self) -> bool:
         """A new member of a chain that fails waits as a restart in place would."""
@@ -350,7 +343,7 @@ class Ring:
             tell(None, f"{len(streak)} failures without progress: waiting {rest:.0f} s")
         return self._wait(rest, None)
 
-    def _wait(self, seconds: float, mine: ledger.Claim | None) -> bool:
+    def _wait(self, seconds: float, mine: Claim | None) -> bool:
         """Sit out a back-off; False when something came that ends it."""
         going_on = sit_out(seconds, self.ears, self.options, mine.folder / "run.log" if mine else None)
         self.told = self.told or not going_on
@@ -359,7 +352,7 @@ class Ring:
     def _wait_for_the_older(self, why: str) -> bool:
         """An attempt that may be at work is not told that it is over by one that cannot start. False: it still is."""
         until, told = time.monotonic() + _OLDER, False
-        while older := fencing.at_work(self.options.rundir, self.nodes.job, self.allocation.lives, _now()):
+        while older := self._older_at_work():
             if not told:
                 told = True
                 tell(None, f"not started: {why}; attempt {older} may still be at work: waiting for its end")
@@ -368,17 +361,20 @@ class Ring:
                 return False
         return True
 
+    def _older_at_work(self) -> int | None:
+        return fencing.at_work(self.options.rundir, self.nodes.job, self.allocation.lives, _now())
+
     # --------------------------------------------------------------------------------------------------------- ledger
 
-    def _write_down(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
-        then = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}[verdict.move]
+    def _write_down(self, mine: Claim, ended: End, verdict: Verdict) -> None:
+        then = _THEN[verdict.move]
         self.owed.end(mine, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.told = self.told or bool(ended.told or ended.warned)
 
-    def _brake(self, mine: ledger.Claim, ended: End, verdict: Verdict) -> None:
+    def _brake(self, mine: Claim, ended: End, verdict: Verdict) -> None:
         """The mark first: it keeps members from starting even when they cannot be held."""
         on = brake.Brake(
-            failure=verdict.failure or ended.words,
+            failure=verdict.failure or ended.cause.words(),
             why=verdict.why,
             times=verdict.times,
             attempt=mine.number,

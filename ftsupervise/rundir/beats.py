@@ -10,9 +10,9 @@ import json
 import os
 from pathlib import Path
 
-from ftsupervise.model import Beat
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import decode, encode, parse_object, read_record
+from ftsupervise.truth import Beat
 
 WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ftsupervise.host import files, procfs
-from ftsupervise.model import Reading
+from ftsupervise.host import files, processes
+from ftsupervise.truth import Reading
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 
@@ -70,7 +70,7 @@ class Page:
         self._q, self._d = view.cast("q"), view.cast("d")
         self.pid = os.getpid()
         self._q[_IDENTITY], self._q[_PID] = rank, self.pid
-        self._q[_START] = procfs.identity(self.pid) or 0
+        self._q[_START] = processes.identity(self.pid) or 0
         self._q[_ATTEMPT] = attempt or 0
         self._q[_STEP] = _NONE
         self._d[_STEPPED] = self._d[_BEATEN] = monotonic()

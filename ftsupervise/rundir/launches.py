@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from ftsupervise.host.users import user_id, user_name
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
 
@@ -57,28 +58,12 @@ def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tupl
 
     () when it is not there. Accounts that are gone are left out: squeue refuses to answer about them at all.
     """
-    import pwd
-
     try:
         uid = run_dir.root.stat().st_uid
         found = [record.by.rpartition("@")[0] for record in (launches(run_dir) if known is None else known)]
     except OSError:
         return ()
-    try:
-        owner = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        owner = str(uid)
-    return tuple(dict.fromkeys([owner, *filter(_is_account, found)]))
-
-
-def _is_account(name: str) -> bool:
-    import pwd
-
-    try:
-        pwd.getpwnam(name)
-    except (KeyError, ValueError):
-        return False
-    return True
+    return tuple(dict.fromkeys([user_name(uid), *(name for name in found if user_id(name) is not None)]))
 
 
 def _launch(run_dir: RunDir, name: str) -> LaunchRecord:

@@ -1,39 +1,54 @@
-"""The ledger: all attempts of a run, read from the pages that each attempt's own process wrote (``run/ledger.py``).
+"""The ledger: all attempts of a run, one directory per start of the command. Whoever claimed an attempt writes its pages.
 
-Light (standard library, no subprocess): ``status``, the gate and the watch read this.
+Reading is light (standard library, no subprocess): ``status``, the gate and the watch do it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
 
-from ftsupervise.host import files, procfs
-from ftsupervise.model import Attempt, Beat
+from ftsupervise.errors import from_os_error
+from ftsupervise.host import files, processes
+from ftsupervise.host.modes import claim_folder
+from ftsupervise.model import (
+    Attempt,
+    Cause,
+    CauseKind,
+    Claim,
+    End,
+    Failure,
+    FailureKind,
+    Reached,
+)
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
-from ftsupervise.rundir.paths import WARNING, RunDir
-from ftsupervise.rundir.records import as_count, as_number, as_text, as_time, as_whole, read_json, time_of
+from ftsupervise.rundir.fence import last_desk
+from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
+from ftsupervise.rundir.records import (
+    as_count,
+    as_number,
+    as_text,
+    as_time,
+    as_whole,
+    decode,
+    encode,
+    parse_object,
+    read_json,
+    time_of,
+    write_json,
+)
+from ftsupervise.truth import Beat
 
-UNKNOWN = "unknown"  # cause of an attempt that has no end on record and cannot be looked at from here
-TOLD = "told: "  # how the note of an attempt without an end begins when it was told to leave; then what it was told
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
-LATE = ", and it did not leave in time"  # end of the cause of one whose process is gone, and that was told to leave
-LOST = "died without a word"  # it has no end on record and its process is gone
 
 
-class Reached(NamedTuple):
-    """How far an attempt came, as far as its beats tell."""
-
-    first: int | None = None  # first step
-    last: int | None = None  # last step
-    saved: int | None = None  # newest step that was saved
-    first_at: float | None = None  # epoch seconds at which the last rank had made its first step
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def reached(rundir: RunDir, number: int) -> Reached:
@@ -52,12 +67,6 @@ def reached(rundir: RunDir, number: int) -> Reached:
     )
 
 
-def steps(rundir: RunDir, number: int) -> tuple[int | None, int | None]:
-    """First and last step of attempt ``number``, as far as its beats tell."""
-    seen = reached(rundir, number)
-    return seen.first, seen.last
-
-
 def _facts(found: list[Beat], name: str) -> list[int]:
     words = (beat.facts.get(name, "") for beat in found)
     sizes = ((word, as_count(word.removeprefix("-"))) for word in words)
@@ -69,7 +78,7 @@ def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
 
     Of more than ``NEWEST`` the first one and the newest: whoever may write there can make any number of them.
 
-    One that runs has ``cause`` "" and no ``ended``. Without an end on record it is LOST when its process is gone from this
+    One that runs has no ``cause`` and no ``ended``. Without an end on record it is LOST when its process is gone from this
     host, and UNKNOWN when it is another host's and nothing can be said from here. A damaged page is told in ``note``.
     """
     try:
@@ -91,7 +100,7 @@ def newest(rundir: RunDir) -> Attempt | None:
 
 def lives_here(attempt: Attempt | None) -> bool:
     """Is its supervisor a living process of this host, whatever a queue says? False where that cannot be seen from here."""
-    return attempt is not None and bool(attempt.host) and attempt.ended is None and not attempt.cause
+    return attempt is not None and bool(attempt.host) and attempt.ended is None and attempt.cause is None
 
 
 def numbers(rundir: RunDir) -> list[int]:
@@ -106,62 +115,93 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     end, bad_end = _page(folder / "end.json")
     if start is None:
         note = bad_start or "claimed, but nothing was started"
-        return Attempt(number, "", _claimed_at(folder), cause="" if _young(folder) else UNKNOWN, note=note)
+        return Attempt(
+            number, "", _claimed_at(folder), cause=None if _young(folder) else Cause(CauseKind.UNKNOWN), note=note
+        )
     began = Attempt(
         number=number,
         job_id=as_text(start.get("job_id"), _LONGEST),
-        started=read_time(start.get("at")) or _claimed_at(folder),
+        started=as_time(start.get("at")) or _claimed_at(folder),
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
     )
     if end is not None:
-        code = end.get("exit_code")
+        code = as_whole(end.get("exit_code"))
+        words = as_text(end.get("cause", CauseKind.UNKNOWN.value), _LONGEST)
         return began._replace(
-            ended=read_time(end.get("at")),
-            exit_code=code if isinstance(code, int) else None,
-            cause=as_text(end.get("cause", UNKNOWN), _LONGEST),
-            first_step=_step(end.get("first_step")),
-            last_step=_step(end.get("last_step")),
+            ended=as_time(end.get("at")),
+            exit_code=code,
+            cause=read_cause(end.get("parts"), words, code or 0),
+            first_step=as_whole(end.get("first_step")),
+            last_step=as_whole(end.get("last_step")),
             note=as_text(end.get("note"), _LONGEST),
-            kind=as_text(end.get("kind"), _LONGEST),
-            failure=as_text(end.get("failure"), _LONGEST),
-            saved=_step(end.get("saved")),
+            failure=_failure(end),
+            saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
             then=as_text(end.get("then"), _LONGEST),
-            detail=as_text(end.get("detail"), _LONGEST),
         )
     seen = reached(rundir, number)
-    told = _warned(folder)
-    note = "; ".join(filter(None, (bad_end, told)))
+    words, told, at = _told(folder)
     cause = _without_end(start)
-    if cause == LOST and told.startswith(f"{TOLD}SIGTERM at "):
-        cause = _told_to_end(start, told)
-    return began._replace(cause=cause, first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note)
+    if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
+        cause = _told_to_end(start, at)
+    note = "; ".join(filter(None, (bad_end, words)))
+    return began._replace(
+        cause=cause, first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note, told=told
+    )
 
 
-def _without_end(start: Mapping[str, object]) -> str:
+def _without_end(start: Mapping[str, object]) -> Cause | None:
     if start.get("host") != os.uname().nodename:
-        return UNKNOWN
+        return Cause(CauseKind.UNKNOWN)
     pid = start.get("pid")
-    lives = isinstance(pid, int) and procfs.identity(pid) == start.get("pid_start")
-    return "" if lives and start.get("boot_id") == procfs.boot_id() else LOST
+    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
+    return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
 
 
-def _told_to_end(start: Mapping[str, object], told: str) -> str:
+def _told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
     """It was told, and Slurm's last 5 s were too few for the last page of a command that did not obey."""
-    ends = read_time(start.get("job_ends"))
-    at = read_time(told.removeprefix(f"{TOLD}SIGTERM at ").removesuffix(" UTC") + "+00:00")
-    limit = ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END
-    return f"{'time limit' if limit else 'cancelled or preempted (SIGTERM)'}{LATE}"
+    ends = as_time(start.get("job_ends"))
+    if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
+        return Cause(CauseKind.TIME_LIMIT, late=True)
+    return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
 
 
-def _warned(folder: Path) -> str:
-    """What the attempt was told before it ended without an end on record."""
+def _told(folder: Path) -> tuple[str, int, datetime | None]:
+    """What the attempt was told before it ended without an end on record: for people, the signal (0: none), and when."""
     try:
         text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
-        return f"{TOLD}{printable(text.partition(chr(10))[0].strip(), 200) or 'to leave'}"
     except OSError:
-        return ""
+        return "", 0, None
+    words, _, rest = text.partition("\n")
+    try:
+        page = parse_object(rest.encode())
+    except ValueError:  # it was made on a full disk, or by a person
+        page = {}
+    told = f"told: {printable(words.strip(), 200) or 'to leave'}"
+    return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
+
+
+def _failure(end: Mapping[str, object]) -> Failure | None:
+    """The failure in a last page; None where it was none."""
+    kinds = {kind.value: kind for kind in FailureKind}
+    words, kind = as_text(end.get("failure"), _LONGEST), kinds.get(as_text(end.get("kind")))
+    if not words and kind is None:
+        return None
+    sign = as_text(end.get("sign"), _LONGEST) or words  # a page without it has only the words
+    detail, error = as_text(end.get("detail"), _LONGEST), as_text(end.get("error"), _LONGEST)
+    return Failure(kind or FailureKind.CODE, sign, detail, error)
+
+
+def read_cause(raw: object, words: str, code: int = 0) -> Cause:
+    """The cause in a page: ``raw`` are its parts, ``code`` the exit code. Of a page with words only they are kept, unless they
+    are those of one that needs no more."""
+    try:
+        return decode(Cause, raw, lenient=True)
+    except ValueError:
+        ends = Cause(CauseKind.EXIT, code=code), Cause(CauseKind.SIGNAL, signal=-code)
+        plain = (*(Cause(one) for one in CauseKind), *ends)
+        return next((one for one in plain if one.words() == words), Cause(CauseKind.OTHER, text=words))
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:
@@ -195,18 +235,136 @@ def _young(folder: Path) -> bool:
     return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
 
 
-def read_time(value: object) -> datetime | None:
-    """A time as our files have it (ISO 8601, UTC unless it says otherwise); None for what is none."""
-    return as_time(value)
-
-
-def _step(value: object) -> int | None:
-    return as_whole(value)
-
-
 def _moment(fact: str | None) -> float | None:
     """A number in a beat's facts, which are all text; None for what is none, or has no end."""
     try:
         return as_number(float(fact)) if fact is not None else None
     except ValueError:
         return None
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def claim(rundir: RunDir) -> Claim:
+    """The next attempt number, ours by mkdir. Raises CannotWrite, NotPermitted."""
+    try:
+        number = 1 + max([*numbers(rundir), last_desk(rundir.desks)])
+        while True:
+            try:
+                return _make(rundir, number)
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise from_os_error(error, f"write {rundir.attempts}") from None
+
+
+def claim_after(rundir: RunDir, mine: int) -> Claim | None:
+    """The very next attempt after ``mine``, which was ours too; None when another has taken it, and with it our place.
+
+    Raises CannotWrite, NotPermitted.
+    """
+    try:
+        return _make(rundir, mine + 1)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"write {rundir.attempts}") from None
+
+
+def give_back(mine: Claim) -> None:
+    """Nothing was written in it: it is no attempt. What cannot be removed stays, as one that nothing was started for."""
+    try:
+        mine.folder.rmdir()
+    except OSError:
+        return
+
+
+def _make(rundir: RunDir, number: int) -> Claim:
+    folder = rundir.attempt(number)
+    claim_folder(folder)
+    return Claim(number, folder)
+
+
+def job_id(env: Mapping[str, str]) -> str:
+    """The job as squeue prints it ("88_3"), or what the local scheduler calls it; "" outside any."""
+    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
+
+
+def write_start(
+    mine: Claim,
+    env: Mapping[str, str],
+    command: Sequence[str],
+    now: datetime,
+    end: float | None,
+    *,
+    in_place: int = 0,
+    nodes: Sequence[str] = (),
+) -> None:
+    """The first page. Others may read it: what has the form of a secret in the command is left out. Raises CannotWrite,
+    NotPermitted."""
+    from ftsupervise.hostlist import compress_hostlist
+    from ftsupervise.secrecy import masked
+
+    record: dict[str, object] = {
+        "attempt": mine.number,
+        "job_id": job_id(env),
+        "at": now.isoformat(),
+        "host": os.uname().nodename,
+        "nodes": compress_hostlist(tuple(nodes)) or env.get("SLURM_JOB_NODELIST", ""),
+        "in_place": in_place,
+        "restart_count": env.get("SLURM_RESTART_COUNT", "0"),
+        "command": [masked(word) for word in command],
+        "pid": os.getpid(),
+        "pid_start": processes.identity(os.getpid()),
+        "boot_id": processes.boot_id(),
+        "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
+    }
+    try:
+        write_json(mine.folder / "start.json", record)
+    except OSError as error:
+        raise from_os_error(error, f"write {mine.folder}") from None
+
+
+def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
+    """The last page: how it ended and what was done about it. Raises OSError."""
+    failure = ended.failure
+    record: dict[str, object] = {
+        "attempt": mine.number,
+        "at": now.isoformat(),
+        "exit_code": ended.code,
+        "cause": ended.cause.words(),
+        "parts": encode(ended.cause, sparse=True),
+        "kind": failure.kind.value if failure else "",
+        "failure": failure.words() if failure else "",
+        "sign": failure.sign if failure else "",
+        "error": failure.error if failure else "",
+        "detail": failure.detail if failure else "",
+        "then": then,
+        "first_step": ended.reached.first,
+        "last_step": ended.reached.last,
+        "saved": ended.reached.saved,
+        "ready": None if ended.ready is None else round(ended.ready, 2),
+        "seconds": round(ended.seconds, 1),
+        "note": ended.note,
+    }
+    write_json(mine.folder / "end.json", record)
+
+
+def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
+    """What has just ended as the ledger will have it."""
+    return Attempt(
+        number=mine.number,
+        job_id="",
+        started=datetime.fromtimestamp(now.timestamp() - ended.seconds, timezone.utc),
+        ended=now,
+        exit_code=ended.code,
+        cause=ended.cause,
+        first_step=ended.reached.first,
+        last_step=ended.reached.last,
+        failure=ended.failure,
+        saved=ended.reached.saved,
+        ready=ended.ready,
+    )

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
-from ftsupervise.host.modes import in_group, is_shared, make_folder
-from ftsupervise.host.ownership import NotTrusted, read_trusted, user_name
+from ftsupervise.host.modes import is_shared, make_folder
+from ftsupervise.host.ownership import NotTrusted, read_trusted
+from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_count, as_text, as_whole, parse_object, read_json, write_json
 
@@ -51,7 +52,7 @@ def another(rundir: RunDir, token: str) -> str:
             continue
         if as_text(record.get("token")) == token:
             return _another_owner(rundir, owner, as_whole(record.get("owner")))
-    return f"{ANOTHER}: {rundir.root} belongs to {user_name(owner)} and holds no launch {token}"
+    return f"{ANOTHER}: {rundir.root} belongs to {shown_user(owner)} and holds no launch {token}"
 
 
 def hint(rundir: RunDir) -> str:
@@ -90,14 +91,14 @@ def _strangers(rundir: RunDir) -> str:
     found = rundir.root.stat()
     if found.st_uid in (os.geteuid(), 0) or (is_shared(found) and in_group(os.geteuid(), found.st_gid)):
         return ""
-    return f"the run directory {rundir.root} belongs to {user_name(found.st_uid)}, who does not share it with you"
+    return f"the run directory {rundir.root} belongs to {shown_user(found.st_uid)}, who does not share it with you"
 
 
 def _another_owner(rundir: RunDir, owner: int, noted: int | None) -> str:
     if noted is None or owner == noted:
         return ""
     return (
-        f"{ANOTHER}: {rundir.root} belongs to {user_name(owner)}, and the one that was launched to {user_name(noted)}"
+        f"{ANOTHER}: {rundir.root} belongs to {shown_user(owner)}, and the one that was launched to {shown_user(noted)}"
     )
 
 

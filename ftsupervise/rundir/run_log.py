@@ -29,11 +29,14 @@ def tell(log: Path | None, text: str) -> None:
         return
 
 
-def warn(folder: Path, words: str, say: Callable[[str], None]) -> None:
-    """The file that the guards of an attempt find, on any node: leave. On a full disk an empty one says enough."""
-    path = folder / WARNING
+def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) -> None:
+    """The file that the guards of an attempt find, on any node: leave. On a full disk an empty one says enough.
+
+    The first line is for people, the second for the ledger: which ``signal`` told us, if one did, and when.
+    """
+    path, at = folder / WARNING, datetime.now(timezone.utc)
     try:
-        write_whole(path, words + "\n")
+        write_whole(path, f'{words}\n{{"signal": {int(signal)}, "at": "{at.isoformat()}"}}\n')
     except OSError as error:
         try:
             path.touch(mode=PAGE)

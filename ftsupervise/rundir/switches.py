@@ -10,11 +10,10 @@ import stat
 from datetime import datetime
 from pathlib import Path
 
-from ftsupervise.host.modes import in_group
-from ftsupervise.host.ownership import user_name
-from ftsupervise.model import Health, SwitchState
+from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, time_of, write_json
+from ftsupervise.truth import Health, SwitchState
 
 KILL = "kill-switch"
 SAVE = "save-switch"
@@ -59,7 +58,7 @@ def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | No
     problem = _switch_problem(os.fstat(directory), found)
     if problem:
         return SwitchState(name, Health.OK, problem=f"{name} is {problem}; it is not obeyed"), None
-    owner = user_name(found.st_uid)
+    owner = shown_user(found.st_uid)
     said = _read_switch_text(directory, name)
     who = said.get("who") or owner
     if who != owner:
@@ -86,7 +85,7 @@ def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
     if directory.st_mode & stat.S_IWOTH and not directory.st_mode & stat.S_ISVTX:
         return "in a directory everybody may write (chmod o-w switches)"
     if found.st_uid not in (0, directory.st_uid) and not in_group(found.st_uid, directory.st_gid):
-        return f"owned by {user_name(found.st_uid)}, who is not in the directory's group"
+        return f"owned by {shown_user(found.st_uid)}, who is not in the directory's group"
     return ""
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.errors import Error
-from ftsupervise.sandbox import conf, daemons, processes, programs
+from ftsupervise.sandbox import conf, daemons, programs
 from ftsupervise.sandbox.conf import Layout, Shape
+from ftsupervise.sandbox.members import MARK
 
 
 def start(layout: Layout, shape: Shape, seconds: float) -> None:
@@ -90,12 +91,13 @@ class _Answer:
     absent: int = 0  # looks in a row without it: a process that forks and ends can slip through one
 
     def __call__(self) -> bool:
+        import psutil  # here: an interpreter without any package can bring up a sandbox
+
         if _succeeds(self.ask, self.env):
             return True
         lives = any(
-            process.name == "slurmdbd"
-            and processes.environment(process.pid).get(processes.MARK) == str(self.layout.root)
-            for process in processes.everyone().values()
+            one.info["name"] == "slurmdbd" and (one.info["environ"] or {}).get(MARK) == str(self.layout.root)
+            for one in psutil.process_iter(["name", "environ"])
         )
         self.absent = 0 if lives else self.absent + 1
         if self.absent == 10:

@@ -16,8 +16,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
-from ftsupervise.host.procfs import Process
-from ftsupervise.sandbox import accounting, conf, daemons, place, processes, programs
+from ftsupervise.host.processes import Process, signal_exactly, wait_gone
+from ftsupervise.host.users import user_name
+from ftsupervise.sandbox import accounting, conf, daemons, members, place, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 
 NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash")
@@ -128,7 +129,7 @@ class Sandbox:
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
-        mark = {processes.MARK_OWNER: self.owner} if self.marks else {}
+        mark = {members.MARK_OWNER: self.owner} if self.marks else {}
         return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -209,11 +210,11 @@ class Sandbox:
 
     # ---------------------------------------------------------------------------------------------------- inside
 
-    def _members(self) -> list[processes.Member]:
-        return processes.members(self.layout.slurm_conf, self.shape.node_names)
+    def _members(self) -> list[members.Member]:
+        return members.members(self.layout.slurm_conf, self.shape.node_names)
 
     def _daemons(self) -> list[Process]:
-        return [m.process for m in self._members() if m.process.name in processes.DAEMONS]
+        return [m.process for m in self._members() if m.process.name in members.DAEMONS]
 
     def _slurmd(self, node: str) -> list[Process]:
         return [m.process for m in self._members() if m.node == node and m.process.name == "slurmd"]
@@ -224,7 +225,7 @@ class Sandbox:
     def _crash(self, node: str) -> None:
         if not self._slurmd(node):
             raise NotFound(f"{node} is not running", hint=_typed(f"node {node} start", self.directory))
-        left = processes.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
+        left = members.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
         _complain(left)
 
     def _refuse_double(self, name: str, running: list[Process]) -> None:
@@ -239,7 +240,7 @@ class Sandbox:
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
             directory.mkdir()
             directory.chmod(0o755)
-        user = place.user_name()
+        user = user_name()
         host = socket.gethostname().split(".")[0]
         plugins = programs.plugins(shape.prefix)
         text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins)
@@ -285,7 +286,7 @@ class Sandbox:
             time.sleep(0.02)
 
     def _remove(self, *, timeout: float = 20.0) -> None:
-        left = processes.power_cut(lambda: [m.process for m in self._members()], timeout)
+        left = members.power_cut(lambda: [m.process for m in self._members()], timeout)
         place.clear(self.layout)
         place.leave(self.layout, root_too=self.made)
         _complain(left)
@@ -320,14 +321,14 @@ def _act(name: str, running: list[Process], action: str) -> None:
         raise NotFound(f"{name} is not running")
     number = {"stop": "SIGTERM", "kill": "SIGKILL", "pause": "SIGSTOP", "cont": "SIGCONT"}[action]
     for process in running:
-        processes.send(process, signal.Signals[number])
+        signal_exactly(process, signal.Signals[number])
         if action == "stop":  # one that was paused shall hear it too
-            processes.send(process, signal.SIGCONT)
+            signal_exactly(process, signal.SIGCONT)
     if action in ("stop", "kill"):
-        left = processes.wait_gone(running, _STOP_SECONDS)
+        left = wait_gone(running, _STOP_SECONDS)
         for process in left:
-            processes.send(process, signal.SIGKILL)
-        _complain(processes.wait_gone(left, 5))
+            signal_exactly(process, signal.SIGKILL)
+        _complain(wait_gone(left, 5))
 
 
 def _complain(left: Sequence[Process]) -> None:

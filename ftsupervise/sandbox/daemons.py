@@ -17,7 +17,7 @@ from pathlib import Path
 from ftsupervise.errors import Error
 from ftsupervise.sandbox import programs
 from ftsupervise.sandbox.conf import Layout, Shape
-from ftsupervise.sandbox.processes import MARK, MARK_NODE
+from ftsupervise.sandbox.members import MARK, MARK_NODE
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
 

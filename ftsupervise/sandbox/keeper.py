@@ -21,10 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftsupervise.errors import Error, NotFound
-from ftsupervise.host import interpreter
-from ftsupervise.host.procfs import Process
-from ftsupervise.sandbox import processes
-from ftsupervise.sandbox.processes import MARK_OWNER
+from ftsupervise.host import interpreter, processes
+from ftsupervise.sandbox.members import MARK_OWNER, power_cut
 
 _CLEARED = b"cleared"
 _GLANCE = 1.0  # seconds between looks at the owner itself
@@ -99,23 +97,14 @@ def owner_died(owner: int) -> bool:
     return said != _CLEARED
 
 
-def marked(mark: str) -> list[Process]:
-    """All that the owner started, down to grandchildren that left its session. The mark is unguessable."""
-    return [
-        process
-        for process in processes.everyone().values()
-        if process.pid != os.getpid() and processes.environment(process.pid).get(MARK_OWNER) == mark
-    ]
-
-
 def end_marked(mark: str) -> None:
-    """SIGTERM, a moment to clear up, then all at one moment."""
-    asked = marked(mark)
+    """SIGTERM for all that the owner started, a moment to clear up, then all at one moment. The mark is unguessable."""
+    asked = processes.marked(MARK_OWNER).get(mark, [])
     for process in asked:
-        processes.send(process, signal.SIGTERM)
-        processes.send(process, signal.SIGCONT)
+        processes.signal_exactly(process, signal.SIGTERM)
+        processes.signal_exactly(process, signal.SIGCONT)
     processes.wait_gone(asked, _GRACE)
-    processes.power_cut(lambda: marked(mark), 10)
+    power_cut(lambda: processes.marked(MARK_OWNER).get(mark, []), 10)
 
 
 def end_sandbox(root: Path, mark: str) -> None:
@@ -137,7 +126,7 @@ def clear_up(mark: str, root: Path | None) -> None:
     end = time.monotonic() + _PATIENCE
     calm = 0
     while calm < 2 and time.monotonic() < end:
-        busy = bool(marked(mark))
+        busy = bool(processes.marked(MARK_OWNER).get(mark))
         end_marked(mark)
         if root is not None:
             try:

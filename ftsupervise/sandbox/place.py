@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import shutil
 import stat
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from ftsupervise.errors import AlreadyRunning, NotPermitted, UsageError
 from ftsupervise.host import ownership
+from ftsupervise.host.users import shown_user
 from ftsupervise.sandbox.conf import Layout
 
 ENV_DIRECTORY = "FTSUPERVISE_SANDBOX"  # where `ftsupervise sandbox` looks when no --dir is given
@@ -43,13 +43,6 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_OUTER)}
 
 
-def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name; Slurm takes the number
-        return str(os.getuid())
-
-
 def make(root: Path) -> bool:
     """Make the directory; ours alone, unless we are root (whose jobs may run as others). False if it was there."""
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +53,7 @@ def make(root: Path) -> bool:
         if not stat.S_ISDIR(found.st_mode):
             raise UsageError(f"{root} is not a directory") from None
         if found.st_uid != os.geteuid():  # root's may be believed, but nothing can be made there
-            raise _not_ours(f"{root} belongs to {ownership.user_name(found.st_uid)}") from None
+            raise _not_ours(f"{root} belongs to {shown_user(found.st_uid)}") from None
         _believe(found, root)
         return False
     root.chmod(0o755 if os.getuid() == 0 else 0o700)

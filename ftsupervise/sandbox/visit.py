@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Any
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
-from ftsupervise.sandbox import processes
 from ftsupervise.sandbox.cluster import Sandbox
 from ftsupervise.sandbox.keeper import Keeper, end_marked, end_sandbox
+from ftsupervise.sandbox.members import DAEMONS, MARK, MARK_NODE
 from ftsupervise.sandbox.place import default_directory, real
 
 
@@ -43,13 +43,14 @@ class Seen:
 
 def sandboxes() -> list[Seen]:
     """Sandboxes of this account: all whose daemons run, wherever they are, and dead ones in the usual place."""
+    import psutil  # here: an interpreter without any package can bring up a sandbox
+
     usual = default_directory()
     found: dict[Path, list[tuple[str, str]]] = {p: [] for p in usual.parent.glob(f"{usual.name}*") if _ours(p)}
-    for process in processes.everyone().values():
-        environ = processes.environment(process.pid) if process.name in processes.DAEMONS else {}
-        if processes.MARK in environ and processes.owner(process.pid) == os.getuid():
-            roles = found.setdefault(Path(environ[processes.MARK]), [])
-            roles.append((process.name, environ.get(processes.MARK_NODE, "")))
+    for one in psutil.process_iter(["name", "environ", "uids"]):
+        environ, name = one.info["environ"] or {}, one.info["name"]
+        if name in DAEMONS and MARK in environ and one.info["uids"].real == os.getuid():
+            found.setdefault(Path(environ[MARK]), []).append((name, environ.get(MARK_NODE, "")))
     return [
         Seen(
             directory,

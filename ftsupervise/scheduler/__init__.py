@@ -16,6 +16,7 @@ class Scheduler(Protocol):
     """What the stories need of a scheduler."""
 
     kind: str  # "slurm" or "local"
+    warnings: set[str]  # what it complained of beside its answers
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         """All live jobs of ``users`` (default: mine), one record per array rest. One request to the controller."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ftsupervise.host import bounded
+from ftsupervise.host import bounded, processes
+from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.scheduler import slurmd_ping
@@ -24,8 +24,8 @@ _TELL = 2.0  # seconds for what nobody waits for
 _ASK = 10.0  # seconds for one question
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
-_KILL = """for e in $(grep -lszxF {mark} /proc/[0-9]*/environ 2>/dev/null); do
-p=${{e#/proc/}}; p=${{p%/environ}}; read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
+_KILL = f"""mark=$1; for p in $({SHELL_MARKED}); do
+read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
 AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and none of the run's
 STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
@@ -144,8 +144,8 @@ class Allocation:
         where = tuple(node for node in nodes or self.nodes if node not in silent)
         if not where:
             return False
-        mark = shlex.quote(f"{ENV_ATTEMPT_DIR}={attempt_dir}")
-        words = self.side_step(where, "sh", "-c", _KILL.format(mark=mark))
+        mark = f"{ENV_ATTEMPT_DIR}={attempt_dir}"
+        words = self.side_step(where, "sh", "-c", _KILL, "kill", mark)
         try:
             done = bounded.run(words, timeout=_ASK, env=self.side_env())
         except OSError:
@@ -245,11 +245,5 @@ def _short(host: str) -> str:
 
 def _is_stranger(pid: int, attempts: Path) -> bool:
     """Does it live, without an attempt of this run in its environment? One of another user cannot be read: a stranger."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    mark = os.fsencode(f"{ENV_ATTEMPT_DIR}={attempts}/")
-    return bool(environ) and not any(one.startswith(mark) for one in environ.split(b"\0"))
+    mine = processes.environment(pid).get(ENV_ATTEMPT_DIR, "").startswith(f"{attempts}/")
+    return not mine and processes.identity(pid) is not None

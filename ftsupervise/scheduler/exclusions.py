@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable
+from ftsupervise.host.users import user_name
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import SQUEUE_ENV, is_held
-from ftsupervise.scheduler.slurm import Slurm, me, new_form
+from ftsupervise.scheduler.slurm import Slurm, new_form
 
 # squeue(1) letters: id, array's id, raw id, nodes, partition, excluded nodes, features, reason, comment
 _LETTERS = "iFADPxfrk"
@@ -55,7 +56,7 @@ class Exclusions(Slurm):
     def waiting(self, users: Sequence[str]) -> tuple[Waiting, ...]:
         """The pending jobs of ``users``."""
         form = new_form(_LETTERS)
-        asked = ["squeue", "-h", "-t", "PENDING", "-u", ",".join(users) or me(), "-o", form.text]
+        asked = ["squeue", "-h", "-t", "PENDING", "-u", ",".join(users) or user_name(), "-o", form.text]
         done = self._answer(asked, env=SQUEUE_ENV)
         try:
             return tuple(_waiting(*fields) for fields in form.rows(done.stdout))

@@ -15,38 +15,71 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple
 
 from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import Process, lives, marked, signal_exactly
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
-from ftsupervise.rundir.records import as_count, read_json, write_json
+from ftsupervise.rundir.records import as_count, decode, read_json, write_json
 from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time
 
 PREFIX = "local-"
+Marks = Callable[[], dict[str, list[Process]]]
 ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of all that a member starts
 
 
-def marked() -> dict[str, list[int]]:
-    """Every living process of mine that a member of some local job started, by FOLDER:MEMBER: children keep it, whatever
-    they do with sessions and groups."""
-    found: dict[str, list[int]] = {}
-    needle = f"{ENV_OF}=".encode()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                environ = Path(f"/proc/{entry.name}/environ").read_bytes()
-            except OSError:
-                continue
-            if needle in environ and identity(int(entry.name)) is not None:
-                word = next((word for word in environ.split(b"\0") if word.startswith(needle)), needle)
-                found.setdefault(os.fsdecode(word[len(needle) :]), []).append(int(entry.name))
-    return found
+class LocalJob(NamedTuple):
+    """What was submitted (``job.json``)."""
+
+    name: str
+    comment: str
+    members: int  # 0: it is no array
+    host: str
+    workdir: str = ""
+    output: str = "%x-%j.out"
+    error: str = ""  # "": the same as ``output``
+    after: str = ""  # number of the job whose end it waits for
+    limit: float | None = None  # seconds of a member
+    signal: str = "USR1"
+    lead: float = 60.0  # seconds from the signal to the limit
+    submitted: float | None = None  # epoch seconds
+
+
+class LocalState(NamedTuple):
+    """How far it is, as its chain wrote it (``state.json``)."""
+
+    pid: int = 0  # of the chain
+    pid_start: int | None = None
+    member: int = 0  # the one that runs or has run
+    state: JobState = JobState.PENDING
+    started: float | None = None  # epoch seconds
+    ends: float | None = None
+    exit_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        return lives(self.pid, self.pid_start)
+
+
+def read_job(folder: Path) -> LocalJob | None:
+    """None if there is none. Raises OSError, and ValueError where it is damaged."""
+    raw = read_json(folder / "job.json")
+    return None if raw is None else decode(LocalJob, raw)
+
+
+def read_state(folder: Path) -> LocalState:
+    """Raises OSError, and ValueError where it is damaged."""
+    return decode(LocalState, read_json(folder / "state.json") or {})
+
+
+def _marked() -> dict[str, list[Process]]:
+    return marked(ENV_OF)
 
 
 def local_root(env: Mapping[str, str]) -> Path:
@@ -61,10 +94,11 @@ class Local:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = dict(os.environ if env is None else env)
         self.root = local_root(self._env).absolute()
+        self.warnings: set[str] = set()
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         jobs = []
-        marks = functools.cache(marked)  # one look at the processes, and only if some chain was killed
+        marks = functools.cache(_marked)  # one look at the processes, and only if some chain was killed
         try:
             found = sorted((number, p) for p in self.root.iterdir() if (number := as_count(p.name)) is not None)
         except FileNotFoundError:
@@ -104,24 +138,21 @@ class Local:
             folder = self._claim()
             number = folder.name
             write_whole(folder / "script", script, mode=0o700)
-            write_json(
-                folder / "job.json",
-                {
-                    "name": options.get("job-name", script_path.name),
-                    "comment": options.get("comment", ""),
-                    "members": array_size(f"_[{options['array']}]") if "array" in options else 0,
-                    "limit": limit.total_seconds() if limit else None,
-                    "signal": warn_signal or "USR1",
-                    "lead": float(lead or 60),
-                    "after": after.removeprefix(PREFIX),
-                    "output": (output := options.get("output", "%x-%j.out")),
-                    "error": options.get("error", output),
-                    "workdir": options.get("chdir", str(script_path.parent)),
-                    "submitted": time.time(),
-                    "host": os.uname().nodename,
-                },
-                mode=0o600,
+            job = LocalJob(
+                name=options.get("job-name", script_path.name),
+                comment=options.get("comment", ""),
+                members=array_size(f"_[{options['array']}]") if "array" in options else 0,
+                host=os.uname().nodename,
+                workdir=options.get("chdir", str(script_path.parent)),
+                output=options.get("output", "%x-%j.out"),
+                error=options.get("error", ""),
+                after=after.removeprefix(PREFIX),
+                limit=limit.total_seconds() if limit else None,
+                signal=warn_signal or "USR1",
+                lead=float(lead or 60),
+                submitted=time.time(),
             )
+            write_json(folder / "job.json", job, mode=0o600)
             self._start(folder, base)
         except OSError as error:
             raise from_os_error(error, f"write the local queue {self.root}") from None
@@ -135,13 +166,12 @@ class Local:
         word = "pending" if only_pending else (f"member {member}" if member else "all")
         try:
             write_whole(folder / "cancel", word, mode=0o600)
-            state = read_json(folder / "state.json") or {}
-            pid = cast("int", state.get("pid", 0))
-            if pid and identity(pid) == state.get("pid_start"):
-                os.kill(pid, signal.SIGHUP)  # "look at the cancel file now"
+            state = read_state(folder)
+            if state.alive:
+                os.kill(state.pid, signal.SIGHUP)  # "look at the cancel file now"
             else:  # killed, and its member lives on
                 for orphan in chain.from_iterable(self._orphans(folder).values()):
-                    os.kill(orphan, signal.SIGTERM)
+                    signal_exactly(orphan, signal.SIGTERM)
         except ProcessLookupError:
             return
         except PermissionError:
@@ -201,71 +231,56 @@ class Local:
         child.returncode = 0  # it is nobody's child now; its end is not ours to wait for
 
     @staticmethod
-    def _orphans(folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> dict[int, list[int]]:
+    def _orphans(folder: Path, marks: Marks = _marked) -> dict[int, list[Process]]:
         """Living processes of the job, by member."""
         found = ((mark.removeprefix(f"{folder}:"), pids) for mark, pids in marks().items())
         return {number: pids for member, pids in found if (number := as_count(member)) is not None}
 
-    def _read(self, folder: Path, marks: Callable[[], dict[str, list[int]]] = marked) -> list[Job]:
+    def _read(self, folder: Path, marks: Marks = _marked) -> list[Job]:
         """The job as one or two records: the member that runs, and the rest that waits."""
         try:
-            raw = read_json(folder / "job.json")
-            state = read_json(folder / "state.json") or {}
-        except (OSError, ValueError) as error:
+            job, state = read_job(folder), read_state(folder)
+            held = (folder / "hold").exists()
+        except OSError as error:
             raise SchedulerUnavailable(f"the local queue {folder} cannot be read: {error}") from None
-        if raw is None or raw.get("host") != os.uname().nodename:
-            return []
-        pid = cast("int", state.get("pid", 0))
-        alive = bool(pid) and identity(pid) == state.get("pid_start")
-        if not alive and not _has_ended(state) and (orphans := self._orphans(folder, marks)):
-            # the chain was killed, its member is still saving; it may not have been able to write down which one that is
-            alive, state = True, {**state, "state": "COMPLETING", "member": max(orphans)}
-            raw = {**raw, "members": min(1, cast("int", raw["members"]))}
-        held = (folder / "hold").exists()
-        try:
-            return _records(folder.name, raw, state, alive=alive, user=_user(), held=held)
-        except (KeyError, ValueError, TypeError) as error:
+        except ValueError as error:
             raise SchedulerUnavailable(
-                f"the local queue {folder} cannot be read: {type(error).__name__}: {error}",
-                hint=f"if that job is over: rm -r {folder}",
+                f"the local queue {folder} cannot be read: {error}", hint=f"if that job is over: rm -r {folder}"
             ) from None
+        if job is None or job.host != os.uname().nodename:
+            return []
+        alive = state.alive
+        if not alive and not state.state.ended and (orphans := self._orphans(folder, marks)):
+            # the chain was killed, its member is still saving; it may not have been able to write down which one that is
+            alive, state = True, state._replace(state=JobState.COMPLETING, member=max(orphans))
+            job = job._replace(members=min(1, job.members))
+        return _records(folder.name, job, state, alive=alive, held=held)
 
 
-def _has_ended(state: dict[str, object]) -> bool:
-    try:
-        return JobState(str(state.get("state", "PENDING"))).ended
-    except ValueError:
-        return False
-
-
-def _records(
-    number: str, raw: dict[str, object], state: dict[str, object], *, alive: bool, user: str, held: bool = False
-) -> list[Job]:
-    base = f"{PREFIX}{number}"
-    members = cast("int", raw["members"])
-    at = cast("int", state.get("member", 0))
-    word = JobState(str(state.get("state", "PENDING")))
+def _records(number: str, page: LocalJob, state: LocalState, *, alive: bool, held: bool) -> list[Job]:
+    base, members, at = f"{PREFIX}{number}", page.members, state.member
+    word = state.state
     if not alive and not word.ended:
         word = JobState.NODE_FAIL  # the chain's process is gone: a reboot, or somebody's kill -9
-    limit = cast("float | None", raw.get("limit"))
+    user = user_name()
 
     def job(job_id: str, job_state: JobState, reason: str = "", *, started: bool = False) -> Job:
         return Job(
             id=job_id,
             base_id=base,
             raw_id=job_id,
-            name=str(raw["name"]),
+            name=page.name,
             user=user,
             state=job_state,
             reason=reason,
-            dependency=f"afterany:{PREFIX}{raw['after']}" if raw.get("after") and not started else "",
-            comment=str(raw["comment"]),
-            directory=str(raw.get("workdir", "")),
-            nodes=(str(raw["host"]),) if started else (),
-            submit_time=_time(raw.get("submitted")),
-            start_time=_time(state.get("started")) if started else None,
-            end_time=_time(state.get("ends")) if started else None,
-            time_limit=timedelta(seconds=limit) if limit is not None else None,
+            dependency=f"afterany:{PREFIX}{page.after}" if page.after and not started else "",
+            comment=page.comment,
+            directory=page.workdir,
+            nodes=(page.host,) if started else (),
+            submit_time=_time(page.submitted),
+            start_time=_time(state.started) if started else None,
+            end_time=_time(state.ends) if started else None,
+            time_limit=timedelta(seconds=page.limit) if page.limit is not None else None,
         )
 
     current = f"{base}_{at}" if members else base
@@ -273,21 +288,12 @@ def _records(
     records = [job(current, word, started=True)] if at and not between else []
     if alive and not at:
         waiting = f"{base}_[1-{members}%1]" if members else base
-        return [job(waiting, JobState.PENDING, "JobHeldUser" if held else "Dependency" if raw.get("after") else "")]
+        return [job(waiting, JobState.PENDING, "JobHeldUser" if held else "Dependency" if page.after else "")]
     if alive and members and at < members:
         rest = f"{base}_{members}" if at + 1 == members else f"{base}_[{at + 1}-{members}%1]"
         records.append(job(rest, JobState.PENDING, "JobHeldUser" if held else "JobArrayTaskLimit"))
     return records or [job(current, word)]
 
 
-def _time(value: object) -> datetime | None:
-    return datetime.fromtimestamp(value, timezone.utc) if isinstance(value, (int, float)) else None
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+def _time(seconds: float | None) -> datetime | None:
+    return datetime.fromtimestamp(seconds, timezone.utc) if seconds is not None else None

@@ -11,19 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Set
 from pathlib import Path
-from typing import cast
+from typing import Any
 
+from ftsupervise.host import processes
 from ftsupervise.host.modes import as_page, make_folder
-from ftsupervise.host.procfs import identity
 from ftsupervise.model import JobState
 from ftsupervise.rundir.paths import ENV_JOB_ID
-from ftsupervise.rundir.records import as_count, read_json, write_json
-from ftsupervise.scheduler.local import ENV_OF, PREFIX, marked
+from ftsupervise.rundir.records import as_count, write_json
+from ftsupervise.scheduler.local import ENV_OF, PREFIX, LocalState, read_job, read_state
 
-_PR_SET_PDEATHSIG = 1
-_Process = tuple[int, int]  # its number and its start
+_ENDING = 5.0  # seconds for what a member left behind to be gone after SIGKILL
 _KILL_WAIT = float(os.environ.get("FTSUPERVISE_LOCAL_KILL_WAIT", "30"))
 
 
@@ -33,19 +31,14 @@ class Chain:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.number = folder.name
-        job = read_json(folder / "job.json")
+        job = read_job(folder)
         if job is None:
             raise SystemExit(f"{folder} holds no job")
         self.job = job
-        self.state: dict[str, object] = {
-            "pid": os.getpid(),
-            "pid_start": identity(os.getpid()),
-            "member": 0,
-            "state": "PENDING",
-        }
+        self.state = LocalState(os.getpid(), processes.identity(os.getpid()))
 
-    def write(self, **changes: object) -> None:
-        self.state |= changes
+    def write(self, **changes: Any) -> None:
+        self.state = self.state._replace(**changes)
         try:
             write_json(self.folder / "state.json", self.state, mode=0o600)
         except OSError as error:  # a full disk must not end the training
@@ -65,8 +58,8 @@ class Chain:
             raise SystemExit(f"{self.folder} cannot be written: {error.strerror}") from None
         last = JobState.COMPLETED
         if not self._wait_for_other_job():
-            return self.write(state=JobState.CANCELLED.value)
-        for member in range(1, max(1, cast("int", self.job["members"])) + 1):
+            return self.write(state=JobState.CANCELLED)
+        for member in range(1, max(1, self.job.members) + 1):
             self._wait_while_held()
             if self.cancelled() in ("all", "pending"):
                 break
@@ -75,53 +68,52 @@ class Chain:
             last = self._member(member)
             if self.cancelled() == f"member {member}":
                 (self.folder / "cancel").unlink(missing_ok=True)
-        return self.write(state=JobState.CANCELLED.value if self.cancelled() == "all" else last.value)
+        return self.write(state=JobState.CANCELLED if self.cancelled() == "all" else last)
 
     def _wait_for_other_job(self) -> bool:
         """afterany: until the other chain's process is gone or says it has ended. False when cancelled meanwhile."""
-        after = str(self.job.get("after") or "").partition("_")[0]
+        after = self.job.after.partition("_")[0]
         while after:
             if self.cancelled() in ("all", "pending"):
                 return False
             try:
-                other = read_json(self.folder.parent / after / "state.json") or {}
+                other = read_state(self.folder.parent / after)
             except (OSError, ValueError):
-                other = {}
-            pid = cast("int", other.get("pid", 0))
-            ended = JobState(str(other.get("state", "PENDING"))).ended
-            if identity(pid) != other.get("pid_start") or (ended and other.get("member")):
+                other = LocalState()
+            if processes.identity(other.pid) != other.pid_start or (other.state.ended and other.member):
                 break
             time.sleep(0.2)
         return True
 
     def _wait_while_held(self) -> None:
         if (self.folder / "hold").exists():
-            self.write(state="PENDING")
+            self.write(state=JobState.PENDING)
         while (self.folder / "hold").exists() and self.cancelled() not in ("all", "pending"):
             time.sleep(0.2)
 
     def _member(self, member: int) -> JobState:
-        members = cast("int", self.job["members"])
+        members = self.job.members
         job_id = f"{PREFIX}{self.number}" + (f"_{member}" if members else "")
-        limit = cast("float | None", self.job.get("limit"))
+        limit = self.job.limit
         mark = f"{self.folder}:{member}"  # job ids begin at 1 in every state directory; a folder is there once
         env = {**os.environ, ENV_JOB_ID: job_id, ENV_OF: mark, "FTSUPERVISE_LOCAL_MEMBER": str(member)}
         if limit is not None:
             env["FTSUPERVISE_DEADLINE"] = str(int(time.time() + limit))
         now = time.time()
         # before there is anybody: a member that lives is never one that waits, should this process be killed meanwhile
-        self.write(member=member, state="RUNNING", started=now, ends=now + limit if limit else None)
+        self.write(member=member, state=JobState.RUNNING, started=now, ends=now + limit if limit else None)
         try:
-            output, error = (self._file(pattern, member if members else None) for pattern in ("output", "error"))
+            patterns = (self.job.output, self.job.error or self.job.output)
+            output, error = (self._file(pattern, member if members else None) for pattern in patterns)
             shell = subprocess.Popen(
                 ["bash", str(self.folder / "script")],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=error,
-                cwd=str(self.job["workdir"]),
+                cwd=self.job.workdir,
                 env=env,
                 start_new_session=True,
-                preexec_fn=_tell_me_when_you_die(),
+                preexec_fn=processes.die_with_parent(),  # the training saves and leaves when we are killed
             )
             os.close(output)
             os.close(error)
@@ -129,15 +121,14 @@ class Chain:
             print(f"{job_id} could not be started: {why}", flush=True)
             return JobState.FAILED
         verdict = self._follow(shell, mark, member, limit)
-        self.write(state="COMPLETING", exit_code=shell.returncode)
-        _end_all(mark)
+        self.write(state=JobState.COMPLETING, exit_code=shell.returncode)
+        processes.end_all(lambda: _members(mark), _ENDING)
         return verdict
 
     def _follow(self, shell: subprocess.Popen[bytes], mark: str, member: int, limit: float | None) -> JobState:
         """Until the batch shell has ended: by itself, by cancellation, or at its limit."""
         started = time.monotonic()
         warned = limit is None
-        lead = cast("float", self.job["lead"])
         while True:
             try:
                 code = shell.wait(0.2)
@@ -145,20 +136,19 @@ class Chain:
             except subprocess.TimeoutExpired:
                 pass
             elapsed = time.monotonic() - started
-            if not warned and limit is not None and elapsed >= limit - lead:
+            if not warned and limit is not None and elapsed >= limit - self.job.lead:
                 warned = True
-                _signal_shell(shell, str(self.job["signal"]))
+                _signal_shell(shell, self.job.signal)
             over = limit is not None and elapsed >= limit
             if over or self.cancelled() in ("all", f"member {member}"):
                 _terminate(shell, mark)
                 return JobState.TIMEOUT if over else JobState.CANCELLED
 
-    def _file(self, what: str, member: int | None) -> int:
-        """The job's "output" or "error", to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
-        text = str(self.job[what])
-        values = {"x": str(self.job["name"]), "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
+    def _file(self, pattern: str, member: int | None) -> int:
+        """A file of the job's, to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
+        values = {"x": self.job.name, "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
         values |= {"A": f"{PREFIX}{self.number}", "a": str(member or 0), "%": "%", "u": str(os.getuid())}
-        pieces = text.split("%")
+        pieces = pattern.split("%")
         name, rest, index = pieces[0], pieces[1:], 0
         while index < len(rest):
             if rest[index] == "" and index + 1 < len(rest):  # "%%"
@@ -168,7 +158,7 @@ class Chain:
                 letter = rest[index][:1]
                 name += values.get(letter, f"%{letter}") + rest[index][1:]
                 index += 1
-        path = Path(str(self.job["workdir"])) / name
+        path = Path(self.job.workdir) / name
         make_folder(path.parent, parents=True)
         if str(path) == os.devnull:
             return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -181,61 +171,25 @@ def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
     shell.send_signal(named if number is None else number)
 
 
-def _tell_me_when_you_die() -> Callable[[], None]:
-    """For a child before its exec: SIGTERM when this process is killed, so that the training saves and leaves."""
-    import ctypes
-
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def before_exec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
-
-
-def _processes(mark: str) -> list[int]:
-    return marked().get(mark, [])
-
-
-def _signal_all(mark: str, number: int) -> None:
-    for pid in _processes(mark):
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
-
-
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
-    _signal_all(mark, signal.SIGTERM)
-    _signal_all(mark, signal.SIGCONT)
-    deadline, left = time.monotonic() + _KILL_WAIT, set[_Process]()
-    while time.monotonic() < deadline:
-        left = _living(mark, left)
-        if not left and shell.poll() is not None:
-            break
+    """SIGTERM to all of the member, and SIGKILL to what is left after KillWait."""
+    left = _members(mark)
+    for one in left:
+        processes.signal_exactly(one, signal.SIGTERM)
+        processes.signal_exactly(one, signal.SIGCONT)
+    deadline = time.monotonic() + _KILL_WAIT
+    while time.monotonic() < deadline and (left or shell.poll() is None):
         time.sleep(0.1)
-    _end_all(mark, left)
+        left = processes.wait_gone({*left, *_members(mark)}, 0)
+    processes.end_all(lambda: _members(mark), _ENDING, left)
     try:
         shell.wait(5)
     except subprocess.TimeoutExpired:
         print(f"{mark}: the batch shell {shell.pid} does not die", flush=True)
 
 
-def _end_all(mark: str, left: Set[_Process] = frozenset()) -> None:
-    """SIGKILL whatever the member left behind, for at most five seconds."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and (left := _living(mark, left)):
-        _signal_all(mark, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _living(mark: str, known: Set[_Process]) -> set[_Process]:
-    """Processes with ``mark``, and those ``known`` that still live: one that is dying has no environment any more, and may
-    still hold what the next member needs."""
-    seen = known | {(pid, start) for pid in _processes(mark) if (start := identity(pid)) is not None}
-    return {(pid, start) for pid, start in seen if identity(pid) == start}
+def _members(mark: str) -> list[processes.Process]:
+    return processes.marked(ENV_OF).get(mark, [])
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ that job alive.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ftsupervise.host.files import read_bounded
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Attempt, Job
 from ftsupervise.rundir.launches import LaunchRecord, people
 from ftsupervise.rundir.paths import RunDir
@@ -116,18 +116,8 @@ def whose_run(rundir: RunDir, launches: Iterable[LaunchRecord], also: Iterable[s
         found = (_launched_from(rundir, record.number) for record in launches)
         return frozenset(place for place in found if place)
 
-    users = frozenset({*people(rundir, launches), me(), *also})
+    users = frozenset({*people(rundir, launches), user_name(), *also})
     return Whose(users, str(rundir.root.absolute()), places)
-
-
-def me() -> str:
-    """This account's name, as Slurm prints it."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _launched_from(rundir: RunDir, number: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
@@ -74,7 +75,7 @@ class Slurm:
     # ------------------------------------------------------------------------------------------------------- asking
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
-        names = ",".join(dict.fromkeys(users)) or me()
+        names = ",".join(dict.fromkeys(users)) or user_name()
         form = new_form(QUEUE_LETTERS)
         return self._read(self._answer(["squeue", "-h", "-u", names, "-o", form.text], env=SQUEUE_ENV), form)
 
@@ -121,7 +122,8 @@ class Slurm:
         done = self._run(["sbatch", "--parsable", *options, str(script_path), *arguments], env=base)
         if done.code == 0:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
-            if match:
+            if match:  # what a site's filter prints beside it is no warning
+                self.warnings |= {words for words in complaints(done.stderr) if words.startswith(("error", "warning"))}
                 return Submitted(match[1], match[2] or "")
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
             raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")
@@ -225,12 +227,3 @@ def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Comple
 def new_form(letters: str) -> Form:
     """How to ask squeue for ``letters`` this time."""
     return Form(letters, os.urandom(6).hex())
-
-
-def me() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftsupervise.host import processes, procfs
+from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir import imports
 from ftsupervise.rundir.paths import RunDir
@@ -220,7 +220,7 @@ class Warm:
                     stderr=said,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=processes.become_subreaper(),
+                    preexec_fn=processes.die_with_parent(),
                 )
             except OSError as error:
                 self._found = None
@@ -344,7 +344,7 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 
 def _lives(pid: int) -> bool:
-    return procfs.identity(pid) is not None
+    return processes.identity(pid) is not None
 
 
 def _reap(pid: int) -> None:

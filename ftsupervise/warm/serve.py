@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
 from ftsupervise.warm import client as proxy
 from ftsupervise.warm import rank_setup
@@ -78,7 +78,7 @@ class Serving:
 
     def _listen(self) -> None:
         rank_setup.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        rank_setup.libc.prctl(_PR_SET_NAME, procfs.STANDBY.encode(), 0, 0, 0)
+        rank_setup.libc.prctl(_PR_SET_NAME, processes.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         if shm_dir.own(str(self.place)) is None or not shm_dir.ours_alone(str(self.place)):
             self.tell({"no": f"cannot make {self.place}, or it is somebody else's"})

@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health, Job
+from ftsupervise.model import Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.errors import Error, about
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.watch.checks import Queue
 from ftsupervise.watch.roster import Known, Roster
 

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health, Job
+from ftsupervise.model import Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
@@ -111,8 +112,8 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
     text = f"cannot be read: {why.removeprefix(f'{name}: ')}" if why else "can be read"
     words = WORDS["unanswered" if isinstance(why, Unanswered) else "settings"]
     names = {"run": name, "typed": "" if name == HERE else f" {shlex.quote(name)}"}
-    key = ("", "watch", f"settings of {name}")
-    return words.finding(key, Health.of(bool(why)), f"the settings of {name} {text}", now, names=names)
+    subject = f"settings of {name}"
+    return words.finding(("", "watch", subject), Health.of(bool(why)), f"the {subject} {text}", now, names=names)
 
 
 def host_finding(why: str, now: datetime) -> Finding:

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ftsupervise.findings import EventKind
-from ftsupervise.model import Attempt
+from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.units import show_duration
-
-# Causes after which nobody needs to be woken: somebody or something asked for it, and the loop left in order.
-ORDERLY = ("finished", "exit 0", "kill switch", "warning signal", "time limit", "deadline", "run_for", "stop_before")
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,6 @@ class Event:
     at: datetime
     summary: str
     meaning: str = ""
-
-
-def orderly(cause: str) -> bool:
-    return cause.startswith(ORDERLY) and "then" not in cause
 
 
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tuple[Event, ...]:
@@ -74,7 +67,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
 
 def _end(attempt: Attempt) -> list[Event]:
     """Only the end that nobody takes over by itself. A failure is the recovery watchdog's, until it is over."""
-    if not attempt.cause.startswith("kill switch"):
+    if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
     text = f"attempt {attempt.number} saved and stopped{step}: kill switch{f', {attempt.note}' if attempt.note else ''}"

@@ -18,7 +18,7 @@ from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import private
 from ftsupervise.host.modes import make_folder
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Sent, Told
 from ftsupervise.watch.checks import host_finding, settings_finding, slurm_finding

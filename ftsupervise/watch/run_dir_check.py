@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.rundir import pinned
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def _finding(
     run: Run, health: Health, summary: str, now: datetime, words: str, do: str = "", detail: str = ""
 ) -> Finding:
     names = {"run_dir": run.run_dir, "above": shlex.quote(str(Path(str(run.run_dir)).parent)), "do": do}
-    key = (run.name, "storage", "run directory")
-    return WORDS[words].finding(key, health, summary, now, names=names, detail=detail)
+    return WORDS[words].finding(
+        (run.name, "storage", "run directory"), health, summary, now, names=names, detail=detail
+    )
 
 
 def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:

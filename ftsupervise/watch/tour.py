@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
+from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding
-from ftsupervise.model import Health
+from ftsupervise.host.users import user_name
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
-from ftsupervise.scheduler.ownership import me, own_job_ids
+from ftsupervise.scheduler.ownership import own_job_ids
+from ftsupervise.truth import Health
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Found, Looked, Queues, Relieved, Sent, Settled, Stands, Told
@@ -153,7 +155,7 @@ class Tour:
         return not (account.users <= account.asked and words <= account.queues.keys())
 
     def _ask(self) -> None:
-        users = tuple(sorted({me(), *self.account.users}))
+        users = tuple(sorted({user_name(), *self.account.users}))
         self.say.at(-1, "find the scheduler", BOUND)  # (which asks Slurm for five seconds where it is in doubt)
         doors = {run.scheduler: self.orders.scheduler(run.scheduler) for run in self.account.roster.runs}
         answers = {door.kind: self._answer(door, users) for door in {d.kind: d for d in doors.values()}.values()}
@@ -249,17 +251,9 @@ def _tell(seen: Seen, journal: Journal, now: datetime, *, beside: Sequence[Findi
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
-        if announce(
-            journal,
-            seen.run.alerts,
-            event.kind,
-            run=seen.run.name,
-            summary=event.summary,
-            at=now,
-            dedup=event.dedup,
-            look=f"ftsupervise status {shlex.quote(str(seen.rundir.root))}",
-            meaning=event.meaning,
-        ):
+        look = f"ftsupervise status {shlex.quote(str(seen.rundir.root))}"
+        finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
+        if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
     return Told(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))

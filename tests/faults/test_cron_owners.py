@@ -22,7 +22,7 @@ from ftsupervise.crontab.entries import find
 from ftsupervise.crontab.install import decide, install
 from ftsupervise.errors import NotPermitted
 from ftsupervise.host import interpreter
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, FakeQueue, Folder, make
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]

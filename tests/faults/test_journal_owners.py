@@ -279,7 +279,7 @@ def test_a_stranger_is_not_believed_in_a_shared_watch_either(shared: Path) -> No
 
 
 def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> None:
-    from ftsupervise.cli.alerts import _who
+    from ftsupervise.crontab.claims import _who
 
     def who() -> str:
         os.environ.update(LOGNAME=OWNER, USER=OWNER, LNAME=OWNER, USERNAME=OWNER)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.host.processes import identity
 from ftsupervise.probe import Missing, NotSeen, Probe, Ran, Space
-from ftsupervise.probe.abandoned import identity
 
 from .conftest import HungMount, wait_until
 

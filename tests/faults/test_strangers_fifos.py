@@ -19,8 +19,7 @@ import pytest
 
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
-from ftsupervise.host import files, procfs
-from ftsupervise.model import Beat
+from ftsupervise.host import files, processes
 from ftsupervise.nodes import placement
 from ftsupervise.report.status import run_name
 from ftsupervise.run import gate
@@ -30,6 +29,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
+from ftsupervise.truth import Beat
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
@@ -125,7 +125,7 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
     try:
         until(begun.exists, "the command")
         host, pid = os.uname().nodename, child.pid
-        name = f"{run.root.name}.none.{host}.{pid}.{procfs.identity(pid)}.json"
+        name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
         lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()
         assert child.wait(90) == 3

@@ -21,12 +21,13 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue, prepare
-from ftsupervise.model import Health, Job, SwitchState
+from ftsupervise.model import Job
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.truth import Health, SwitchState
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other users")]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.findings import Severity
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
+from ftsupervise.truth import Health
 
 from .conftest import HungMount, need_root_and
 from .watched import Watched

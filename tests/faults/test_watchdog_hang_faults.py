@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Health, JobState
+from ftsupervise.model import JobState
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import fence
+from ftsupervise.truth import Health
 
 from .conftest import HungMount, wait_until
 from .watched import Watched

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
+from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs.memory import cgroups, host
 
 from .conftest import need_root_and, wait_until
@@ -129,8 +129,8 @@ def test_memory_that_nobody_reports_is_not_seen_and_not_that_of_the_looker(tmp_p
     assert "the run is on n1" in found["used"].summary
 
 
-def test_the_host_is_as_full_as_the_kernel_says(probe: Probe) -> None:
-    [whole] = host(probe)
+def test_the_host_is_as_full_as_the_kernel_says() -> None:
+    [whole] = host()
     assert 0 < whole.used < 1
 
 

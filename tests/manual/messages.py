@@ -13,8 +13,8 @@ from email.message import EmailMessage
 from pathlib import Path
 
 from ftsupervise.config.load import load
+from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState
-from ftsupervise.scheduler.slurm import me
 from ftsupervise.watch.roster import Roster
 from ftsupervise.watch.tick import Orders, tick
 from tests.neighbours.slack import TOKEN, Post, SlackServer
@@ -39,8 +39,8 @@ class Answers:
 
 def members(first: str) -> tuple[Job, ...]:
     mark = f"ftsupervise:{RUN}:0"
-    running = Job(f"{first}_1", first, RUN, me(), JobState.RUNNING, comment=mark)
-    rest = Job(f"{first}_[2-10%1]", first, RUN, me(), JobState.PENDING, "JobArrayTaskLimit", comment=mark)
+    running = Job(f"{first}_1", first, RUN, user_name(), JobState.RUNNING, comment=mark)
+    rest = Job(f"{first}_[2-10%1]", first, RUN, user_name(), JobState.PENDING, "JobArrayTaskLimit", comment=mark)
     return running, rest
 
 
@@ -82,7 +82,7 @@ def _play(folder: Path, mail: MailServer, slack: SlackServer) -> dict[str, str]:
             }
         )
     )
-    for inside in ("switches", "watch", "attempts", "marks"):
+    for inside in ("switches", "watch", "attempts", "marks", "launches"):
         (folder / RUN / inside).mkdir(parents=True)
     queue = Answers()
     night = [(0.0, "88"), (0.25, ""), (4.25, ""), (6.25, ""), (6.75, "131")]  # hours, and the array in the queue

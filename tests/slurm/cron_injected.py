@@ -121,7 +121,7 @@ def installed_by_two(one: OneCron) -> bool:
 def everything_cancelled_and_a_run_notices(one: OneCron) -> bool:
     """scancel of the whole chain: a run's own job, looking once a period, brings it back."""
     from ftsupervise.crontab.keepalive import look_after
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     bound = time.monotonic() + 60
     while (jobs := one.jobs()) and time.monotonic() < bound:  # a tick that dies slowly may hand one more in

@@ -18,7 +18,7 @@ import pytest
 
 from ftsupervise.crontab.chain import slot_of
 from ftsupervise.crontab.installation import need_installed
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import identity
 from ftsupervise.rundir.records import read_json
 from ftsupervise.sandbox import Sandbox
 from tests.slurm.cron_lab import OneCron

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.switches import SAVE
 from ftsupervise.sandbox import Sandbox
@@ -45,7 +45,7 @@ def are_stuck_in_completing(here: Scene, job: str, ranks: list[int], until: Unti
     """Every slurmstepd of the job is stopped, as one in state D is; the job is cancelled, the next member starts. Its ring ends
     what it can reach once it sees that."""
     supervisor = json.loads((here.rundir.attempt(1) / "start.json").read_text())["pid"]
-    steps = {found.parent for pid in (*ranks, supervisor) if (found := procfs.process(pid))}
+    steps = {found.parent for pid in (*ranks, supervisor) if (found := processes.process(pid))}
     for pid in steps:
         assert "slurmstepd" in (Path("/proc") / str(pid) / "comm").read_text()
         os.kill(pid, signal.SIGSTOP)

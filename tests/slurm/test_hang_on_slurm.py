@@ -33,7 +33,7 @@ def test_a_stopped_rank_on_another_node_is_named_and_the_run_goes_on_in_the_same
     assert first.ended is not None
     print(f"from SIGSTOP to the end of the attempt: {first.ended.timestamp() - struck:.2f} s")
     assert re.match(r"hang: rank 1 on node-1 is stopped; ", first.words), first.words
-    assert (first.kind, first.then.partition(":")[0]) == ("hang", "restarted in place")
+    assert (first.failure and first.failure.kind, first.then.partition(":")[0]) == ("hang", "restarted in place")
     assert second.words == "finished"
     folder = Path(here.rundir.attempt(1)) / "evidence"
     assert "-> 1  node-1" in (folder / "hang.txt").read_text()

@@ -66,7 +66,7 @@ def test_a_rank_that_failed_and_does_not_end_is_not_waited_for(scene: Callable[.
     until(here.rundir.finished.exists, "the end", 120)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()
-    assert (first.kind, first.sign.partition(" (")[0]) == ("code", "exit 1"), (
+    assert (first.failure and first.failure.kind, first.sign.partition(" (")[0]) == ("code", "exit 1"), (
         "srun may be slow to pass the traceback on"
     )
     assert first.words.startswith("rank 1 on node-1 exit 1")
@@ -147,7 +147,7 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()[0], here.attempts()[-1]
     assert first.nodes == ("node-0", "node-1")
-    assert (first.kind, first.then.partition(":")[0]) == ("node", "restarted in place")
+    assert (first.failure and first.failure.kind, first.then.partition(":")[0]) == ("node", "restarted in place")
     assert second.nodes == ("node-0", "node-2")
     assert second.words == "finished"
     assert second.job_id == first.job_id
@@ -171,6 +171,31 @@ def test_a_node_that_the_job_has_lost_is_not_chosen_again_when_it_is_well(
     assert here.attempts()[2].nodes == here.attempts()[1].nodes == ("node-0", "node-2")
     here.type("kill", "--yes")
     until(lambda: not here.queue(), "the end of the queue")
+
+
+def test_with_the_controller_away_the_killed_rank_is_named_though_its_agent_is_late_and_not_the_one_that_raised(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    """The agent of the killed rank's node does not get its turn: what the other rank raised is told first, and nobody can be
+    asked who was dying before the others are ended."""
+    here = scene(nodes=3)
+    here.train("--steps 100000 --step-time 0.05", jobs=1)
+    ranks = until(lambda: here.trains(1), "the first attempt")
+    until(lambda: here.watched(*ranks.values()), "the agents to see the ranks")
+    here.cut_off("node-1")
+    here.sandbox.controller("pause")
+    os.kill(ranks[1], signal.SIGKILL)
+    log = here.rundir.attempt(1) / "run.log"
+    try:
+        until(lambda: "the other ranks have" in log.read_text(), "the ring to act", 30)
+        until(lambda: "SIGKILL" in log.read_text().partition("the other ranks have")[2], "the others to be ended", 30)
+    finally:
+        here.sandbox.controller("cont")
+    until(lambda: here.attempts()[0].cause, "the end", 120)
+    assert here.attempts()[0].cause.startswith("rank 1 on node-1 killed by SIGKILL")
+    assert here.attempts()[0].kind == "signal"
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the queue", 120)
 
 
 @pytest.mark.parametrize("cut_off", [True, False])
@@ -227,7 +252,7 @@ def test_a_run_that_fails_at_import_is_stopped_by_the_brake_and_its_members_are_
         cwd=here.folder, env=here.sandbox.env(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert checked.returncode == 2
-    assert "no_such_module_here" in checked.stdout or not any(a.detail for a in here.attempts()), here.log()
+    assert "no_such_module_here" in checked.stdout or not any(a.line for a in here.attempts()), here.log()
     here.rundir.finished.touch()  # so that what is released leaves at the gate
     said = here.type("clear", "--brake")
     assert f"Job {job} may start again" in said

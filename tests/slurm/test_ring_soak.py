@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt
 from tests.slurm.ring_scene import Scene, undisturbed
 
@@ -175,7 +175,7 @@ def test_twenty_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
         after = until(lambda b=before: _trains_after(here, b), f"training after {name!r}", 300)
         took = time.monotonic() - began
         page = until(lambda b=before: _page(here, b.number), f"the page of attempt {before.number}", 60)
-        told = f"{page.kind}|{page.sign}|{page.words}"
+        told = f"{page.failure.kind.value if page.failure else ''}|{page.sign}|{page.words}"
         found.append(name)
         if not re.search(expected, told):
             wrong.append(f"{name}: the ledger says {told}")
@@ -207,7 +207,7 @@ def _trains_after(here: Scene, before: Attempt) -> int:
     if last.number <= before.number:
         return 0
     ranks = here.trains(last.number)
-    return last.number if ranks and all(procfs.identity(pid) for pid in ranks.values()) else 0
+    return last.number if ranks and all(processes.identity(pid) for pid in ranks.values()) else 0
 
 
 def _how_it_is(here: Scene) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import ftsupervise
 from ftsupervise.errors import NotFound
+from ftsupervise.host.processes import living
 from ftsupervise.sandbox import Sandbox, sandboxes
-from ftsupervise.sandbox.processes import everyone, owner
 
 pytestmark = pytest.mark.slurm
 
@@ -99,7 +100,7 @@ def test_a_command_uses_the_sandbox_that_is_up_and_leaves_it(typed: Typed, place
 def test_a_command_told_to_end_ends_and_takes_its_sandbox_with_it(place: Path, until: Any) -> None:
     command = [sys.executable, "-m", "ftsupervise", "sandbox", "--dir", str(place), "--nodes", "1"]
     with subprocess.Popen([*command, "--", "sleep", "306"]) as running:
-        until(lambda: [p for p in everyone().values() if p.parent == running.pid and p.name == "sleep"], "the command")
+        until(lambda: [p for p in living() if p.parent == running.pid and p.name == "sleep"], "the command")
         running.terminate()
         assert running.wait(30) == 128 + signal.SIGTERM
     assert not place.exists() and place not in [seen.directory for seen in sandboxes()]
@@ -167,7 +168,7 @@ def test_an_ordinary_user_has_a_cluster_of_his_own(slurm_installed: None, short_
     assert done.stderr == ""
     assert done.stdout.startswith("/tmp/ftsupervise-sandbox-65534 [b'65534', b'65534'] b''\n")
     assert not Path("/tmp/ftsupervise-sandbox-65534").exists()
-    assert not [process for process in everyone().values() if owner(process.pid) == 65534]
+    assert not [process for process in psutil.process_iter(["uids"]) if process.info["uids"].real == 65534]
 
 
 @pytest.mark.root

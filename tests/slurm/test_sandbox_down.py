@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, UsageError
+from ftsupervise.host.processes import environment, identity, living
 from ftsupervise.sandbox import Sandbox, Shape, sandboxes
-from ftsupervise.sandbox.processes import environment, everyone, members
+from ftsupervise.sandbox.members import members
 
 pytestmark = pytest.mark.slurm
 
@@ -38,7 +39,7 @@ def place(slurm_installed: None, short_tmp: Path, request: pytest.FixtureRequest
 def traces(directory: Path) -> list[str]:
     """Everything on this machine that speaks of the directory: processes by what they were started with, files."""
     found = [str(directory)] if directory.exists() else []
-    for process in everyone().values():
+    for process in living():
         try:
             told = Path(f"/proc/{process.pid}/cmdline").read_bytes()
             opened = [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
@@ -67,7 +68,7 @@ def test_jobs_and_what_they_put_in_the_background_end_with_it(place: Path, until
     until(lambda: len(sleeping()) == 5, "the background, the detached, the nameless, and two ranks")
     pids = sleeping()
     sandbox.down()
-    assert traces(place) == [] and not set(pids) & set(everyone())
+    assert traces(place) == [] and not set(pids) & {one.pid for one in living()}
 
 
 def test_waiting_commands_end_with_it_but_not_the_shell_they_gave(place: Path, until: Until) -> None:
@@ -76,12 +77,12 @@ def test_waiting_commands_end_with_it_but_not_the_shell_they_gave(place: Path, u
     with subprocess.Popen(command, env=sandbox.env(), stderr=subprocess.DEVNULL, start_new_session=True) as salloc:
 
         def shell() -> list[int]:
-            return [p.pid for p in everyone().values() if p.parent == salloc.pid and p.name == "sleep"]
+            return [p.pid for p in living() if p.parent == salloc.pid and p.name == "sleep"]
 
         [mine] = until(shell, "the command that salloc runs")
         sandbox.down()
         assert salloc.wait(10) == -signal.SIGKILL
-        assert mine in everyone()
+        assert identity(mine) is not None
         os.kill(mine, signal.SIGKILL)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import AlreadyRunning, NotFound, SchedulerUnavailable
+from ftsupervise.host.processes import environment, identity
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.sandbox.processes import environment, everyone
 
 pytestmark = pytest.mark.slurm
 
@@ -137,6 +137,6 @@ def test_a_crash_spares_a_shell_that_only_uses_the_sandbox(own_sandbox: Sandbox,
             until(lambda: environment(mine.pid).get("SLURM_CONF") == conf, "the environment")
             own_sandbox.node("node-0", "crash")
             own_sandbox.down()
-            assert mine.pid in everyone()
+            assert identity(mine.pid) is not None
         finally:
             mine.kill()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host.processes import environment
 from ftsupervise.sandbox import Sandbox
-from ftsupervise.sandbox.processes import environment
 
 pytestmark = pytest.mark.slurm
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.host.processes import environment, living
 from ftsupervise.sandbox import sandboxes
-from ftsupervise.sandbox.processes import MARK, MARK_OWNER, environment, everyone
+from ftsupervise.sandbox.members import MARK, MARK_OWNER
 from tests.manual.blocks import ROOT
 
 pytestmark = pytest.mark.slurm
@@ -27,7 +28,7 @@ ENDINGS = [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP]
 def running(place: Path | str) -> list[str]:
     """Daemons by the sandbox's mark, and all that was started in it."""
     found = []
-    for process in everyone().values():
+    for process in living():
         env = environment(process.pid)
         named = (env.get(MARK), env.get("FTSUPERVISE_SANDBOX"), env.get("SLURM_CONF", "").removesuffix("/slurm.conf"))
         if str(place) in named:
@@ -156,9 +157,7 @@ def test_a_sandbox_that_somebody_else_made_there_since_is_left_alone(
         owner.kill()
         owner.wait(30)
         until(lambda: not [one for one in running(place) if one.endswith("sleep")], "the end of the command")
-        keepers = [
-            p for p in everyone().values() if b"sandbox.keeper" in (c := cmdline(p.pid)) and str(place).encode() in c
-        ]
+        keepers = [p for p in living() if b"sandbox.keeper" in (c := cmdline(p.pid)) and str(place).encode() in c]
         until(lambda: not [p for p in keepers if Path(f"/proc/{p.pid}").exists()], "the end of the keeper")
         assert set(daemons) <= set(running(place))
     finally:
@@ -173,7 +172,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def of(mark: str) -> list[str]:
-    return [f"{p.pid} {p.name}" for p in everyone().values() if environment(p.pid).get(MARK_OWNER) == mark]
+    return [f"{p.pid} {p.name}" for p in living() if environment(p.pid).get(MARK_OWNER) == mark]
 
 
 @pytest.mark.parametrize("number", [*ENDINGS, signal.SIGINT], ids=lambda number: number.name)
@@ -186,7 +185,7 @@ def test_the_demo_leaves_nothing_running(
     run = tmp_path / "demo" / "digits" / "runs" / "digits"
     until(lambda: any((run / "beats").glob("rank-*")), "the demo to train", 120)
     [mark] = {
-        environment(p.pid)[MARK_OWNER] for p in everyone().values()
+        environment(p.pid)[MARK_OWNER] for p in living()
         if p.parent == demo.pid and MARK_OWNER in environment(p.pid)
     }  # fmt: skip
     places = {environment(int(one.split()[0])).get("FTSUPERVISE_SANDBOX", "") for one in of(mark)} - {""}

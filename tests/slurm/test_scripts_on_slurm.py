@@ -88,7 +88,7 @@ def test_a_script_that_lost_a_node_starts_again_on_the_nodes_it_is_told(
     (here.folder / "go").touch()
     until(lambda: here.attempts()[-1].words == "exit 0", "the end")
     first, second = here.attempts()
-    assert first.kind == "node"
+    assert first.failure is not None and first.failure.kind == "node"
     assert second.nodes == ("node-0", "node-2")
 
 
@@ -99,7 +99,7 @@ def test_a_script_that_does_not_listen_leaves_to_the_next_member_when_a_node_is_
     lose_a_node(here, "", "& until [ -e failed ]; do sleep 0.1; done; kill -9 $!; exit 3", until)
     (here.folder / "failed").touch()
     (only,) = until(lambda: here.attempts() if here.attempts()[-1].ended else (), "the end")
-    assert only.kind == "node"
+    assert only.failure is not None and only.failure.kind == "node"
     log = (here.rundir.attempt(1) / "run.log").read_text()
     assert "2 of 3 nodes are left (node-1 is" in log
     assert "does not take its nodes from $FTSUPERVISE_NODES: the next member takes over" in log

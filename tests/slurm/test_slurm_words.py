@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import SchedulerUnavailable
+from ftsupervise.host.users import user_name
 from ftsupervise.model import JobState
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.exclusions import Exclusions
-from ftsupervise.scheduler.slurm import Slurm, me
+from ftsupervise.scheduler.slurm import Slurm
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -57,7 +60,7 @@ def test_a_name_and_a_comment_of_control_characters_neither_hide_the_queue_nor_s
     assert "ours" not in jobs[odd].name
     assert jobs[odd].name.endswith("c")
     assert jobs[odd].state is JobState.PENDING
-    waiting = {job.base_id: job for job in Exclusions(sandbox.env()).waiting((me(),))}
+    waiting = {job.base_id: job for job in Exclusions(sandbox.env()).waiting((user_name(),))}
     assert waiting[ours].comment == "ftsupervise:ours:t0"
     assert waiting[odd].held
 
@@ -86,12 +89,30 @@ def test_a_warning_about_the_settings_of_the_cluster_takes_no_answer_away(
     job_id = submit("--hold", "--comment=ftsupervise:warned:t0")
     slurm = Exclusions(warned)
     assert job_id in {job.base_id for job in slurm.queue()}
-    assert job_id in {job.base_id for job in slurm.waiting((me(),))}
+    assert job_id in {job.base_id for job in slurm.waiting((user_name(),))}
     assert slurm.room().known
     described = slurm.describe(job_id)
     assert described is not None
     assert any("BackupController" in words for words in slurm.warnings)
-    assert slurm.queue(users=("root" if me() != "root" else "daemon",)) == ()  # nothing but the warning
+    assert slurm.queue(users=("root" if user_name() != "root" else "daemon",)) == ()  # nothing but the warning
+
+
+def test_what_slurm_warns_of_is_said_once_at_launch_and_by_status(
+    warned: dict[str, str], sandbox: Sandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text("name: warned\nlaunch: {command: sleep 600, jobs: 2, chain: daisy}\n")
+    env = {**os.environ, **warned, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
+    try:
+        for words in (["launch"], ["status"], ["status", "warned", "warned"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "ftsupervise", *words],
+                cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count("BackupController") == 1, done.stderr
+            assert "warns: error: Ignoring BackupController" in done.stderr
+    finally:
+        subprocess.run(["scancel", "--name=warned"], env=sandbox.env(), check=False)
 
 
 def test_a_question_about_nobody_is_not_an_empty_queue_with_and_without_a_warning(

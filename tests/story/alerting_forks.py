@@ -58,7 +58,7 @@ def _child(now: datetime, about: dict[str, Any]) -> None:
     from ftsupervise.alerts.record import record
     from ftsupervise.config.alerting import Alerts
     from ftsupervise.findings import Finding, Severity
-    from ftsupervise.model import Health
+    from ftsupervise.truth import Health
 
     if about.get("kill_at") is not None:
         _die_at(int(about["kill_at"]))

@@ -17,7 +17,7 @@ from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.errors import Error
 from ftsupervise.findings import Finding, Notice
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.neighbours.slack import TOKEN, SlackServer
 from tests.neighbours.smtp import MailServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import RUN, T0, bad, bot, good, journal_in, mailbox, minutes, settings, tick

@@ -21,7 +21,7 @@ from ftsupervise.alerts.step import alert_id
 from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
 from ftsupervise.findings import AlertState, Finding, Reason, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import (
     RUN,

@@ -26,7 +26,7 @@ from ftsupervise.alerts.sample import incident
 from ftsupervise.alerts.wording import clean, render, view
 from ftsupervise.config.alerting import Email, Slack, Webhook
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.neighbours.slack import SlackServer
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import RUN, T0, bad, bot, journal_in, mailbox, minutes, secret, settings, tick

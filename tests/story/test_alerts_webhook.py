@@ -13,7 +13,7 @@ import pytest
 
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.story.alerting_scene import RUN, T0, bad, good, journal_in, minutes, secret, settings, tick
 
 

@@ -12,7 +12,8 @@ from ftsupervise.crontab import chain, keepalive
 from ftsupervise.crontab.chain import slot_comment, slot_of
 from ftsupervise.crontab.install import remove
 from ftsupervise.crontab.schedule import slots_after
-from ftsupervise.model import Health, JobState
+from ftsupervise.model import JobState
+from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, Folder, make
 from tests.story.test_cron_tick import alerts_to
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.crontab.execute import Ended, Task, run_all
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import identity
 
 
 def run(tmp_path: Path, *bodies: str, bound: float = 20, limit: int = 100_000) -> list[Ended]:

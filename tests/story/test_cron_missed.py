@@ -12,7 +12,7 @@ import pytest
 from ftsupervise.crontab import backends, keepalive
 from ftsupervise.crontab.install import remove
 from ftsupervise.crontab.status import gather
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, Folder, make
 from tests.story.test_cron_commands import Desk
 from tests.story.test_cron_tick import alerts_to

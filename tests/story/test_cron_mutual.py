@@ -10,7 +10,7 @@ import pytest
 from ftsupervise.config.load import loads
 from ftsupervise.config.schema import Run
 from ftsupervise.crontab.keepalive import look_after_for
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, Folder, make
 
 

@@ -11,10 +11,10 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.loss import check
 

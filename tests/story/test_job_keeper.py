@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import identity
 from ftsupervise.run.cron_keepalive import ENV_EVERY, Keeper
 
 Until = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt
 from ftsupervise.run.exit_analysis import first_death, root_error
 from ftsupervise.rundir.ledger import ledger
@@ -100,7 +100,7 @@ def test_workers_whose_agent_was_killed_are_ended(tmp_path: Path, until: Until) 
             ("worker", "agent")]  # fmt: skip
     os.kill(int(pids[1]), signal.SIGKILL)
     assert one.wait(60) == 137
-    assert procfs.identity(int(pids[0])) is None
+    assert processes.identity(int(pids[0])) is None
 
 
 @pytest.mark.torch

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.run.orphan_reaper import Minder
-from ftsupervise.rundir.ledger import LOST, ledger
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
 Until = Callable[..., Any]
@@ -55,8 +55,8 @@ def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp
     one.kill()
     one.wait()
     until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
-    until(lambda: [procfs.identity(pid) for pid in pids] == [None, None], "their end")
-    assert ledger(RunDir(tmp_path / "run"))[0].words == LOST
+    until(lambda: [processes.identity(pid) for pid in pids] == [None, None], "their end")
+    assert ledger(RunDir(tmp_path / "run"))[0].words == "died without a word"
 
 
 def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:
@@ -75,7 +75,7 @@ def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> Non
     minder.mind(tmp_path)
     minder.mind(None)
     minder.stop()
-    assert procfs.identity(pid) is None
+    assert processes.identity(pid) is None
     minder.stop()
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     )
     try:
         assert done.returncode == -signal.SIGKILL
-        until(lambda: procfs.identity(int(done.stdout)) is None, "the minder's end")
+        until(lambda: processes.identity(int(done.stdout)) is None, "the minder's end")
         assert other.poll() is None
     finally:
         other.kill()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.ledger import LOST, UNKNOWN, ledger
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
 
@@ -295,7 +295,7 @@ def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Run, rund
     one.kill()
     one.wait(30)
     until(lambda: "heard SIGTERM" in said(one))
-    assert ledger(rundir)[0].words == LOST
+    assert ledger(rundir)[0].words == "died without a word"
 
 
 def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) -> None:
@@ -303,7 +303,7 @@ def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) ->
     start = {"attempt": 1, "job_id": "88_1", "at": "2026-11-21T08:00:00+00:00", "host": "another", "pid": 1}
     (rundir.attempt(1) / "start.json").write_text(json.dumps({**start, "nodes": "node-[1-2,7]"}))
     (attempt,) = ledger(rundir)
-    assert (attempt.words, attempt.ended, attempt.nodes) == (UNKNOWN, None, ("node-1", "node-2", "node-7"))
+    assert (attempt.words, attempt.ended, attempt.nodes) == ("unknown", None, ("node-1", "node-2", "node-7"))
 
 
 def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> None:

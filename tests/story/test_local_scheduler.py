@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import SchedulerUnavailable, SubmitRejected
-from ftsupervise.host.procfs import identity
+from ftsupervise.host.processes import identity
 from ftsupervise.model import JobState
 from ftsupervise.scheduler.local import Local
 

@@ -17,8 +17,8 @@ import pytest
 from ftsupervise import Decision, Guard
 from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding
-from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from tests.manual.blocks import ROOT, marked
 from tests.manual.stories import Story, copy_of

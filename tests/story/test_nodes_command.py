@@ -186,7 +186,8 @@ def test_a_machine_that_fails_its_health_command_starts_nothing(rundir: RunDir, 
     said = ran(rundir, "--health", "echo GPU 3 is gone; exit 2", code=75)
     assert f"health command on {HERE}: critical: GPU 3 is gone" in said
     assert "not started: 0 of 1 nodes are left" in said
-    assert (last(rundir).kind, last(rundir).sign) == ("start", "no node healthy"), "it may be the command"
+    failed = last(rundir).failure
+    assert failed is not None and failed[:2] == ("start", "no node healthy"), "it may be the command"
     assert "critical: GPU 3 is gone" in type_it("nodes")
 
 

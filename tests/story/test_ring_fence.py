@@ -13,10 +13,10 @@ import pytest
 from ftsupervise import Decision, Guard
 from ftsupervise.guard.decision import as_vote, from_vote
 from ftsupervise.run import fencing, gate
-from ftsupervise.run.ledger import claim, claim_after
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.brake import Brake, write_brake
 from ftsupervise.rundir.fence import newer, superseded
+from ftsupervise.rundir.ledger import claim, claim_after
 from ftsupervise.rundir.paths import RunDir
 
 

@@ -66,7 +66,7 @@ def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_it
     one = run(*FAST, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
     assert one.wait(60) == 0
     first, second = ledger(rundir)
-    assert first.kind == "hang"
+    assert first.failure is not None and first.failure.kind == "hang"
     assert re.match(r"hang: rank 1 on .* is stopped; no progress for \d\.\d s at step 74 \(train\)", first.words)
     assert first.then.startswith("restarted in place")
     assert (second.words, second.first_step) == ("finished", 71)

@@ -68,7 +68,7 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     )
     said = [one._told_death() for _ in range(2)]
     assert one.death == killed
-    assert (said == ["", ""]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
+    assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
 
 
 @pytest.mark.parametrize(("after", "code"), [(0.1, -15), (32.0, -9), (300.0, -6)])
@@ -95,6 +95,45 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
         one.crashes = [Death(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one._hear_the_last()
         assert (one.death is not None) == named
+
+
+def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_the_others_are_ended(
+    tmp_path: Path,
+) -> None:
+    """As with the controller away: to end the others takes long then, and the agent that was asked has not answered."""
+    now = monotonic()
+    raised = Death(0, "node-0", 10, now - 12.0, 1, True, True, True)
+    killed = Death(1, "node-1", 11, now - 11.9, -9, False, False, True)
+    ours = Death(2, "node-2", 12, now - 1.0, -9, False, False, True)
+    news: list[list[Death]] = [[raised], [killed, ours]]
+    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
+    mine: Any = SimpleNamespace(folder=tmp_path)
+    nobody: Any = SimpleNamespace(branch=frozenset)
+    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    asked = options(tmp_path, "srun", "train", in_place=5)
+    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    assert one._told_death() == raised.cause()
+    one.died_at = one.kill_at = now - 11.8
+    one._touch()
+    one.touched = now - 11.7
+    one._hear_the_last()
+    assert one.death == killed
+    assert ours not in one.crashes, "we have killed it"
+
+
+def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_for_is_named(tmp_path: Path) -> None:
+    """A controller that does not answer is asked for a minute, and a step does not end meanwhile."""
+    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    mine: Any = SimpleNamespace(folder=tmp_path)
+    nobody: Any = SimpleNamespace(branch=frozenset)
+    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    asked = options(tmp_path, "srun", "train", in_place=5)
+    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    began = monotonic() - 90.0
+    one.crashes = [Death(1, "node-1", 11, began, -9, False, False, True)]
+    one.died_at = one.kill_at = began + 0.1
+    one._hear_the_last()
+    assert one.death is not None and one.death.rank == 1
 
 
 def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> None:

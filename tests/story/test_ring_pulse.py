@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Beat
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.beat_poller import SlowBeats
 from ftsupervise.run.events import Ears
@@ -23,6 +22,7 @@ from ftsupervise.rundir.beats import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.run import fencing
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
@@ -62,7 +62,12 @@ def member(rundir: RunDir) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def page(rundir: RunDir, **more: object) -> None:
     """The first page of attempt 1: its supervisor is this process."""
     pid = os.getpid()
-    here = {"host": os.uname().nodename, "pid": pid, "pid_start": procfs.identity(pid), "boot_id": procfs.boot_id()}
+    here = {
+        "host": os.uname().nodename,
+        "pid": pid,
+        "pid_start": processes.identity(pid),
+        "boot_id": processes.boot_id(),
+    }
     record = {"attempt": 1, "job_id": "7", "at": NOW.isoformat(), **here, **more}
     (rundir.attempt(1) / "start.json").write_text(json.dumps(record))
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.model import Beat
 from ftsupervise.report.status import gather
 from ftsupervise.rundir.beats import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
+from ftsupervise.truth import Beat
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import (
     KILL,
@@ -19,6 +18,7 @@ from ftsupervise.rundir.switches import (
     raise_switch,
     read_switch,
 )
+from ftsupervise.truth import Health
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

@@ -10,8 +10,8 @@ import pytest
 
 from ftsupervise.cli.status import _lines
 from ftsupervise.report.status import gather
-from ftsupervise.run.ledger import claim
 from ftsupervise.rundir import launches, ledger
+from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
 
 MANY = 3 * ledger.NEWEST

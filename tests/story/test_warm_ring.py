@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.host import procfs
+from ftsupervise.host import processes
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 
@@ -88,7 +88,7 @@ class Ring:
 
 
 def alive(pid: int) -> bool:
-    return procfs.identity(pid) is not None
+    return processes.identity(pid) is not None
 
 
 @pytest.fixture

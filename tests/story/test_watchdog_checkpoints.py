@@ -15,9 +15,10 @@ import pytest
 
 from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding
-from ftsupervise.model import Health, Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
 from ftsupervise.watch.watchdogs.nvml import GpuState

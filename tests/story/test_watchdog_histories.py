@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from ftsupervise.model import Health
 from ftsupervise.probe import Probe
+from ftsupervise.truth import Health
 
 from .run_history import TELLINGS, Player, generate
 

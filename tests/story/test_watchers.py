@@ -14,10 +14,10 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Watchers as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.guard import guard as door
-from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watchers import beat, folder, leave, watchers
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.watchers import check
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ftsupervise.model import Pulse
 from ftsupervise.ranks.hang_detector import Detector, Health, Past, Patience, Verdict
+from ftsupervise.truth import Pulse
 
 RANKS = 4
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ftsupervise.alerts import inhibit, routes
+from ftsupervise.alerts import routes
 from ftsupervise.alerts.outbox import Silence
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import Finding, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 T0 = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)  # a Saturday
 MAIL = {"email": {"host": "mail", "from": "a@b.c", "to": ["d@e.f"]}}
@@ -74,16 +74,16 @@ def test_hours_are_those_of_the_place_named() -> None:
 )
 def test_a_trouble_mutes_what_it_explains_and_nothing_else(cause: str, muted: str, kept: str) -> None:
     causes = [finding(cause)]
-    assert not muted or inhibit.inhibitor(finding(muted), causes)
-    assert not inhibit.inhibitor(finding(kept), causes)
-    assert not inhibit.inhibitor(finding(muted or kept, run="another"), causes)
+    assert not muted or routes.inhibitor(finding(muted), causes)
+    assert not routes.inhibitor(finding(kept), causes)
+    assert not routes.inhibitor(finding(muted or kept, run="another"), causes)
 
 
 def test_storage_that_does_not_answer_mutes_what_lives_on_it() -> None:
     hung = replace(finding("disk", Severity.CRITICAL), subject="/scratch/run_7 there")
-    assert inhibit.inhibitor(finding("hang"), [hung]) == "explained by disk /scratch/run_7 there"
-    assert not inhibit.inhibitor(finding("is-running"), [hung])
-    assert not inhibit.inhibitor(hung, [hung])
+    assert routes.inhibitor(finding("hang"), [hung]) == "explained by disk /scratch/run_7 there"
+    assert not routes.inhibitor(finding("is-running"), [hung])
+    assert not routes.inhibitor(hung, [hung])
 
 
 def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
@@ -91,11 +91,11 @@ def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
         return Silence("1", pattern, "me", "known", T0, T0 + timedelta(hours=1))
 
     for pattern in ("disk", "disk: /scratch", "disk: /scr*", "3F9A1C", "*"):
-        said = inhibit.silenced("3f9a1c20", finding(), [silence(pattern)], T0)
+        said = routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0)
         assert said.startswith("silenced by me until"), pattern
-        assert not inhibit.silenced("3f9a1c20", finding(), [silence(pattern)], T0 + timedelta(hours=1))
+        assert not routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0 + timedelta(hours=1))
     for pattern in ("hang", "3f9", "/scratch"):
-        assert not inhibit.silenced("3f9a1c20", finding(), [silence(pattern)], T0), pattern
+        assert not routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0), pattern
 
 
 def test_a_rule_for_one_watchdog_leaves_the_others_alone() -> None:

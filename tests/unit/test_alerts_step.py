@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftsupervise.alerts.step import LOOKS, Policy, flap_share, step
 from ftsupervise.findings import Alert, AlertState, Finding, Reason, Severity
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 
 T0 = datetime(2026, 11, 21, 0, 0, tzinfo=timezone.utc)
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL

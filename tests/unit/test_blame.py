@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
 from ftsupervise.nodes.selector import against, known_as
-from ftsupervise.run.attempt import End
-from ftsupervise.run.cause import Failure, Kind
-from ftsupervise.rundir.ledger import Reached
+from ftsupervise.ranks.hang_detector import Health, Verdict
+from ftsupervise.ranks.hang_monitor import cause_of
+from ftsupervise.run.exit_analysis import blamed, hardware
 from ftsupervise.scheduler.exclusions import Room, fitting
+from ftsupervise.truth import Pulse
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 
@@ -151,32 +153,65 @@ def test_the_runs_own_word_goes_before_that_of_all_runs() -> None:
 # --------------------------------------------------------------------------------------------------------- whom it blames
 
 
-def ended(kind: Kind, words: str, sign: str = "x") -> End:
-    return End(1, words, Failure(kind, sign), 1.0, Reached(), None, "", False, None, "")
+def end(kind: FailureKind, cause: Cause, output: str = "") -> End:
+    return End(cause, Failure(kind, "x"), 1, gone=blamed(output), hardware=hardware(output))
 
 
-ON_1 = "rank 1 on node-1"
+def hang(*at: tuple[str, str]) -> End:
+    found = Cause(
+        CauseKind.HANG, tuple(NodeRanks(*one) for one in at), how=Standstill.STOPPED, phase="train", waited=9.1
+    )
+    return end(FailureKind.HANG, found)
+
+
+def rank_1(code: int) -> Cause:
+    return ended(code, "node-1", "1")
+
+
+OOM = Cause(CauseKind.MEMORY)
 LAUNCH = "srun: error: Task launch for StepId=2.0 failed on node node-3: Communication connection failure"
+ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 @pytest.mark.parametrize(
-    ("end", "output", "blames"),
+    ("end", "blames"),
     [
-        (ended(Kind.CODE, f"{ON_1} exit 1"), "", None),
-        (ended(Kind.SIGNAL, f"{ON_1} killed by SIGKILL (exit 137)"), "", ("node-1", "killed", "1")),
-        (ended(Kind.SIGNAL, f"{ON_1} killed by SIGSEGV (exit 139)"), "", ("node-1", "crashed", "1")),
-        (ended(Kind.SIGNAL, f"{ON_1} ended by SIGTERM (exit 143)"), "", None),
-        (ended(Kind.MEMORY, f"{ON_1} out of memory"), "", ("node-1", "memory", "1")),
-        (ended(Kind.MEMORY, "out of memory (the kernel or Slurm killed a process)"), "", None),
-        (ended(Kind.HANG, f"hang: {ON_1} has not moved for 30 s"), "", ("node-1", "hang", "1")),
-        (ended(Kind.CODE, f"{ON_1} exit 1"), "CUDA error: uncorrectable ECC error encountered", ("node-1", "hardware", "1")),
-        (ended(Kind.NODE, "launch"), LAUNCH, ("node-3", "launch", "")),
-        (ended(Kind.DISK, f"{ON_1} exit 1"), "No space left on device", None),
-        (ended(Kind.SIGNAL, "killed by SIGKILL"), "", None),  # by whom, nobody knows
+        (end(FailureKind.CODE, rank_1(1)), None),
+        (end(FailureKind.SIGNAL, rank_1(-9)._replace(left=137)), ("node-1", "killed", "1")),
+        (end(FailureKind.SIGNAL, rank_1(-11)._replace(left=139)), ("node-1", "crashed", "1")),
+        (end(FailureKind.SIGNAL, rank_1(139)), ("node-1", "crashed", "1")),
+        (end(FailureKind.SIGNAL, rank_1(-15)._replace(left=143)), None),
+        (end(FailureKind.SIGNAL, rank_1(143)), None),
+        (end(FailureKind.MEMORY, OOM._replace(at=(NodeRanks("node-1", "1"),))), ("node-1", "memory", "1")),
+        (end(FailureKind.MEMORY, Cause(CauseKind.HOST_MEMORY, then=rank_1(-9))), ("node-1", "memory", "1")),
+        (end(FailureKind.MEMORY, OOM), None),
+        (hang(("node-1", "1")), ("node-1", "hang", "1")),
+        (end(FailureKind.CODE, rank_1(1), ECC), ("node-1", "hardware", "1")),
+        (end(FailureKind.NODE, Cause(CauseKind.LAUNCH), LAUNCH), ("node-3", "launch", "")),
+        (end(FailureKind.DISK, rank_1(1), "No space left on device"), None),
+        (end(FailureKind.SIGNAL, Cause(CauseKind.SIGNAL, signal=9)), None),  # by whom, nobody knows
     ],
-)  # fmt: skip
-def test_whom_a_failure_speaks_against(end: End, output: str, blames: tuple[str, str, str] | None) -> None:
-    assert [one[:3] for one in against(end, {}, output)] == ([blames] if blames else [])
+)
+def test_whom_a_failure_speaks_against(end: End, blames: tuple[str, str, str] | None) -> None:
+    assert [one[:3] for one in against(end, {})] == ([blames] if blames else [])
+
+
+def test_a_hang_of_ranks_on_two_nodes_speaks_against_both() -> None:
+    odd = tuple(Pulse(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
+    verdict = Verdict(Health.HUNG, "train", 30, waited=9.1, odd=odd, how=Standstill.STOPPED)
+    words = "hang: rank 2 on node-1, rank 5 on node-2 is stopped; no progress for 9.1 s at step 30 (train)"
+    found = against(end(FailureKind.HANG, cause_of(verdict)), {})
+    assert found == [("node-1", "hang", "2", words), ("node-2", "hang", "5", words)]
+
+
+def test_several_ranks_of_one_node_are_one_trouble_of_it() -> None:
+    """Or one hang would weigh as two, and the node would be excluded for it."""
+    assert [one[:3] for one in against(hang(("node-1", "2"), ("node-1", "3")), {})] == [("node-1", "hang", "2,3")]
+
+
+def test_a_rank_whose_node_is_not_known_speaks_against_no_node() -> None:
+    assert against(hang(("", "2")), {}) == []
+    assert [one[0] for one in against(hang(("", "2"), ("node-2", "5")), {})] == ["node-2"]
 
 
 def test_a_host_that_torchrun_names_with_its_domain_is_slurms_node() -> None:
@@ -186,7 +221,7 @@ def test_a_host_that_torchrun_names_with_its_domain_is_slurms_node() -> None:
 
 
 def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> None:
-    found = against(ended(Kind.NODE, f"{ON_1} killed by SIGKILL"), {"node-2": "down*"}, "")
+    found = against(end(FailureKind.NODE, rank_1(-9)), {"node-2": "down*"})
     assert [one[:2] for one in found] == [("node-2", "node")]
 
 

@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, shared_store
 from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import Care, Nodes
-from ftsupervise.run.attempt import End
-from ftsupervise.run.cause import Failure, Kind
 from ftsupervise.run.settings import Options
-from ftsupervise.rundir.ledger import Reached
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
 
 NOW = datetime.now(timezone.utc)
 BAD = incidents.Node("n7", 3.0, "excluded", "a failed health command")
-ENDED = End(1, "exit 1", Failure(Kind.CODE, "exit 1"), 1.0, Reached(), None, "", False, None, "")
+ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 1)
 
 
 @pytest.fixture
@@ -125,7 +123,7 @@ class Ring:
     def __init__(self, queue: Queue, rundir: RunDir, shared: Path | None, nodes: str) -> None:
         env = {**queue.env, "SLURM_JOB_ID": "89", "SLURM_ARRAY_JOB_ID": "88", "SLURM_JOB_NODELIST": nodes}
         options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=Care(directory=shared))
-        self.nodes = Nodes(options, env, Allocation(env))
+        self.nodes = Nodes(rundir, options.name, options.command, options.care, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
         self.nodes._note([incidents.Trouble(node, kind, NOW, "x", "89")], None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ftsupervise.model import Standstill
 from ftsupervise.ranks.hang_detector import CLOSER, Health, Past, Patience
 from tests.unit.hang_world import RANKS, World, trained
 
@@ -13,7 +14,7 @@ def test_a_stopped_rank_among_ranks_that_wait_is_named_within_five_seconds() -> 
     world.change(2, state="T")
     alarm = world.wait(5.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], "stopped", True)
+    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], Standstill.STOPPED, True)
     assert alarm.waited <= 5
 
 
@@ -52,7 +53,7 @@ def test_a_rank_that_has_made_a_step_less_is_named_when_all_sleep() -> None:
     world.step(201, ranks=iter((0, 1, 3)))
     alarm = world.wait(10.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], "uses no CPU", False)
+    assert ([one.rank for one in alarm.odd], alarm.how, alarm.sure) == ([2], Standstill.IDLE, False)
 
 
 def test_nobody_is_named_when_all_wait_at_the_same_step() -> None:
@@ -81,7 +82,7 @@ def test_a_rank_that_uses_cpu_gets_three_times_the_bound_and_a_minute_at_least()
     assert world.wait(53.0) is None
     alarm = world.wait(7.0)
     assert alarm is not None
-    assert ([one.rank for one in alarm.odd], alarm.how) == ([3], "uses CPU")
+    assert ([one.rank for one in alarm.odd], alarm.how) == ([3], Standstill.BUSY)
 
 
 def test_a_rank_that_waits_for_a_cpu_is_not_taken_for_one_that_sleeps() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from ftsupervise.model import Cause, CauseKind, ended
 from ftsupervise.run.cause import cause
 from ftsupervise.scheduler.deadline import from_environment, parse_end_time
-
-
-def _cause(code: int, *, finished: bool = False, stopped: str = "", told: str = "", past_end: bool = False) -> str:
-    return cause(code, finished=finished, stopped=stopped, told=told, past_end=past_end)
 
 
 @pytest.mark.parametrize(
@@ -17,41 +16,41 @@ def _cause(code: int, *, finished: bool = False, stopped: str = "", told: str = 
     [
         ({"code": 0, "finished": True}, "finished"),
         ({"code": 1, "finished": True}, "finished, then exit 1"),
-        ({"code": 0, "stopped": "kill switch"}, "kill switch"),
-        ({"code": 1, "stopped": "kill switch"}, "kill switch, then exit 1"),
-        ({"code": 0, "stopped": "warning signal"}, "warning signal"),
+        ({"code": 0, "stopped": Cause(CauseKind.KILL_SWITCH)}, "kill switch"),
+        ({"code": 1, "stopped": Cause(CauseKind.KILL_SWITCH)}, "kill switch, then exit 1"),
+        ({"code": 0, "stopped": Cause(CauseKind.WARNING)}, "warning signal"),
         ({"code": 0}, "exit 0"),
         ({"code": 3}, "exit 3"),
         ({"code": -9}, "killed by SIGKILL"),
         ({"code": 137}, "exit 137 (a process killed by SIGKILL)"),
-        ({"code": -15, "told": "SIGTERM"}, "cancelled or preempted (SIGTERM)"),
-        ({"code": 0, "told": "SIGTERM", "stopped": "told to stop (SIGTERM)"}, "cancelled or preempted (SIGTERM)"),
-        ({"code": 0, "stopped": "told to stop (SIGTERM)"}, "cancelled or preempted (SIGTERM)"),
-        ({"code": 0, "stopped": "told to stop (SIGTERM)", "past_end": True}, "time limit"),
-        ({"code": -9, "told": "SIGTERM", "past_end": True}, "time limit"),
-        ({"code": 0, "told": "SIGTERM", "stopped": "kill switch"}, "kill switch"),
-        ({"code": -2, "told": "SIGINT"}, "interrupted (SIGINT)"),
-        ({"code": 0, "stopped": "host memory"}, "host memory"),
+        ({"code": -15, "told": signal.SIGTERM}, "cancelled or preempted (SIGTERM)"),
+        ({"code": 0, "told": signal.SIGTERM, "stopped": Cause(CauseKind.TOLD)}, "cancelled or preempted (SIGTERM)"),
+        ({"code": 0, "stopped": Cause(CauseKind.TOLD)}, "cancelled or preempted (SIGTERM)"),
+        ({"code": 0, "stopped": Cause(CauseKind.TOLD), "past_end": True}, "time limit"),
+        ({"code": -9, "told": signal.SIGTERM, "past_end": True}, "time limit"),
+        ({"code": 0, "told": signal.SIGTERM, "stopped": Cause(CauseKind.KILL_SWITCH)}, "kill switch"),
+        ({"code": -2, "told": signal.SIGINT}, "interrupted (SIGINT)"),
+        ({"code": 0, "stopped": Cause(CauseKind.HOST_MEMORY)}, "host memory"),
         ({"code": -64}, "killed by SIGRTMAX"),
         ({"code": 200}, "exit 200"),
     ],
 )
 def test_the_surest_witness_names_the_cause(seen: dict[str, object], words: str) -> None:
-    assert _cause(**seen) == words  # type: ignore[arg-type]
+    assert cause(**seen).words() == words  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("code", "death", "words"),
     [
-        (3, "rank 0 on node-0 exit 3", "rank 0 on node-0 exit 3"),
-        (3, "rank 0 on node-0 exit 13", "rank 0 on node-0 exit 13 (exit 3)"),
-        (1, "rank 0 on node-0 exit 3", "rank 0 on node-0 exit 3 (exit 1)"),
-        (137, "rank 0 on node-0 killed by SIGKILL", "rank 0 on node-0 killed by SIGKILL (exit 137)"),
-        (-9, "rank 0 on node-0 killed by SIGKILL", "rank 0 on node-0 killed by SIGKILL (exit 137)"),
+        (3, ended(3, "node-0", "0"), "rank 0 on node-0 exit 3"),
+        (3, ended(13, "node-0", "0"), "rank 0 on node-0 exit 13 (exit 3)"),
+        (1, ended(3, "node-0", "0"), "rank 0 on node-0 exit 3 (exit 1)"),
+        (137, ended(-9, "node-0", "0"), "rank 0 on node-0 killed by SIGKILL (exit 137)"),
+        (-9, ended(-9, "node-0", "0"), "rank 0 on node-0 killed by SIGKILL (exit 137)"),
     ],
 )
-def test_an_exit_code_is_said_twice_only_where_the_two_differ(code: int, death: str, words: str) -> None:
-    assert cause(code, finished=False, stopped="", told="", past_end=False, death=death) == words
+def test_an_exit_code_is_said_twice_only_where_the_two_differ(code: int, death: Cause, words: str) -> None:
+    assert cause(code, death=death).words() == words
 
 
 def test_the_end_of_the_job_is_read_as_slurm_writes_it() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Attempt
-from ftsupervise.run.cause import NO_OUTPUT, Kind, failure
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
+from ftsupervise.run.cause import failure
 from ftsupervise.run.exit_analysis import Output, plain, root_error
 from ftsupervise.watch.events import events
 
@@ -21,42 +21,47 @@ STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <modu
 @pytest.mark.parametrize(
     ("code", "death", "output", "detail"),
     [
-        (1, "", f"step 3\n{STACK}{ECC}\n", ECC),
-        (-6, "rank 3 on n1 killed by SIGABRT", f"[rank3]: {STACK.splitlines()[0]}\nXid 79, fallen off the bus\n", "Xid 79"),
-        (1, "", f"{STACK}ValueError: no such shape\nsrun: error: n0: task 0: Exited with exit code 1\n", "ValueError: no such"),
-        (1, "", f"{STACK}mine.Diverged: loss is 1e9\n", "mine.Diverged: loss is 1e9"),
-        (1, "", "0: Traceback (most recent call last):\n0:   File\n0: KeyError: 'x'\n", "KeyError: 'x'"),
-        (127, "", "bash: line 2: trian.py: command not found\n", "bash: line 2: trian.py: command not found"),
-        (-6, "", "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
-        (3, "", "step 41\nstep 42\n", "step 42"),
-        (3, "", "ftsupervise: attempt 1 of x\nsrun: error: n0: task 0: Exited with exit code 3\n\n", NO_OUTPUT),
-        (1, "", "Traceback (most recent call last):\n0: Traceback (most recent call last):\nsrun: error: x\n", ""),
-        (1, "", 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n', ""),
-        (-9, "", "step 41\n", ""),
-        (3, "", None, ""),
+        (1, None, f"step 3\n{STACK}{ECC}\n", ECC),
+        (-6, ended(-6, "n1", "3"), f"[rank3]: {STACK.splitlines()[0]}\nXid 79, fallen off the bus\n", "Xid 79"),
+        (1, None, f"{STACK}ValueError: no such shape\nsrun: error: n0: task 0: Exited with exit code 1\n", "ValueError: no"),
+        (1, None, f"{STACK}mine.Diverged: loss is 1e9\n", "mine.Diverged: loss is 1e9"),
+        (1, None, "0: Traceback (most recent call last):\n0:   File\n0: KeyError: 'x'\n", "KeyError: 'x'"),
+        (127, None, "bash: line 2: trian.py: command not found\n", "bash: line 2: trian.py: command not found"),
+        (-6, None, "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
+        (3, None, "step 41\nstep 42\n", "step 42"),
+        (3, None, "ftsupervise: attempt 1 of x\nsrun: error: n0: task 0: Exited with exit code 3\n\n", "no output"),
+        (1, None, "Traceback (most recent call last):\n0: Traceback (most recent call last):\nsrun: error: x\n", ""),
+        (1, None, 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n', ""),
+        (-9, None, "step 41\n", ""),
+        (3, None, None, ""),
     ],
 )  # fmt: skip
-def test_the_line_that_decides_goes_with_the_failure(code: int, death: str, output: str | None, detail: str) -> None:
-    words = f"exit {code}"
-    found = failure(code, words, asked=False, death=death, output=output)
+def test_the_line_that_decides_goes_with_the_failure(
+    code: int, death: Cause | None, output: str | None, detail: str
+) -> None:
+    found = failure(code, Cause(CauseKind.EXIT, code=code), death=death, output=output)
     assert found is not None
     assert found.detail.startswith(detail) and bool(found.detail) == bool(detail)
 
 
 def test_the_name_of_the_failure_does_not_change_with_its_line() -> None:
     """Or the brake would take three times the same for three failures."""
-    signs = {getattr(failure(3, "exit 3", asked=False, output=f"step {n}\n"), "sign", "") for n in range(3)}
+    exits = [Cause(CauseKind.EXIT, code=n) for n in range(4)]
+    signs = {getattr(failure(3, exits[3], output=f"step {n}\n"), "sign", "") for n in range(3)}
     assert signs == {"exit 3"}
-    kind = failure(1, "exit 1", asked=False, output=f"{STACK}{ECC}\n")
-    assert kind is not None and (kind.kind, kind.sign) == (Kind.CODE, "exit 1 (RuntimeError)")
+    kind = failure(1, exits[1], output=f"{STACK}{ECC}\n")
+    assert kind is not None and (kind.kind, kind.words()) == (FailureKind.CODE, "exit 1 (RuntimeError)")
 
 
 def test_people_read_the_cause_with_its_line_once() -> None:
-    one = Attempt(1, "88_1", NOW, host="n0", ended=NOW, cause="exit 1", detail=ECC, last_step=4)
+    failed = Failure(FailureKind.CODE, "exit 1", ECC)
+    one = Attempt(
+        1, "88_1", NOW, ended=NOW, cause=Cause(CauseKind.EXIT, code=1), failure=failed, last_step=4, host="n0"
+    )
     assert one.why() == f"exit 1: {ECC}"
-    assert one._replace(cause=f"exit 1 ({ECC})").why() == f"exit 1 ({ECC})"
-    assert one._replace(detail="").why() == "exit 1"
-    two = one._replace(number=2, first_step=5, detail="", cause="", ended=None)
+    assert one._replace(cause=Cause(CauseKind.OTHER, text=f"exit 1 ({ECC})")).why() == f"exit 1 ({ECC})"
+    assert one._replace(failure=None).why() == "exit 1"
+    two = one._replace(number=2, first_step=5, failure=None, cause=None, ended=None)
     assert f"(exit 1: {ECC})" in events([one, two], finished_at=None)[-1].summary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.ranks.rank_table import Death
-from ftsupervise.run.exit_analysis import first_death, words_of
+from ftsupervise.run.exit_analysis import cause_of, first_death
 
 
 @pytest.mark.parametrize(
@@ -119,39 +119,44 @@ from ftsupervise.run.exit_analysis import first_death, words_of
     ],
 )
 def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], cause: str) -> None:
-    assert first_death("\n".join(["step 1 loss 2.3", *lines, "ftsupervise: end"])) == cause
+    found = first_death("\n".join(["step 1 loss 2.3", *lines, "ftsupervise: end"]))
+    assert (found.words() if found is not None else "") == cause
 
 
 def test_a_rank_that_has_raised_and_crashes_in_its_teardown_is_named_for_what_it_raised() -> None:
     told = Death(5, "node-1", 77, 1.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
-    assert words_of(told, said) == "rank 5 on node-1 exit 1"
+    assert cause_of(told, said).words() == "rank 5 on node-1 exit 1"
     victim = "srun: error: node-0: task 2: Segmentation fault\n"
-    assert words_of(told, victim + said, {2, 5}) == "rank 5 on node-1 exit 1"
-    assert words_of(told, victim + said, {5}) == "rank 2 on node-0 killed by SIGSEGV"
+    assert cause_of(told, victim + said, {2, 5}).words() == "rank 5 on node-1 exit 1"
+    assert cause_of(told, victim + said, {5}).words() == "rank 2 on node-0 killed by SIGSEGV"
 
 
 def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
     told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
-    assert words_of(told, said) == "rank 5 on node-1 killed by SIGSEGV"
-    assert words_of(told, said.partition("\n")[2]) == "rank 0 on node-0 exit 1"
+    assert cause_of(told, said).words() == "rank 5 on node-1 killed by SIGSEGV"
+    assert cause_of(told, said.partition("\n")[2]).words() == "rank 0 on node-0 exit 1"
 
 
 def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_one_that_has_raised_for_it() -> None:
     """The whole step was over before we came to look who was dying."""
     told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     killed, left = "srun: error: node-1: task 1: Killed\n", "srun: error: node-0: task 0: Exited with exit code 1\n"
-    assert words_of(told, killed + left, {0}, untouched=True) == "rank 1 on node-1 killed by SIGKILL"
-    assert words_of(told, killed + left, {0}) == "rank 0 on node-0 exit 1", "it may have been us"
-    assert words_of(told, left + killed, {0}, untouched=True) == "rank 0 on node-0 exit 1", "or srun, for it"
-    assert words_of(told, killed + left, {0, 1}, untouched=True) == "rank 0 on node-0 exit 1", "it raised too"
+    assert cause_of(told, killed + left, {0}, before=killed + left).words() == "rank 1 on node-1 killed by SIGKILL"
+    assert cause_of(told, killed + left, {0}).words() == "rank 0 on node-0 exit 1", "it may have been us"
+    assert cause_of(told, left + killed, {0}, before=left + killed).words() == "rank 0 on node-0 exit 1", (
+        "or srun, for it"
+    )
+    assert cause_of(told, killed + left, {0, 1}, before=killed + left).words() == "rank 0 on node-0 exit 1", (
+        "it raised too"
+    )
 
 
 def test_a_rank_that_left_without_a_word_is_named_before_one_that_has_raised_for_it() -> None:
     told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-0: task 0: Killed\nsrun: error: node-1: task 5: Exited with exit code 7\n"
-    assert words_of(told, said) == "rank 5 on node-1 exit 7"
-    assert words_of(told, said, frozenset({5})) == "rank 0 on node-0 exit 1", "it raised too, and later"
+    assert cause_of(told, said).words() == "rank 5 on node-1 exit 7"
+    assert cause_of(told, said, frozenset({5})).words() == "rank 0 on node-0 exit 1", "it raised too, and later"
     own = "srun: error: node-0: task 0: Exited with exit code 1\n"
-    assert words_of(told, own + said) == "rank 0 on node-0 exit 1"
+    assert cause_of(told, own + said).words() == "rank 0 on node-0 exit 1"

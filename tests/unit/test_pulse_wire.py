@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.model import Pulse
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Gone, Message, Seal
 from ftsupervise.ranks.rank_table import Death, Pulses
+from ftsupervise.truth import Pulse
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
 SENDER = ("127.0.0.1", 5)
@@ -134,7 +134,7 @@ def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) 
     for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
         assert pulses.take(told(0, number, kind=protocol.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
     first, second = pulses.deaths()
-    assert (first.final, second.final, second.code, second.words()) == (
+    assert (first.final, second.final, second.code, second.cause().words()) == (
         False, True, -9, "rank 1 on node-1 killed by SIGKILL",
     )  # fmt: skip
     assert first.at == pytest.approx(100.98)

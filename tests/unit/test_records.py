@@ -15,11 +15,13 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from ftsupervise.model import Beat
+from ftsupervise.model import JobState
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import beats, brake, launches, watchers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
+from ftsupervise.scheduler import local
+from ftsupervise.truth import Beat
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -86,6 +88,20 @@ def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
         ("node-6", "trust", NOW, "ada", "", None),
     ]
     assert incidents.applied(run.nodes, "88") == {"node-3", "node-5"}
+
+
+def test_a_local_job_stays_readable(tmp_path: Path) -> None:
+    lay("local-job", tmp_path / "job.json")
+    lay("local-state", tmp_path / "state.json")
+    assert local.read_job(tmp_path) == local.LocalJob(
+        *("gpt", "ftsupervise:gpt:115a116421f0", 10, "vm", "/home/ada/gpt", "/home/ada/gpt/runs/gpt/logs/%x-%A_%a.out"),
+        limit=600.0,
+        lead=300.0,
+        submitted=1795393381.4125447,
+    )
+    assert local.read_state(tmp_path) == local.LocalState(
+        9460, 1326717, 1, JobState.RUNNING, 1795393381.4788451, 1795393981.4788451
+    )
 
 
 class Colour(Enum):

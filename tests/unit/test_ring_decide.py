@@ -7,17 +7,24 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ftsupervise.model import Attempt
-from ftsupervise.run.cause import NO_STEP, Failure, Kind, failure
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, ended
+from ftsupervise.run.cause import failure
 from ftsupervise.run.decide import Budgets, Move, Situation, decide, since_progress, time_needed
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)
 ON = Budgets(in_place=100)
 
 
-def attempt(number: int, sign: str = "exit 1", kind: str = "code", **more: object) -> Attempt:
+NO_STEP = CauseKind.NO_STEP.value
+EXIT_0 = Cause(CauseKind.EXIT, code=0)
+
+
+def attempt(
+    number: int, sign: str = "exit 1", kind: str = "code", error: str = "", detail: str = "", **more: object
+) -> Attempt:
     began = T0 + timedelta(minutes=number)
-    one = Attempt(number, "88_1", began, ended=began + timedelta(seconds=20), kind=kind, failure=sign)
+    failed = Failure(FailureKind(kind), sign, detail, error) if sign else None
+    one = Attempt(number, "88_1", began, ended=began + timedelta(seconds=20), failure=failed)
     return one._replace(**more)  # type: ignore[arg-type]
 
 
@@ -39,13 +46,13 @@ def test_three_times_the_same_without_progress_is_the_end() -> None:
 
 
 def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure() -> None:
-    named = "exit 1 (ModuleNotFoundError)"
-    night = [attempt(1, sign=named, detail="ModuleNotFoundError: no such"), attempt(2), attempt(3, sign=named)]
-    for last in (named, "exit 1"):
-        verdict = decide(Situation([*night[:2], attempt(3, sign=last)]), ON)
-        assert (verdict.move, verdict.times, verdict.failure) == (Move.STOP, 3, named)
+    named = "ModuleNotFoundError"
+    night = [attempt(1, error=named, detail="ModuleNotFoundError: no such"), attempt(2), attempt(3, error=named)]
+    for last in (named, ""):
+        verdict = decide(Situation([*night[:2], attempt(3, error=last)]), ON)
+        assert (verdict.move, verdict.times, verdict.failure) == (Move.STOP, 3, f"exit 1 ({named})")
         assert verdict.detail == "ModuleNotFoundError: no such"
-    other = [attempt(1, sign="exit 1 (ValueError)"), attempt(2, sign=named), attempt(3, sign=named)]
+    other = [attempt(1, error="ValueError"), attempt(2, error=named), attempt(3, error=named)]
     assert move(*other)[0] is Move.RESTART
     assert move(*night[:2], attempt(3, sign="exit 11"))[0] is Move.RESTART
 
@@ -79,7 +86,7 @@ def test_different_failures_without_progress_stop_it_later() -> None:
 
 
 def test_an_orderly_end_between_is_not_progress_by_itself() -> None:
-    warned = attempt(2, sign="", kind="", cause="warning signal")
+    warned = attempt(2, sign="", cause=Cause(CauseKind.WARNING))
     assert len(since_progress([attempt(1), warned, attempt(3)])) == 2
 
 
@@ -102,7 +109,7 @@ def test_no_brake_when_it_is_switched_off() -> None:
 
 def test_it_leaves_when_asked_when_done_and_when_the_budget_of_the_job_is_spent() -> None:
     assert move(attempt(1), asked="the kill switch is up")[0] is Move.LEAVE
-    assert move(attempt(1, sign="", kind=""))[0] is Move.LEAVE
+    assert move(attempt(1, sign=""))[0] is Move.LEAVE
     assert move(attempt(1), restarts=100)[0] is Move.LEAVE
     assert move(attempt(1), budgets=Budgets())[0] is Move.LEAVE
 
@@ -114,36 +121,47 @@ def test_it_leaves_when_a_restart_would_not_reach_its_first_step() -> None:
     assert time_needed([attempt(1, ready=1.0)]) == 30
 
 
+def exit_(code: int) -> Cause:
+    return Cause(CauseKind.EXIT, code=code)
+
+
+KILLED = Cause(CauseKind.SIGNAL, signal=9)
+REQUEUE = Cause(CauseKind.OTHER, text="job requeue")
+SEGV = Cause(CauseKind.SIGNAL, (NodeRanks("n-3", "7"),), signal=11)
 TRACE = "Traceback (most recent call last):\n  File x\nRuntimeError: no\n\nConnectionError: gone\n"
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("of", "seen", "expected"),
     [
-        ({"code": 0, "words": "exit 0"}, None),
-        ({"code": 1, "words": "kill switch, then exit 1"}, None),
-        ({"code": 143, "words": "exit 143", "asked": True}, None),
-        ({"code": 1, "words": "exit 1", "output": TRACE}, (Kind.CODE, "exit 1 (RuntimeError)")),
-        ({"code": -9, "words": "killed by SIGKILL"}, (Kind.SIGNAL, "killed by SIGKILL")),
-        ({"code": -9, "words": "killed by SIGKILL", "oom": True}, (Kind.MEMORY, "out of memory")),
-        ({"code": 143, "words": "x", "death": "rank 7 on n-3 killed by SIGSEGV"}, (Kind.SIGNAL, "killed by SIGSEGV")),
-        ({"code": 1, "words": "x", "death": "ranks 0-7 on n-3 exit 17", "output": "in megatron/"}, (Kind.NUMBERS, "exit 17")),
-        ({"code": 16, "words": "exit 16", "output": "my own code"}, (Kind.CODE, "exit 16")),
-        ({"code": 93, "words": "exit 93"}, (Kind.GIVEN_UP, "exit 93")),
-        ({"code": 137, "words": "x", "death": "node failure on n-3"}, (Kind.NODE, "node failure")),
-        ({"code": 1, "words": "exit 1", "output": "OSError: [Errno 28] No space left on device"}, (Kind.DISK, "no space left")),
-        ({"code": 1, "words": "exit 1", "output": "OutOfMemoryError: CUDA out of memory."}, (Kind.MEMORY, "GPU out of memory")),
-        ({"code": 127, "words": "could not start (exit 127)"}, (Kind.START, "could not start")),
-        ({"code": 0, "words": "host memory"}, (Kind.MEMORY, "host memory")),
+        (EXIT_0, {}, None),
+        (Cause(CauseKind.KILL_SWITCH, then=exit_(1)), {"code": 1}, None),
+        (exit_(143), {"asked": True}, None),
+        (exit_(1), {"output": TRACE}, (FailureKind.CODE, "exit 1 (RuntimeError)")),
+        (KILLED, {}, (FailureKind.SIGNAL, "killed by SIGKILL")),
+        (KILLED, {"oom": True}, (FailureKind.MEMORY, "out of memory")),
+        (exit_(143), {"death": SEGV}, (FailureKind.SIGNAL, "killed by SIGSEGV")),
+        (exit_(1), {"death": ended(17, "n-3", "0-7"), "output": "in megatron/"}, (FailureKind.NUMBERS, "exit 17")),
+        (exit_(16), {"output": "my own code"}, (FailureKind.CODE, "exit 16")),
+        (exit_(93), {}, (FailureKind.GIVEN_UP, "exit 93")),
+        (exit_(137), {"death": Cause(CauseKind.NODE, (NodeRanks("n-3"),))}, (FailureKind.NODE, "node failure")),
+        (exit_(1), {"output": "OSError: [Errno 28] No space left on device"}, (FailureKind.DISK, "no space left")),
+        (exit_(1), {"output": "OutOfMemoryError: CUDA out of memory."}, (FailureKind.MEMORY, "GPU out of memory")),
+        (Cause(CauseKind.NO_START, code=127), {}, (FailureKind.START, "could not start")),
+        (Cause(CauseKind.HOST_MEMORY), {"code": 0}, (FailureKind.MEMORY, "host memory")),
+        (REQUEUE, {"code": 1, "death": REQUEUE}, (FailureKind.SIGNAL, "job requeue")),
     ],
 )  # fmt: skip
-def test_failures_have_a_kind_and_a_sign(seen: dict[str, object], expected: tuple[Kind, str] | None) -> None:
-    found: Failure | None = failure(**{"asked": False, **seen})  # type: ignore[arg-type]
-    assert (found and (found.kind, found.sign)) == expected
+def test_failures_have_a_kind_and_a_sign(
+    of: Cause, seen: dict[str, object], expected: tuple[FailureKind, str] | None
+) -> None:
+    code = of.code if of.code is not None else -of.signal
+    found: Failure | None = failure(**{"code": code, "of": of, **seen})  # type: ignore[arg-type]
+    assert (found and (found.kind, found.words())) == expected
 
 
 def test_a_command_that_leaves_with_0_again_and_again_and_does_nothing_is_stopped() -> None:
-    quiet = [attempt(n, sign="", kind="", cause="exit 0", exit_code=0) for n in range(1, 9)]
+    quiet = [attempt(n, sign="", cause=EXIT_0, exit_code=0) for n in range(1, 9)]
     assert [move(*quiet[:n])[0] for n in (1, 2, 3)] == [Move.LEAVE, Move.LEAVE, Move.STOP]
     verdict = decide(Situation(quiet[:3]), ON)
     assert verdict.why == "3 times in a row without a step or a new checkpoint"
@@ -153,7 +171,7 @@ def test_a_command_that_leaves_with_0_again_and_again_and_does_nothing_is_stoppe
 
 
 def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_life_goes_on() -> None:
-    quiet = [attempt(n, sign="", kind="", cause="exit 0", exit_code=0) for n in range(1, 9)]
+    quiet = [attempt(n, sign="", cause=EXIT_0, exit_code=0) for n in range(1, 9)]
     hours = quiet[4].started + timedelta(hours=1)
     for third in (
         quiet[2]._replace(first_step=1, last_step=1),
@@ -162,5 +180,5 @@ def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_lif
         attempt(3),
     ):
         assert move(*quiet[:2], third, *quiet[3:5])[0] is Move.LEAVE
-    never = quiet[2]._replace(cause="not started: the kill switch is up")
+    never = quiet[2]._replace(cause=Cause(CauseKind.NOT_STARTED, text="the kill switch is up"))
     assert move(*quiet[:2], never, quiet[3])[0] is Move.STOP, "one that nothing was started for is no progress"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from ftsupervise.findings import EventKind
-from ftsupervise.model import Attempt
-from ftsupervise.watch.events import events, orderly
+from ftsupervise.model import Attempt, Cause, CauseKind
+from ftsupervise.rundir.ledger import read_cause
+from ftsupervise.watch.events import events
 
 T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -16,8 +17,9 @@ def attempt(
 ) -> Attempt:
     started = T0 + timedelta(minutes=minutes)
     ended = started + timedelta(minutes=5) if cause else None
+    why = read_cause({}, cause, 1) if cause else None
     return Attempt(
-        number, f"88_{number}", started, host="node-9", ended=ended, cause=cause, first_step=first, last_step=last
+        number, f"88_{number}", started, host="node-9", ended=ended, cause=why, first_step=first, last_step=last
     )
 
 
@@ -55,8 +57,9 @@ def test_every_event_has_a_name_of_its_own_and_keeps_it() -> None:
 
 
 def test_orderly_ends_wake_nobody() -> None:
-    assert orderly("warning signal")
-    assert orderly("kill switch")
-    assert not orderly("kill switch, then exit 1")
-    assert not orderly("exit 1")
-    assert not orderly("died without a word")
+    kinds = CauseKind.WARNING, CauseKind.KILL_SWITCH, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME, CauseKind.FINISHED
+    assert all(Cause(kind).orderly for kind in kinds)
+    assert Cause(CauseKind.EXIT, code=0).orderly
+    assert not Cause(CauseKind.KILL_SWITCH, then=Cause(CauseKind.EXIT, code=1)).orderly
+    assert not Cause(CauseKind.EXIT, code=1).orderly
+    assert not Cause(CauseKind.LOST).orderly

@@ -11,12 +11,13 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.findings import Finding
-from ftsupervise.model import Health, Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.scheduler.ownership import Whose, by_mark, candidates, own_job_ids
 from ftsupervise.scheduler.ownership import jobs_of_run as jobs_of
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.is_running import NEVER, check
 

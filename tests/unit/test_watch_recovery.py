@@ -9,9 +9,9 @@ import pytest
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Recovery as Settings
-from ftsupervise.model import Health
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.recovery import check
 
@@ -33,7 +33,8 @@ def attempt(rundir: RunDir, number: int, ago: float, cause: str = "", first: int
         folder / "start.json", {"attempt": number, "job_id": f"88_{number}", "at": at.isoformat(), "host": "node-9"}
     )
     if cause:
-        end = {"at": (at + timedelta(minutes=1)).isoformat(), "exit_code": 1, "cause": cause, "first_step": first}
+        code = 0 if cause == "exit 0" else 1
+        end = {"at": (at + timedelta(minutes=1)).isoformat(), "exit_code": code, "cause": cause, "first_step": first}
         write_json(folder / "end.json", end)
 
 

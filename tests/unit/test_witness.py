@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.model import Pulse
 from ftsupervise.ranks.hang_detector import Gaps, Past, Patience
 from ftsupervise.ranks.hang_monitor import Witness
+from ftsupervise.truth import Pulse
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftsupervise.model import Beat
 from ftsupervise.probe import Entry, Missing, NotSeen
 from ftsupervise.rundir.beats import parse_beat
+from ftsupervise.truth import Beat
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look

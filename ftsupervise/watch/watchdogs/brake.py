@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.records import as_time
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
 WORDS = Words(

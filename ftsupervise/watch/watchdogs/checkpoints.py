@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.probe import Missing, NotSeen
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.checkpoint_rate import Written, folder_of, usual_cadence, usual_size, written

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs.disk_forecast import Level
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.errors import about
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
+from ftsupervise.truth import Health
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Exec as Settings

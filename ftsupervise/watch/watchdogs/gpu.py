@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health, JobState
+from ftsupervise.model import JobState
 from ftsupervise.probe import Ran
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.nvml import THROTTLES, GpuState, ask
 

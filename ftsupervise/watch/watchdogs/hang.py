@@ -11,10 +11,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health, Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing
 from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
 from ftsupervise.watch.watchdogs.stall_judge import START, TRAIN, UNTOLD, Past, Patience, State, Verdict, judge

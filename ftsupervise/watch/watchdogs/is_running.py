@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.config.named import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Attempt, Health, Job, JobState
+from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import lives_here, newest
 from ftsupervise.rundir.switches import KILL, SAVE, read_switch
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Health
 from ftsupervise.probe import NotSeen
+from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Beat, Health
 from ftsupervise.probe import Process
+from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import nvml
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now, share
@@ -75,7 +75,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _beside(look: Look, settings: Settings, own: tuple[Process, ...]) -> Iterator[Finding]:
-    memories = [*host(look.probe), *cgroups(look.probe, own[0].pid)]
+    memories = [*host(), *cgroups(look.probe, own[0].pid)]
     if not memories:
         yield _finding(look, "used", None, "the memory of this host could not be seen")
         return
@@ -88,14 +88,15 @@ def _beside(look: Look, settings: Settings, own: tuple[Process, ...]) -> Iterato
         yield from _gpus(look, settings.gpu, {process.pid for process in own})
 
 
-def host(probe: Probe) -> list[Full]:
-    """The host's memory: what is not available is used (file pages are available). Source: proc(5), /proc/meminfo."""
-    text = probe.text("/proc/meminfo", most=4096)
-    found = dict(re.findall(rb"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB", text)) if isinstance(text, bytes) else {}
-    if len(found) < 2:
+def host() -> list[Full]:
+    """The host's memory: what is not available is used (file pages are available). None where it cannot be seen."""
+    import psutil  # here: a watch whose run is elsewhere does without it
+
+    try:
+        now = psutil.virtual_memory()
+    except OSError:
         return []
-    total, free = int(found[b"MemTotal"]) * 1024, int(found[b"MemAvailable"]) * 1024
-    return [Full(f"host {socket.gethostname()}", 1 - free / total, free)]
+    return [Full(f"host {socket.gethostname()}", 1 - now.available / now.total, now.available)]
 
 
 def cgroups(probe: Probe, pid: int, mount: Path = _CGROUPS) -> list[Full]:

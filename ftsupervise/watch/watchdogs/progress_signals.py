@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.model import Beat, Job, JobState
+from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
+from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number

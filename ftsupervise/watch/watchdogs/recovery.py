@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.job_output import outputs
 from ftsupervise.findings import Finding, Words
-from ftsupervise.model import Attempt, Health
+from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.ledger import UNKNOWN, ledger
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.truth import Health
 from ftsupervise.watch import Look
-from ftsupervise.watch.events import orderly
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Recovery as Settings
@@ -26,7 +26,8 @@ WORDS = Words(
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     attempts = ledger(look.rundir)
-    failed = [a for a in attempts if a.cause and a.cause != UNKNOWN and not orderly(a.cause)]
+    seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
+    failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
     if not failed or look.rundir.finished.exists():
         yield _finding(look, False, "no failure to recover from")
         return
@@ -39,13 +40,14 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
     else:
         step = f" at step {last.last_step}" if last.last_step is not None else ""
         text = f"attempt {last.number} failed{step} ({last.why()}) and none has trained since"
-        yield _finding(look, True, text, value=last.cause, since=last.ended)
+        yield _finding(look, True, text, value=last.words, since=last.ended)
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:
     """What has been begun since the failure and is still given time; "" if nothing is."""
     newest = attempts[-1]
-    open_end = newest.ended is None and newest.cause in ("", UNKNOWN)  # UNKNOWN: it runs on another host than this
+    runs = newest.cause is None or newest.cause.kind is CauseKind.UNKNOWN  # UNKNOWN: on another host than this
+    open_end = newest.ended is None and runs
     if newest.number > failed.number and open_end and look.now - newest.started < patience:
         return f"attempt {newest.number} is starting"
     records = launches(look.rundir)

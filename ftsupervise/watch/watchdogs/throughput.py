@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Words
-from ftsupervise.model import Health
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import joblog, logtext
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Words
-from ftsupervise.model import Health
 from ftsupervise.rundir.watchers import look as look_at
 from ftsupervise.rundir.watchers import own_name
+from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
 

@@ -4,9 +4,6 @@ Nothing is looked up in pid files: they lie after a crash, and process numbers a
 a sandbox when its environment names that sandbox's slurm.conf *and* it is a Slurm daemon, a Slurm command, or runs
 in a job (SLURMD_NODENAME is one of the sandbox's nodes); and so do all descendants of its daemons and jobs. A shell in
 which somebody typed ``eval "$(ftsupervise sandbox env)"`` names the slurm.conf too, and is left alone.
-
-A signal is sent through a pidfd, after a second look at the start time: between looking and sending, a number may
-have found a new owner.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftsupervise.host import procfs
-from ftsupervise.host.procfs import Process
+from ftsupervise.host import processes
+from ftsupervise.host.processes import Process
 
 MARK = "FTSUPERVISE_SANDBOX_DAEMON"  # directory of the sandbox, in the environment of its daemons
 MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of what ends when its owner does (keeper.py)
@@ -39,36 +36,12 @@ class Member:
     node: str
 
 
-def everyone() -> dict[int, Process]:
-    """All processes that can be seen."""
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return {p.pid: p for p in map(procfs.process, pids) if p is not None and not p.gone}
-
-
-def environment(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty if it is gone or belongs to somebody else."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition("=") for item in raw.decode("utf-8", "surrogateescape").split("\0"))
-    return {key: value for key, mark, value in pairs if mark}
-
-
-def owner(pid: int) -> int | None:
-    """The user a process runs as."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
-
-
 def members(conf: Path, nodes: Collection[str]) -> list[Member]:
     """Every process of the sandbox with this slurm.conf, except ourselves and those who called us."""
-    seen = everyone()
+    seen = {process.pid: process for process in processes.living()}
     found: dict[int, Member] = {}
     for process in seen.values():
-        node = _place(process, environment(process.pid), str(conf), nodes)
+        node = _place(process, processes.environment(process.pid), str(conf), nodes)
         if node is not None:
             found[process.pid] = Member(process, node)
     for process, origin in _descendants(seen, set(found)):
@@ -125,44 +98,6 @@ def _callers(seen: dict[int, Process]) -> set[int]:
     return callers
 
 
-def same(process: Process) -> bool:
-    """Whether this very process still runs."""
-    now = procfs.process(process.pid)
-    return now is not None and now.start == process.start and not now.gone
-
-
-def send(process: Process, number: signal.Signals) -> None:
-    """Send a signal to this very process; nothing happens if it has ended, whoever has its number now."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    except OSError:  # a kernel or container without pidfd: the second look is what is left
-        if same(process):
-            try:
-                os.kill(process.pid, number)
-            except ProcessLookupError:
-                pass
-        return
-    try:
-        if same(process):
-            signal.pidfd_send_signal(fd, number)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(fd)
-
-
-def wait_gone(processes: Collection[Process], seconds: float) -> list[Process]:
-    """Those still there after at most ``seconds``."""
-    end = time.monotonic() + seconds
-    left = [p for p in processes if same(p)]
-    while left and time.monotonic() < end:
-        time.sleep(0.02)
-        left = [p for p in left if same(p)]
-    return left
-
-
 def power_cut(choose: Callable[[], Collection[Process]], seconds: float) -> list[Process]:
     """End all processes that ``choose`` names, as if at one moment; those that would not go within ``seconds``.
 
@@ -174,8 +109,8 @@ def power_cut(choose: Callable[[], Collection[Process]], seconds: float) -> list
     while True:
         held = _stop_all(choose, end)
         for process in held:
-            send(process, signal.SIGKILL)
-        left = wait_gone(held, max(0.5, end - time.monotonic()))
+            processes.signal_exactly(process, signal.SIGKILL)
+        left = processes.wait_gone(held, max(0.5, end - time.monotonic()))
         if not held or left or time.monotonic() >= end:
             return left
 
@@ -186,7 +121,7 @@ def _stop_all(choose: Callable[[], Collection[Process]], end: float) -> list[Pro
     while calm < 2 and time.monotonic() < end:
         new = [p for p in choose() if (p.pid, p.start) not in held]
         for process in new:
-            send(process, signal.SIGSTOP)
+            processes.signal_exactly(process, signal.SIGSTOP)
             held[process.pid, process.start] = process
         calm = 0 if new else calm + 1
     return list(held.values())

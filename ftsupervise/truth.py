@@ -1,0 +1,84 @@
+"""The words that the guard and the quick commands need: what was seen, switches and beats.
+
+They stand apart from ``model.py`` because a rank that starts, and a ``kill`` typed in a hurry, need nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Health(Enum):
+    """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
+
+    OK = "ok"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, bad: bool | None) -> Health:
+        """``bad`` None: it could not be seen."""
+        return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
+
+
+class SwitchState(NamedTuple):
+    """A switch as found: up or not, and who raised it and why if it says so."""
+
+    name: str  # "kill-switch" or "save-switch"
+    health: Health  # OK: not raised; BAD: raised; UNKNOWN: could not look
+    who: str = ""
+    why: str = ""
+    since: datetime | None = None
+    problem: str = ""  # why a file in its place is not accepted as a switch ("a symbolic link", "1 GB long" …)
+
+    @property
+    def up(self) -> bool:
+        return self.health is Health.BAD
+
+
+class Beat(NamedTuple):
+    """A rank's newest proof of progress."""
+
+    rank: int
+    step: int | None
+    phase: str
+    at: datetime
+    pid: int = 0
+    host: str = ""
+    facts: Mapping[str, str] = MappingProxyType({})
+
+
+class Reading(NamedTuple):
+    """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    attempt: int
+    pid: int
+    pid_start: int  # clock ticks since boot: with the pid an identity
+    step: int | None
+    phase: str
+    stepped: float  # when the last step was made; before the first one, when the page was
+    beaten: float  # the last sign of life of any kind
+    leaving: bool = False
+    failed: bool = False  # an exception is on its way out
+    code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
+
+
+class Pulse(NamedTuple):
+    """A rank as the job ring knows it, wherever it runs. Times are the job ring's own CLOCK_MONOTONIC, in seconds."""
+
+    rank: int
+    node: str
+    step: int | None
+    phase: str
+    stepped: float
+    beaten: float
+    seen: float  # when we last heard of it at all
+    pid: int = 0
+    state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
+    cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
+    leaving: bool = False

@@ -1,0 +1,105 @@
+"""The pages of the ledger: what stands in them is read back as it was, and those of an older version stay readable."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import (
+    Attempt,
+    Cause,
+    CauseKind,
+    Claim,
+    End,
+    Failure,
+    FailureKind,
+    NodeRanks,
+    Reached,
+    Standstill,
+)
+from ftsupervise.model import ended as died
+from ftsupervise.rundir.ledger import claim, ledger, write_end, write_start
+from ftsupervise.rundir.paths import RunDir
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "records" / "ledger"
+NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
+HANG = Cause(
+    CauseKind.HANG,
+    (NodeRanks("node-1", "2"), NodeRanks("node-2", "5")),
+    more=2,
+    how=Standstill.STOPPED,
+    phase="train",
+    step=30,
+    waited=9.1,
+)
+CAUSES = (
+    HANG,
+    Cause(CauseKind.EXIT, code=0),
+    died(-9, "node-1", "0-2,7")._replace(left=137),
+    Cause(CauseKind.KILL_SWITCH, then=Cause(CauseKind.EXIT, code=1)),
+    Cause(CauseKind.NODE, (NodeRanks("node-2"),), text="node-2 is down", then=died(None, "", "3")),
+    Cause(CauseKind.CANCELLED, signal=15, late=True),
+    Cause(CauseKind.OTHER, text="job requeue"),
+)
+
+
+def written(tmp_path: Path, *ends: End) -> tuple[Attempt, ...]:
+    rundir = RunDir(tmp_path)
+    rundir.attempts.mkdir()
+    for end in ends:
+        mine: Claim = claim(rundir)
+        write_start(mine, {"SLURM_JOB_ID": "88"}, ["true"], NOW, None)
+        write_end(mine, end, "left", NOW)
+    return ledger(rundir)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda one: one.kind.name)
+def test_a_cause_is_read_as_it_was_written(tmp_path: Path, cause: Cause) -> None:
+    (one,) = written(tmp_path, End(cause))
+    assert (one.cause, one.words, one.failure) == (cause, cause.words(), None)
+
+
+def test_a_failure_is_read_as_it_was_written_and_its_page_can_be_read_without_us(tmp_path: Path) -> None:
+    failed = Failure(FailureKind.CODE, "exit 1", "ValueError: no such shape", "ValueError")
+    reached = Reached(1, 50, 40)
+    (one,) = written(tmp_path, End(died(1, "node-1", "3"), failed, 1, 60.0, reached, 12.5))
+    assert (one.failure, one.first_step, one.last_step, one.saved, one.ready) == (failed, 1, 50, 40, 12.5)
+    page = json.loads((tmp_path / "attempts" / "0001" / "end.json").read_text())
+    assert page["cause"] == "rank 3 on node-1 exit 1"
+    assert page["parts"] == {"kind": "exit", "at": [{"node": "node-1", "ranks": "3"}], "code": 1}
+    assert (page["kind"], page["failure"], page["detail"]) == (
+        "code",
+        "exit 1 (ValueError)",
+        "ValueError: no such shape",
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        None, [], 7, {"kind": "later"}, {"kind": ["hang"]},
+        {"kind": "hang", "at": 3, "more": "x", "how": {}, "step": 1e300, "waited": None, "then": [], "text": True},
+        {"kind": "hang", "at": [1, {"node": {}}, {"ranks": ["a"]}, None]},
+    ],
+)  # fmt: skip
+def test_a_damaged_page_is_read_as_far_as_it_goes(tmp_path: Path, parts: object) -> None:
+    written(tmp_path, End(HANG))
+    path = tmp_path / "attempts" / "0001" / "end.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "parts": parts}))
+    (one,) = ledger(RunDir(tmp_path))
+    assert one.cause is not None and one.words.startswith("hang: ")
+
+
+def test_pages_of_before_are_read_with_what_they_have() -> None:
+    crash, killed, hang, switch, done = ledger(RunDir(GOLDEN))
+    assert crash.failure == Failure(FailureKind.CODE, "exit 1 (ValueError)", "ValueError: no such shape")
+    assert crash.why() == "rank 1 on node-1 exit 1: ValueError: no such shape"
+    assert (killed.words, killed.exit_code) == ("rank 1 on node-1 killed by SIGKILL (exit 137)", 137)
+    assert hang.words.startswith("hang: rank 2 on node-1, rank 5 on node-2 is stopped")
+    assert hang.failure is not None and hang.failure.kind is FailureKind.HANG
+    assert (switch.cause, done.cause) == (Cause(CauseKind.KILL_SWITCH), Cause(CauseKind.FINISHED))
+    assert [one.job_id for one in (crash, done)] == ["88_1", "88_1"]
+    assert (done.first_step, done.last_step, done.saved, done.ready) == (500, 550, 540, 12.5)
