@@ -2,9 +2,9 @@
 
 A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
 what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
-no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own
-and no regular expression: what is found in a file goes into a journal that others read. For the same reason no path that leads
-to something of this account, be it only its size. For messages the account's own
+no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own no
+variable of this account's environment and no regular expression: what is found in a file goes into a journal that others
+read. For the same reason no path that leads to something of this account, be it only its size. For messages the account's own
 receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
 """
 
@@ -57,14 +57,12 @@ def load_believed(
     """
     given = os.environ if environ is None else environ
     text, found = sources.read_bytes(path)
-    run = loaded(sources.read(path, given, text), path)
-    why = ownership.distrust(found, path)
-    if not why:
-        return Believed(run)
-    mark = _mark(path, found, text, given)
-    if trust:
+    why, mark = ownership.distrust(found, path), _mark(path, found, text, given)
+    trusted = not why or trust or _is_ours(mark)
+    run = loaded(sources.read(path, given, text, strangers=not trusted), path)
+    if why and trust:
         _remember(mark)
-    if trust or _is_ours(mark):
+    if trusted:
         return Believed(run)
     if watched and found.st_uid != os.geteuid() and _is_another_of_ours(run.run_dir, path):
         raise ownership.NotTrusted(

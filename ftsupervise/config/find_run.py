@@ -60,7 +60,7 @@ def _strict_run_dir(path: Path) -> RunDir:
     from ftsupervise.config import sources
     from ftsupervise.config.strict_yaml import Problem
 
-    document = sources.fill(sources.read_file(path), os.environ)
+    document = sources.fill(sources.read_file(path), os.environ, unfilled=sources.of_strangers(path))
     for problem in document.problems:
         if document.value is None or problem.path in (("name",), ("run_dir",)):
             raise ConfigError(str(problem))
@@ -149,7 +149,9 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 
     for path in (Path(CONFIG_NAME), *sources.outer_files(env)):
         try:
-            document = sources.fill(sources.read_file(path, may_be_empty=True), env)
+            document = sources.fill(
+                sources.read_file(path, may_be_empty=True), env, unfilled=sources.of_strangers(path)
+            )
         except Error:
             continue
         if any(problem.path == ("cron", "directory") for problem in document.problems):
