@@ -54,7 +54,7 @@ def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozense
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:
-    """Those of ``records`` whose jobs this account may change because they say so: all of its own run directory, and in somebody
+    """Those of ``records`` whose jobs this account may change because they say so: all in its own run directory; in somebody
     else's, whose owner may write any job's number there, those that it wrote itself. Raises OSError."""
     me = os.geteuid()
     if run_dir.root.stat().st_uid == me:

@@ -1,4 +1,4 @@
-"""Somebody whose run is looked at writes the numbers of our jobs, or the name of our run, into it. Our jobs stay as they are."""
+"""Somebody whose run is looked at writes the numbers of our jobs, or the name of our run, into it. Ours stay as they are."""
 
 from __future__ import annotations
 
