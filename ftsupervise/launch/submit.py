@@ -27,7 +27,7 @@ from ftsupervise.errors import (
     SchedulerUnavailable,
     from_os_error,
 )
-from ftsupervise.host import haste
+from ftsupervise.host import files, haste
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
 from ftsupervise.host.users import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
@@ -132,7 +132,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
     from ftsupervise.rundir.switches import KILL, read_switch
 
     try:
-        os.listdir(run_dir.switches)
+        files.among(run_dir.switches)
         brake = read_brake(run_dir)
     except FileNotFoundError:
         return
