@@ -24,6 +24,7 @@ from ftsupervise.config.load import load_account, loaded
 from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
+from ftsupervise.host.modes import make_own
 from ftsupervise.printable import printable
 
 # watchdogs that read a log: any file of this account, by an expression that may take for ever
@@ -195,7 +196,8 @@ def _is_ours(mark: Path) -> bool:
 
 def _remember(mark: Path) -> None:
     try:
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own(mark.parent.parent)
+        make_own(mark.parent)
         fd, temporary = files.create_temporary(mark.parent, mark.name, 0o600)
         os.close(fd)
         Path(temporary).replace(mark)

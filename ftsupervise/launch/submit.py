@@ -118,7 +118,8 @@ def register(run_dir: RunDir, name: str) -> None:
     """Let ``ftsupervise status NAME`` find the run from anywhere. Best effort: a name is a convenience."""
     link = state_dir() / "runs" / name
     try:
-        make_folder(link.parent, parents=True)
+        make_own(state_dir())
+        make_folder(link.parent)
         temp = link.with_name(f".{link.name}.{os.getpid()}")
         temp.symlink_to(run_dir.root)
         temp.replace(link)

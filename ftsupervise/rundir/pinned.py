@@ -121,6 +121,7 @@ def page_of(state: Path, root: Path) -> Path:
 def note(state: Path, root: Path, token: str = "") -> None:
     """Note whose run directory ``root`` is, and the token of this launch. Raises OSError."""
     page = page_of(state, root)
+    make_own(state)
     make_folder(page.parent, parents=True)
     write_json(page, {"run_dir": str(root), "owner": root.stat().st_uid, "token": token}, sync=False)
 

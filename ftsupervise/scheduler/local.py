@@ -200,7 +200,8 @@ class Local:
             raise SchedulerUnavailable(f"the local queue cannot be used: {error}") from None
 
     def _claim(self) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own(self.root.parent)
+        make_own(self.root)
         number = 1 + max((as_count(p.name) or 0 for p in self.root.iterdir()), default=0)
         while True:
             folder = self.root / str(number)
