@@ -101,8 +101,10 @@ def fill(document: Document, environ: Mapping[str, str], *, unfilled: str = "") 
 
 def outer_files(environ: Mapping[str, str]) -> tuple[Path, Path]:
     """The person's own file and the site's, whether they exist or not."""
-    base = environ.get("XDG_CONFIG_HOME")
-    own = (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".config") / "ftsupervise/config.yaml"
+    base = environ.get("XDG_CONFIG_HOME", "")  # a relative one would be in the current directory
+    own = (
+        Path(base) if os.path.isabs(base) else Path(environ.get("HOME", "~")).expanduser() / ".config"
+    ) / "ftsupervise/config.yaml"
     return own, Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
 
 
