@@ -25,7 +25,7 @@ def state_dir(env: Mapping[str, str] = os.environ) -> Path:
     if env.get(ENV_STATE_DIR):
         return Path(env[ENV_STATE_DIR])
     base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "ftsupervise"
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
 _PLAIN_NAME = re.compile(r"^name: *([A-Za-z][A-Za-z0-9._-]*) *(?:#.*)?$", re.M)
@@ -129,7 +129,7 @@ def _odd_kind(path: Path) -> str:
 def default_cron_directory(env: Mapping[str, str]) -> Path:
     """Where the cron folder is unless somebody says otherwise: $XDG_CONFIG_HOME/ftsupervise/cron, ~/.config/…"""
     base = env.get("XDG_CONFIG_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path(env.get("HOME") or Path.home()) / ".config"
+    home = Path(base) if Path(base).is_absolute() else Path(env.get("HOME") or Path.home()) / ".config"
     return home / "ftsupervise" / "cron"
 
 

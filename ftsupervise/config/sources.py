@@ -102,10 +102,8 @@ def fill(document: Document, environ: Mapping[str, str], *, unfilled: str = "") 
 def outer_files(environ: Mapping[str, str]) -> tuple[Path, Path]:
     """The person's own file and the site's, whether they exist or not."""
     base = environ.get("XDG_CONFIG_HOME", "")  # a relative one would be in the current directory
-    own = (
-        Path(base) if os.path.isabs(base) else Path(environ.get("HOME", "~")).expanduser() / ".config"
-    ) / "ftsupervise/config.yaml"
-    return own, Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
+    folder = Path(base) if Path(base).is_absolute() else Path(environ.get("HOME", "~")).expanduser() / ".config"
+    return folder / "ftsupervise/config.yaml", Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
 
 
 def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
