@@ -154,6 +154,7 @@ def require_own(state: Path, rundir: RunDir) -> None:
     if why:
         raise NotPermitted(
             f"{why}; nothing was submitted",
-            hint=f"look whose it is: ls -ld {rundir.root}; then name another (run_dir), or have it moved away"
+            hint="a run of theirs: once they have launched it with share: {launch: true}, the group may; "
+            f"else name another (run_dir), or have it moved away: ls -ld {rundir.root}"
             + (f"; if it is as it should be: rm {page_of(state, rundir.root)}" if pin is not None else ""),
         )
