@@ -28,7 +28,7 @@ from ftsupervise.errors import (
     from_os_error,
 )
 from ftsupervise.host import files, haste
-from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
+from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.users import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import COMMENT, Plan, comment

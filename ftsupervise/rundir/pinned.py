@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
-from ftsupervise.host.modes import is_shared, make_folder
+from ftsupervise.host.modes import is_shared, make_folder, make_own
 from ftsupervise.host.ownership import NotTrusted, read_trusted
 from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.paths import RunDir

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
+from ftsupervise.host.modes import make_own
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
