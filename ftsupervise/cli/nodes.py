@@ -177,7 +177,9 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
     from ftsupervise.errors import NotFound
 
     try:
-        document = sources.fill(sources.read_file(rundir.config), os.environ)
+        document = sources.fill(
+            sources.read_file(rundir.config), os.environ, unfilled=sources.of_strangers(rundir.config)
+        )
     except NotFound:
         return {}
     found = document.value.get(name) if isinstance(document.value, dict) else None

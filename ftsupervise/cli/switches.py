@@ -124,11 +124,12 @@ def _release(rundir: RunDir, name: str) -> None:
 
     from ftsupervise.errors import SchedulerUnavailable, from_os_error
     from ftsupervise.rundir.brake import let_go, release_brake, still_held
+    from ftsupervise.rundir.launches import may_change
     from ftsupervise.scheduler import open_scheduler
 
     try:
         was = release_brake(rundir, who=shown_user(), now=datetime.now(timezone.utc))
-        held = still_held(rundir)
+        held = [job for job in still_held(rundir) if may_change(rundir, job)]
         say(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
         for job in held:
             open_scheduler("local" if job.startswith("local-") else "slurm").release(job)

@@ -2,9 +2,9 @@
 
 A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
 what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
-no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own
-and no regular expression: what is found in a file goes into a journal that others read. For the same reason no path that leads
-to something of this account, be it only its size. For messages the account's own
+no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own no
+variable of this account's environment and no regular expression: what is found in a file goes into a journal that others
+read. For the same reason no path that leads to something of this account, be it only its size. For messages the account's own
 receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
 """
 
@@ -24,6 +24,7 @@ from ftsupervise.config.load import load_account, loaded
 from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
+from ftsupervise.host.modes import make_own
 from ftsupervise.printable import printable
 
 # watchdogs that read a log: any file of this account, by an expression that may take for ever
@@ -57,14 +58,12 @@ def load_believed(
     """
     given = os.environ if environ is None else environ
     text, found = sources.read_bytes(path)
-    run = loaded(sources.read(path, given, text), path)
-    why = ownership.distrust(found, path)
-    if not why:
-        return Believed(run)
-    mark = _mark(path, found, text, given)
-    if trust:
+    why, mark = ownership.distrust(found, path), _mark(path, found, text, given)
+    trusted = not why or trust or _is_ours(mark)
+    run = loaded(sources.read(path, given, text, strangers=not trusted), path)
+    if why and trust:
         _remember(mark)
-    if trust or _is_ours(mark):
+    if trusted:
         return Believed(run)
     if watched and found.st_uid != os.geteuid() and _is_another_of_ours(run.run_dir, path):
         raise ownership.NotTrusted(
@@ -197,7 +196,8 @@ def _is_ours(mark: Path) -> bool:
 
 def _remember(mark: Path) -> None:
     try:
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own(mark.parent.parent)
+        make_own(mark.parent)
         fd, temporary = files.create_temporary(mark.parent, mark.name, 0o600)
         os.close(fd)
         Path(temporary).replace(mark)

@@ -24,8 +24,8 @@ def state_dir(env: Mapping[str, str] = os.environ) -> Path:
     """Where this account's own state lives: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
     if env.get(ENV_STATE_DIR):
         return Path(env[ENV_STATE_DIR])
-    base = env.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "ftsupervise"
+    base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
 _PLAIN_NAME = re.compile(r"^name: *([A-Za-z][A-Za-z0-9._-]*) *(?:#.*)?$", re.M)
@@ -60,7 +60,7 @@ def _strict_run_dir(path: Path) -> RunDir:
     from ftsupervise.config import sources
     from ftsupervise.config.strict_yaml import Problem
 
-    document = sources.fill(sources.read_file(path), os.environ)
+    document = sources.fill(sources.read_file(path), os.environ, unfilled=sources.of_strangers(path))
     for problem in document.problems:
         if document.value is None or problem.path in (("name",), ("run_dir",)):
             raise ConfigError(str(problem))
@@ -128,8 +128,8 @@ def _odd_kind(path: Path) -> str:
 
 def default_cron_directory(env: Mapping[str, str]) -> Path:
     """Where the cron folder is unless somebody says otherwise: $XDG_CONFIG_HOME/ftsupervise/cron, ~/.config/…"""
-    base = env.get("XDG_CONFIG_HOME")
-    home = Path(base) if base else Path(env.get("HOME") or Path.home()) / ".config"
+    base = env.get("XDG_CONFIG_HOME", "")
+    home = Path(base) if Path(base).is_absolute() else Path(env.get("HOME") or Path.home()) / ".config"
     return home / "ftsupervise" / "cron"
 
 
@@ -149,7 +149,9 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 
     for path in (Path(CONFIG_NAME), *sources.outer_files(env)):
         try:
-            document = sources.fill(sources.read_file(path, may_be_empty=True), env)
+            document = sources.fill(
+                sources.read_file(path, may_be_empty=True), env, unfilled=sources.of_strangers(path)
+            )
         except Error:
             continue
         if any(problem.path == ("cron", "directory") for problem in document.problems):

@@ -53,11 +53,12 @@ SHELL: frozenset[KeyPath] = frozenset(
 _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word of the list is code
 
 
-def read(path: Path, environ: Mapping[str, str], text: bytes | None = None) -> Document:
+def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False) -> Document:
     """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    ``text``: what the project file holds, when it was read already. Raises NotFound, NotPermitted or ConfigError where a
-    file cannot be read at all.
+    ``text``: what the project file holds, when it was read already. ``strangers``: somebody else wrote it, so no variable of
+    this account is filled in there: what it holds would show in names and paths that its writer sees. Raises NotFound,
+    NotPermitted or ConfigError where a file cannot be read at all.
     """
     merged = _sections(read_file(path) if text is None else checked(parse(text, str(path)), path))
     if merged.value is None:
@@ -71,7 +72,7 @@ def read(path: Path, environ: Mapping[str, str], text: bytes | None = None) -> D
         problems += outer.problems
         if outer.value is not None:
             merged = _over(merged, _shared_only(outer, problems))
-    return fill(Document(merged.value, merged.places, problems), environ)
+    return fill(Document(merged.value, merged.places, problems), environ, unfilled=str(path) if strangers else "")
 
 
 def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
@@ -89,20 +90,20 @@ def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
     return fill(Document(value, merged.places, problems), environ)
 
 
-def fill(document: Document, environ: Mapping[str, str]) -> Document:
-    """The document with each ``${VARIABLE}`` replaced."""
+def fill(document: Document, environ: Mapping[str, str], *, unfilled: str = "") -> Document:
+    """The document with each ``${VARIABLE}`` replaced; in what stands in the file ``unfilled`` each is a problem."""
     document = _sections(document)
     if document.value is None:
         return document
     places, problems = dict(document.places), list(document.problems)
-    return Document(_expand(document.value, (), places, problems, environ), places, problems)
+    return Document(_expand(document.value, (), places, problems, environ, unfilled), places, problems)
 
 
 def outer_files(environ: Mapping[str, str]) -> tuple[Path, Path]:
     """The person's own file and the site's, whether they exist or not."""
-    base = environ.get("XDG_CONFIG_HOME")
-    own = (Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".config") / "ftsupervise/config.yaml"
-    return own, Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
+    base = environ.get("XDG_CONFIG_HOME", "")  # a relative one would be in the current directory
+    folder = Path(base) if Path(base).is_absolute() else Path(environ.get("HOME", "~")).expanduser() / ".config"
+    return folder / "ftsupervise/config.yaml", Path(environ.get(ENV_SITE_CONFIG) or SITE_CONFIG)
 
 
 def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
@@ -120,6 +121,14 @@ def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
         raise from_os_error(error, f"read {path}") from None
     ownership.require(found, path, accounts={found.st_uid} if named else (), group=found.st_gid if named else None)
     return read_file(path, may_be_empty=True)
+
+
+def of_strangers(path: Path) -> str:
+    """``path`` where somebody else may have written the file, else "": for ``fill``."""
+    try:
+        return str(path) if ownership.distrust(path.stat(), path) else ""
+    except OSError:
+        return str(path)
 
 
 def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
@@ -256,16 +265,19 @@ def _expand(
     places: dict[KeyPath, Place],
     problems: list[Problem],
     environ: Mapping[str, str],
+    unfilled: str,
     before: object = None,
 ) -> Any:
     if isinstance(value, dict):
-        return {key: _expand(item, (*path, key), places, problems, environ) for key, item in value.items()}
+        return {key: _expand(item, (*path, key), places, problems, environ, unfilled) for key, item in value.items()}
     if isinstance(value, list):
         items = zip([None, *value], value, strict=False)
-        return [_expand(item, (*path, i), places, problems, environ, last) for i, (last, item) in enumerate(items)]
+        return [
+            _expand(item, (*path, i), places, problems, environ, unfilled, last) for i, (last, item) in enumerate(items)
+        ]
     if not isinstance(value, str) or "$" not in value:
         return value
-    filling = _Filling(path, places[path], environ, whole=_WHOLE.fullmatch(value) is not None)
+    filling = _Filling(path, places[path], environ, whole=_WHOLE.fullmatch(value) is not None, unfilled=unfilled)
     if _WHOLE.fullmatch(value):
         filled = filling.part(value)
     elif reads_shell(path, before):
@@ -288,8 +300,9 @@ def _expand(
 class _Filling:
     """The variables of one value: filled in, or a problem each."""
 
-    def __init__(self, path: KeyPath, place: Place, environ: Mapping[str, str], *, whole: bool) -> None:
+    def __init__(self, path: KeyPath, place: Place, environ: Mapping[str, str], *, whole: bool, unfilled: str) -> None:
         self.path, self.place, self.environ = path, place, environ
+        self.strangers = bool(unfilled) and place.file == unfilled
         self.secret = secret_at(path)
         self.file = self.secret and str(path[-1]).lower().endswith("file") and not whole  # a path below a variable's
         self.variable = ""  # the first one that was filled in
@@ -314,6 +327,10 @@ class _Filling:
                 text, "write ${NAME} or ${NAME:-default}; text that begins with '${' is written with '$${'"
             )
         name, default = match[1], match[2]
+        if self.strangers:
+            return self._problem(
+                text, f"${{{name}}} is not filled in: others may write this file, and would see what it holds"
+            )
         filled = self.environ.get(name)
         if default is not None:
             filled = filled or default

@@ -11,6 +11,7 @@ from ftsupervise.guard.decision import SUPERSEDED, Decision
 from ftsupervise.guard.log import Voice
 from ftsupervise.guard.settings import Limits, Place
 from ftsupervise.guard.signals import Signals
+from ftsupervise.host import files
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
@@ -20,7 +21,6 @@ from ftsupervise.scheduler import deadline
 from ftsupervise.truth import Health
 
 _CONTINUE = Decision.CONTINUE
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Lookout:
@@ -89,7 +89,7 @@ class Lookout:
         rundir = self._place.rundir
         assert rundir is not None
         try:
-            names = _list(self._switches)
+            names = files.among(self._switches, (SAVE, KILL))
         except OSError as error:
             self._voice.once(f"cannot look at the switches in {self._switches}: {error.strerror}; training goes on")
             return _CONTINUE
@@ -109,7 +109,7 @@ class Lookout:
     def _look_for_warning(self) -> Decision:
         """The file ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
         try:
-            if WARNING not in _list(self._attempt_dir):
+            if not files.among(self._attempt_dir, (WARNING,)):
                 return _CONTINUE
         except OSError as error:
             self._voice.once(f"cannot look for the warning in {self._attempt_dir}: {error.strerror}")
@@ -157,15 +157,6 @@ class Lookout:
             if end is not None:
                 ends.append((now + end - time.time() - self._limits.stop_before, "time limit"))
         return min(ends)
-
-
-def _list(folder: str) -> list[str]:
-    """The names in ``folder`` through a fresh open: on NFS that is what revalidates a cached directory."""
-    fd = os.open(folder, _DIRECTORY)
-    try:
-        return os.listdir(fd)
-    finally:
-        os.close(fd)
 
 
 def _words(what: str, who: str, why: str) -> str:

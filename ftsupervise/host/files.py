@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable
+from itertools import islice
 
+_NAMES = 4096  # that are read of a folder in which a few are looked for
 _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the most that a file system takes
 
 
@@ -100,3 +103,29 @@ def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
     if left <= 0:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", os.fspath(path))
     return b"".join(parts)
+
+
+def among(folder: str | os.PathLike[str] | int, names: Iterable[str] = ()) -> set[str]:
+    """Which of ``names`` lie in ``folder``, its path or its descriptor, however many others do. Raises OSError.
+
+    A fresh open and a listing revalidate what a network file system remembers of the folder. Where others may write there, the
+    listing may have no end: beyond the first thousands each name is asked for by itself.
+    """
+    opened = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(opened) as found:
+            listed = {entry.name for entry in islice(found, _NAMES + 1)}
+        if len(listed) <= _NAMES:
+            return listed.intersection(names)
+        return {name for name in names if _is_there(name, opened)}
+    finally:
+        if opened is not folder:
+            os.close(opened)
+
+
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -19,6 +19,7 @@ from ftsupervise.host.users import in_group
 
 FOLDER = 0o755
 SHARED = 0o2775
+OWN = 0o700
 PAGE = 0o644
 SCRIPT = 0o755
 
@@ -84,6 +85,13 @@ def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False)
     except FileExistsError:
         if not folder.is_dir():
             raise
+
+
+def make_own(folder: Path) -> None:
+    """Make the folder of an account's own state, which nobody else may look into; one that is there stays as it is. Raises
+    OSError."""
+    make_folder(folder.parent, FOLDER, parents=True)
+    make_folder(folder, OWN)
 
 
 def claim_folder(folder: Path, mode: int | None = None) -> None:

@@ -27,8 +27,8 @@ from ftsupervise.errors import (
     SchedulerUnavailable,
     from_os_error,
 )
-from ftsupervise.host import haste
-from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder
+from ftsupervise.host import files, haste
+from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.users import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import COMMENT, Plan, comment
@@ -118,7 +118,8 @@ def register(run_dir: RunDir, name: str) -> None:
     """Let ``ftsupervise status NAME`` find the run from anywhere. Best effort: a name is a convenience."""
     link = state_dir() / "runs" / name
     try:
-        make_folder(link.parent, parents=True)
+        make_own(state_dir())
+        make_folder(link.parent)
         temp = link.with_name(f".{link.name}.{os.getpid()}")
         temp.symlink_to(run_dir.root)
         temp.replace(link)
@@ -132,7 +133,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
     from ftsupervise.rundir.switches import KILL, read_switch
 
     try:
-        os.listdir(run_dir.switches)
+        files.among(run_dir.switches)
         brake = read_brake(run_dir)
     except FileNotFoundError:
         return

@@ -10,13 +10,14 @@ up, for the member that is to start in its place; that one gives back what is to
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.nodes import incidents
-from ftsupervise.rundir.launches import job_ids, launches, people
+from ftsupervise.rundir.launches import job_ids, launches, of_this_account, people
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
 from ftsupervise.scheduler.exclusions import reserve as reserve_of
@@ -66,7 +67,9 @@ def apply(
         records = launches(rundir)
         if records and records[-1].scheduler == "local":
             return Applied()
-        slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(records, env)
+        believed = of_this_account(rundir, records)
+        comment = comment if believed or rundir.root.stat().st_uid == os.geteuid() else ""
+        slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(believed, env)
         everyone = slurm.waiting(people(rundir))
         waiting = [one for one in everyone if one.base_id in mine or (comment and one.comment.startswith(comment))]
         ours = Ours(rundir, waiting)

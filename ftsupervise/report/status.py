@@ -5,7 +5,6 @@ What could not be seen is said to be unknown, with the reason; it is never shown
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,7 +56,7 @@ class Status(NamedTuple):
 def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     """Raises NotFound, NotPermitted when the run directory cannot be read."""
     try:
-        os.listdir(rundir.switches)
+        files.among(rundir.switches)
         records = launches(rundir)
         attempts = ledger(rundir)
         not_read = max(0, len(numbers(rundir)) - len(attempts)) if len(attempts) >= NEWEST else 0

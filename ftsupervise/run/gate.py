@@ -112,7 +112,7 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
 def reason_not_to_start(rundir: RunDir) -> str:
     """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
     try:
-        os.listdir(rundir.switches)
+        files.among(rundir.switches)
         finished = rundir.finished.name in os.listdir(rundir.marks)
         brake = read_brake(rundir)
     except OSError as error:

@@ -163,7 +163,7 @@ class Ring:
         self.hold = fencing.begin(rundir, mine.number, self.env, partial(tell, mine.folder / "run.log"))
         newer = superseded(rundir, mine.number)
         why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(self.options)
-        if not why:
+        if not (why := why or gate.another_place(rundir, mine.folder, self.options.launched)):
             return mine
         tell(mine.folder / "run.log", why)
         self.owed.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")

@@ -6,6 +6,7 @@ skipped by the readers and never an error: another process may be writing it at 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -50,6 +51,29 @@ def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozense
     """The jobs of those launches and the one that we are in, of an array its own number: ``base_id`` of what squeue lists."""
     here = {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
     return frozenset(here.union(*(record.job_ids for record in records)))
+
+
+def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:
+    """Those of ``records`` whose jobs this account may change because they say so: all in its own run directory; in somebody
+    else's, whose owner may write any job's number there, those that it wrote itself. Raises OSError."""
+    me = os.geteuid()
+    if run_dir.root.stat().st_uid == me:
+        return tuple(records)
+    return tuple(one for one in records if _owner(run_dir.launches / f"{one.number:04d}" / "launch.json") == me)
+
+
+def may_change(run_dir: RunDir, job_id: str) -> bool:
+    """May this account change the job because a page of the run names it? See ``of_this_account``. Raises OSError."""
+    if run_dir.root.stat().st_uid == os.geteuid():
+        return True
+    return job_id.partition("_")[0] in job_ids(of_this_account(run_dir, launches(run_dir)), {})
+
+
+def _owner(page: Path) -> int | None:
+    try:
+        return page.lstat().st_uid
+    except OSError:
+        return None
 
 
 def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:

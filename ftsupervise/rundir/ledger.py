@@ -5,6 +5,7 @@ Reading is light (standard library, no subprocess): ``status``, the gate and the
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -282,6 +283,8 @@ def give_back(mine: Claim) -> None:
 
 def _make(rundir: RunDir, number: int) -> Claim:
     folder = rundir.attempt(number)
+    if rundir.attempts.is_symlink():  # none of ours is one: it leads to where somebody else wants the pages
+        raise NotADirectoryError(errno.ENOTDIR, "is a link", str(rundir.attempts))
     claim_folder(folder)
     return Claim(number, folder)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
-from ftsupervise.host.modes import is_shared, make_folder
+from ftsupervise.host.modes import is_shared, make_folder, make_own
 from ftsupervise.host.ownership import NotTrusted, read_trusted
 from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.paths import RunDir
@@ -121,6 +121,7 @@ def page_of(state: Path, root: Path) -> Path:
 def note(state: Path, root: Path, token: str = "") -> None:
     """Note whose run directory ``root`` is, and the token of this launch. Raises OSError."""
     page = page_of(state, root)
+    make_own(state)
     make_folder(page.parent, parents=True)
     write_json(page, {"run_dir": str(root), "owner": root.stat().st_uid, "token": token}, sync=False)
 
@@ -153,6 +154,7 @@ def require_own(state: Path, rundir: RunDir) -> None:
     if why:
         raise NotPermitted(
             f"{why}; nothing was submitted",
-            hint=f"look whose it is: ls -ld {rundir.root}; then name another (run_dir), or have it moved away"
+            hint="a run of theirs: once they have launched it with share: {launch: true}, the group may; "
+            f"else name another (run_dir), or have it moved away: ls -ld {rundir.root}"
             + (f"; if it is as it should be: rm {page_of(state, rundir.root)}" if pin is not None else ""),
         )

@@ -10,6 +10,7 @@ import stat
 from datetime import datetime
 from pathlib import Path
 
+from ftsupervise.host import files
 from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, time_of, write_json
@@ -42,7 +43,7 @@ def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | N
     except OSError as error:
         return SwitchState(name, Health.UNKNOWN, problem=f"cannot look into {rundir.switches}: {error.strerror}"), None
     try:
-        if name not in os.listdir(directory):
+        if not files.among(directory, (name,)):
             return SwitchState(name, Health.OK), None
         return _judge_switch(directory, name)
     except FileNotFoundError:  # taken down while we looked

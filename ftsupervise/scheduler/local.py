@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
+from ftsupervise.host.modes import make_own
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
@@ -200,7 +201,8 @@ class Local:
             raise SchedulerUnavailable(f"the local queue cannot be used: {error}") from None
 
     def _claim(self) -> Path:
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own(self.root.parent)
+        make_own(self.root)
         number = 1 + max((as_count(p.name) or 0 for p in self.root.iterdir()), default=0)
         while True:
             folder = self.root / str(number)

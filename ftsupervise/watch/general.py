@@ -17,7 +17,7 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import private
-from ftsupervise.host.modes import make_folder
+from ftsupervise.host.modes import make_folder, make_own
 from ftsupervise.truth import Health
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.account import Account, Sent, Told
@@ -87,7 +87,7 @@ def _tell_in_general(orders: Orders, account: Account, away: str) -> list[tuple[
     if not runs:
         return []
     settings = _everybody([run.alerts for run in runs])
-    journal = _journal(orders.state / "watch" / "journal", away)
+    journal = _journal(orders.state, orders.state / "watch" / "journal", away)
     told = {alert.finding.subject for alert in journal.read().alerts.values()}
     every = range(len(account.roster.names))
     looked = [settings_finding(account.roster.label(i), account.trouble.get(i, ""), orders.now) for i in every]
@@ -116,9 +116,13 @@ def _tell_of_storage(orders: Orders, account: Account, say: Say, away: str) -> I
         folder = run_dir_check.journal_of(run, orders.state)
         if finding.health is not Health.BAD and (away or not folder.is_dir()):
             if finding.health is Health.UNKNOWN:  # not launched yet: nothing to record, something to print
-                yield _as_told(run.name, [finding], (), ()), _journal(folder, away or "not needed"), run.alerts
+                yield (
+                    _as_told(run.name, [finding], (), ()),
+                    _journal(orders.state, folder, away or "not needed"),
+                    run.alerts,
+                )
             continue
-        journal = _journal(folder, away)
+        journal = _journal(orders.state, folder, away)
         answers = finding if finding.health is Health.BAD else replace(finding, health=Health.OK)
         recorded = record(journal, [answers], run.alerts, orders.now, run_name=run.name, where=str(run.run_dir))
         yield _as_told(run.name, [finding], recorded.firing, recorded.notices), journal, run.alerts
@@ -129,9 +133,10 @@ def _as_told(name: str, findings: Sequence[Finding], firing: Sequence[Alert], no
     return Told(name, shown, tuple(firing), tuple(notices), (), len(findings))
 
 
-def _journal(folder: Path, away: str) -> Journal:
+def _journal(state: Path, folder: Path, away: str) -> Journal:
     if not away:
         try:
+            make_own(state)
             make_folder(folder.parent, parents=True)
         except OSError:  # best effort: without it the journal goes to its spare place and says so
             pass

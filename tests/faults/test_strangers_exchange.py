@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise.errors import NotFound
 from ftsupervise.rundir import pinned
+from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
 
 from .conftest import wait_until
@@ -194,3 +196,14 @@ def test_after_the_owner_laid_another_folder_there_one_launch_goes_on(scene: Sce
     (scene.run / "run.yaml").unlink()
     scene.launch()
     assert "thesis: ok" in scene.type("watch", str(scene.settings)).stdout
+
+
+def test_no_attempt_is_claimed_through_a_link_that_a_stranger_laid(tmp_path: Path) -> None:
+    """It is exchanged after the gate has looked: the pages would be made wherever the link leads."""
+    run, private = RunDir(tmp_path / "run"), tmp_path / "private"
+    private.mkdir(mode=0o700)
+    run.desks.mkdir(parents=True)
+    run.attempts.symlink_to(private)
+    with pytest.raises(NotFound):
+        claim(run)
+    assert list(private.iterdir()) == []

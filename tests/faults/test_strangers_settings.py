@@ -296,3 +296,20 @@ def test_a_link_in_somebody_elses_run_to_a_folder_of_ours_is_refused(scene: Scen
     seen = scene.type("watch", str(scene.run), "--no-send")
     assert f"{scene.run}/attempts is a link to a folder of yours" in seen.stdout + seen.stderr
     assert "secret-host" not in seen.stdout + seen.stderr
+
+
+@pytest.mark.parametrize("words", [["watch"], ["check", "all"], ["status"], ["nodes"], ["save"]])
+def test_somebody_elses_settings_do_not_read_the_environment_of_who_looks(scene: Scene, words: list[str]) -> None:
+    """The run's name stands in its journal, which its owner reads, and a path is seen by whoever serves it."""
+    for key in ("name: a${CANARY}", "name: shared\nlaunch: {command: x, account: 'x-${CANARY}'}"):
+        more = "" if "launch" in key else "launch: {command: 'true'}\n"
+        scene.file.write_text(f"{key}\nscheduler: local\nrun_dir: {scene.run}\n{more}")
+        os.chown(scene.file, STRANGER, STRANGER)
+        seen = scene.type(*words, str(scene.file), CANARY="c4n4ry")
+        assert "c4n4ry" not in seen.stdout + seen.stderr
+        written = b"".join(path.read_bytes() for path in scene.run.rglob("*.json"))
+        assert b"c4n4ry" not in written
+    if words == ["watch"]:
+        assert "${CANARY} is not filled in: others may write this file" in seen.stderr
+        trusted = scene.type("watch", str(scene.file), "--trust", CANARY="c4n4ry")
+        assert "is not filled in" not in trusted.stderr

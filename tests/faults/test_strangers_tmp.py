@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -20,6 +22,7 @@ from ftsupervise.watch import roster
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
 STRANGER = 65534
+TYPED = str(Path(sys.executable).with_name("ftsupervise"))
 NOW = datetime(2026, 11, 23, tzinfo=timezone.utc)
 
 
@@ -79,3 +82,24 @@ def test_it_is_told_whose_it_is_and_what_is_used_instead(shared_tmp: Path) -> No
         private.taken()
         == f"{shared_tmp}/ftsupervise-{os.geteuid()} belongs to nobody: {private.home()} is used instead"
     )
+
+
+@pytest.mark.parametrize("words", [["launch", "{settings}"], ["watch", "{settings}"], ["watch", "--trust", "{theirs}"]])
+def test_the_account_s_own_state_is_readable_by_nobody_else(tmp_path: Path, words: list[str]) -> None:
+    """Names and alerts of runs that are kept in private folders stand in it, and a home is often open to all."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    settings, theirs = home / "ftsupervise.yaml", home / "theirs.yaml"
+    settings.write_text("name: secret-plan\nscheduler: local\nlaunch: {command: 'true'}\n")
+    theirs.write_text(settings.read_text())
+    os.chown(theirs, STRANGER, STRANGER)
+    typed = [word.format(settings=settings, theirs=theirs) for word in words]
+    env = {**os.environ, "HOME": str(home)}
+    umask = os.umask(0)
+    try:
+        subprocess.run([TYPED, *typed], env=env, cwd=home, capture_output=True, timeout=120)
+    finally:
+        os.umask(umask)
+    state = home / ".local" / "state" / "ftsupervise"
+    assert any(state.rglob("*"))
+    assert state.stat().st_mode & 0o077 == 0

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -153,3 +157,28 @@ def test_only_the_raising_that_was_answered_is_taken_down(rundir: RunDir) -> Non
     assert clear_answered(rundir, SAVE, answered)
     assert os.listdir(rundir.switches) == []
     assert not clear_answered(rundir, SAVE, answered)
+
+
+def test_very_many_files_beside_the_switches_hold_up_no_look(tmp_path: Path) -> None:
+    """Whoever may raise a switch can also make any number of files there. Each rank looks every second."""
+    place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path))
+    try:
+        run = RunDir(place)
+        run.switches.mkdir()
+        for number in range(60_000):
+            os.close(os.open(run.switches / f"{number}", os.O_CREAT | os.O_WRONLY))
+        assert read_switch(run, KILL).health is Health.OK
+        (run.switches / KILL).touch()
+        assert read_switch(run, KILL).up
+        assert not read_switch(run, SAVE).up
+        assert min(_took(lambda: read_switch(run, KILL)) for _ in range(9)) < min(
+            _took(lambda: os.listdir(run.switches)) for _ in range(9)
+        )
+    finally:
+        shutil.rmtree(place)
+
+
+def _took(do: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    do()
+    return time.perf_counter() - began
