@@ -19,13 +19,13 @@ from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError
 from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.scheduler.ownership import comment
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
     from ftsupervise.nodes.incidents import Node
 
-COMMENT = "ftsupervise"
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
@@ -83,11 +83,6 @@ class Plan:
         own = self.token_of(index)  # a token of its own, so that each can be found again
         options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in self.options)
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
-
-
-def comment(name: str, token: str) -> str:
-    """What ``--comment`` carries: whose job this is, and of which launch."""
-    return f"{COMMENT}:{name}:{token}"
 
 
 def plan(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from ftsupervise.errors import Error
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes import incidents, shared_store
+from ftsupervise.nodes.exclude import fitting, reserve
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.scheduler.exclusions import Exclusions, fitting, reserve
+from ftsupervise.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -47,24 +48,24 @@ def that_fit(
     """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
     other one. All of them when Slurm cannot be asked: the launch will tell."""
     try:
-        room = Exclusions(timeout=10.0).room()
+        there = Slurm(timeout=10.0).inventory()
     except Error as error:
         return tuple(nodes), (f"which of the excluded nodes the partition can spare is not known: {error.message}",)
     launch = run.launch
-    partitions = launch.partition.split(",") if launch.partition else [room.default]
+    partitions = launch.partition.split(",") if launch.partition else [there.default]
     theirs = [node for text in exclude for node in expand_hostlist(text)]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
     needed = launch.nodes + launch.spare_nodes
     needed += reserve(needed)
-    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, room, launch.constraint or "")
+    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, there, launch.constraint or "")
     chosen = {*by_hand, *fit}
     left = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
         f"{node.name} is not kept away from: "
         + (
             f"fewer than {needed} nodes would be left, with a reserve"
-            if node.name in room.known
+            if node.name in there.known
             else "Slurm knows no such node"
         )
         for node in left

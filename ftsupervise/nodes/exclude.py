@@ -10,18 +10,23 @@ up, for the member that is to start in its place; that one gives back what is to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
-from ftsupervise.rundir.launches import job_ids, launches, people
+from ftsupervise.rundir.launches import launches, people
+from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.scheduler.exclusions import Exclusions, Room, Waiting, fitting
-from ftsupervise.scheduler.exclusions import reserve as reserve_of
+from ftsupervise.scheduler.ownership import identify, jobs_of_run
+from ftsupervise.scheduler.parse import NodeInventory, is_held
+from ftsupervise.scheduler.slurm import Slurm
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
+_FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
 
 
 class Applied(NamedTuple):
@@ -43,17 +48,18 @@ def apply(
     rundir: RunDir,
     env: Mapping[str, str],
     nodes: Sequence[incidents.Node],
-    comment: str = "",
     *,
     whole: bool,
+    member: frozenset[str] = frozenset(),
     gone: frozenset[str] = frozenset(),
     leaving: bool = False,
 ) -> Applied:
     """Bring the lists of all waiting jobs of the run up to date with ``nodes``, as judged. Never raises.
 
     Without ``whole`` that is not all that is known of them, and what is on a list stays there as long as a job can start with
-    it. ``gone``: nodes that do not answer the one who asks, whatever Slurm says of them. ``leaving``: the next member is to
-    start now, so that no reserve is kept. Once the run has finished, no node is too bad for who has nothing to do there.
+    it. ``member``: ids of the asking process's own job, where that is one of the run's. ``gone``: nodes that do not answer the
+    one who asks, whatever Slurm says of them. ``leaving``: the next member is to start now, so that no reserve is kept. Once
+    the run has finished, no node is too bad for who has nothing to do there.
     """
     if rundir.has_finished():
         nodes, whole = (), True
@@ -66,17 +72,17 @@ def apply(
         records = launches(rundir)
         if records and records[-1].scheduler == "local":
             return Applied()
-        slurm, mine = Exclusions(env, timeout=_PATIENCE), job_ids(records, env)
-        everyone = slurm.waiting(people(rundir))
-        waiting = [one for one in everyone if one.base_id in mine or (comment and one.comment.startswith(comment))]
+        slurm, run = Slurm(env, timeout=_PATIENCE), identify(rundir, "", records, newest(rundir), member=member)
+        queue = slurm.queue(users=people(rundir))
+        waiting = [job for job in jobs_of_run(run, queue, certain=True) if job.state.waiting]
         ours = Ours(rundir, waiting)
         asked = any(node.avoided for node in nodes) or any(ours.of(job) for job in waiting)
-        room = slurm.room().without(gone) if waiting and asked else Room(frozenset(), {})
+        there = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
         for job in waiting:
             try:
                 at_once = leaving and asked and not slurm.requeued(job.base_id)
-                reserve = 0 if at_once else reserve_of(job.nodes)
-                wanted = _wanted(job, nodes, room, left, ours.of(job), whole, reserve)
+                spare = 0 if at_once else reserve(job.nodes_wanted)
+                wanted = _wanted(job, nodes, there, left, ours.of(job), whole, spare)
                 told = _tell(slurm, ours, job, wanted)
             except SchedulerUnavailable:
                 raise
@@ -89,14 +95,14 @@ def apply(
             changed += told
             ours.settle(job, wanted)
             jobs[job.id] = tuple(wanted)
-            held.update([job.id] if job.held else ())
+            held.update([job.id] if is_held(job.reason) else ())
         ours.close()
     except (Error, OSError) as error:
         problem = str(error).partition("\n")[0]
     return Applied(jobs, tuple(changed), tuple(left), problem, frozenset(held))
 
 
-def _tell(slurm: Exclusions, ours: Ours, job: Waiting, wanted: list[str]) -> list[str] | None:
+def _tell(slurm: Slurm, ours: Ours, job: Job, wanted: list[str]) -> list[str] | None:
     """Change the list of one job where it is another one: in words what was done; None when it waits no longer. Raises Error,
     OSError."""
     if set(wanted) == set(job.excluded):
@@ -104,55 +110,87 @@ def _tell(slurm: Exclusions, ours: Ours, job: Waiting, wanted: list[str]) -> lis
     ours.put(job, wanted)
     if not slurm.exclude(job.id, wanted):
         return None
-    return [f"job {job.id} is kept away from {compress_hostlist(wanted) or 'no node any more'}"]
+    return [f"job {job.id} excludes {compress_hostlist(wanted) or 'no node any more'}"]
 
 
 def _wanted(
-    job: Waiting,
+    job: Job,
     nodes: Sequence[incidents.Node],
-    room: Room,
+    there: NodeInventory,
     left: dict[str, None],
     ours: frozenset[str],
     whole: bool,
-    reserve: int,
+    spare: int,
 ) -> list[str]:
-    """The nodes that one job is to be kept away from. What cannot be is added to ``left``."""
+    """The nodes to exclude for one job. Those that cannot be excluded are added to ``left``."""
     theirs = [node for node in job.excluded if node not in ours]
     before = [] if whole else [node for node in job.excluded if node in ours]
-    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in room.known]
-    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in room.known]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
+    strange = [node.name for node in nodes if node.state == "by hand" and node.name not in there.known]
     left.update((f"{node}: Slurm knows no such node", None) for node in strange)
     bad = [*before, *(node.name for node in nodes if node.state == "excluded")]
     bad = [node for node in dict.fromkeys(bad) if node not in (*theirs, *by_hand)]
-    chosen = fitting(bad, [*theirs, *by_hand], job.nodes + reserve, job.partitions, room, job.features)
-    needs = f"it needs {job.nodes}" + (f", and {reserve} in reserve" if reserve else "")
+    chosen = fitting(bad, [*theirs, *by_hand], job.nodes_wanted + spare, job.partitions, there, job.features)
+    needs = f"it needs {job.nodes_wanted}" + (f", and {spare} in reserve" if spare else "")
     few = f"too few nodes would be left for job {job.id} ({needs})"
     left.update((f"{node}: {few}", None) for node in bad if node not in chosen)
     return list(dict.fromkeys([*theirs, *by_hand, *chosen]))
+
+
+def reserve(needed: int) -> int:
+    """How many nodes more than a job needs are to be up before others are excluded for their past: those that may go while no
+    one of us runs, above all the batch host of the job that runs, with its supervisor."""
+    return incidents.margin(needed, 0)
+
+
+def fitting(
+    wanted: Sequence[str],
+    theirs: Sequence[str],
+    needed: int,
+    partitions: Sequence[str],
+    there: NodeInventory,
+    features: str = "",
+) -> list[str]:
+    """As many of ``wanted``, from the first on, as leave ``needed`` nodes that are up in a partition beside ``theirs``. Pure.
+
+    Nodes that Slurm does not know are left away: one of them and it would refuse them all. One that is down is no exception
+    where too few are up: once it is back it may be the one that is missing. ``features``: the job's --constraint; one that is
+    more than names joined by & is taken for met by every node.
+    """
+    asked = frozenset(features.split("&")) if _FEATURES.fullmatch(features) else frozenset()
+    fit = [{n for n in there.usable.get(name, ()) if asked <= there.features.get(n, asked)} for name in partitions]
+    chosen: list[str] = []
+    for node in wanted:
+        if node not in there.known:
+            continue
+        out = {*theirs, *chosen, node}
+        if any(len(nodes - out) >= needed for nodes in fit):
+            chosen.append(node)
+    return chosen
 
 
 class Ours:
     """Which nodes on the lists are there because of us, by array: of one there may be several records. It is on disk before
     Slurm hears of it, and stays there until all its records have been seen to, so that nothing of ours is left behind."""
 
-    def __init__(self, rundir: RunDir, jobs: Sequence[Waiting]) -> None:
+    def __init__(self, rundir: RunDir, jobs: Sequence[Job]) -> None:
         self._place = rundir.nodes
         self._before = {base: incidents.applied(self._place, base) for base in {job.base_id for job in jobs}}
         self._after: dict[str, frozenset[str]] = dict.fromkeys(self._before, frozenset())
 
-    def of(self, job: Waiting) -> frozenset[str]:
+    def of(self, job: Job) -> frozenset[str]:
         return self._before[job.base_id]
 
-    def put(self, job: Waiting, wanted: Sequence[str]) -> None:
+    def put(self, job: Job, wanted: Sequence[str]) -> None:
         """Soon on its list. Raises OSError."""
         base = job.base_id
         incidents.write_applied(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
 
-    def settle(self, job: Waiting, wanted: Sequence[str]) -> None:
+    def settle(self, job: Job, wanted: Sequence[str]) -> None:
         """It is on its list."""
         self._after[job.base_id] |= self._new(job, wanted)
 
-    def keep(self, job: Waiting) -> None:
+    def keep(self, job: Job) -> None:
         """Nobody knows what is on its list."""
         self._after[job.base_id] |= self._before[job.base_id]
 
@@ -162,6 +200,6 @@ class Ours:
             if nodes != incidents.applied(self._place, base):
                 incidents.write_applied(self._place, base, nodes)
 
-    def _new(self, job: Waiting, wanted: Sequence[str]) -> frozenset[str]:
+    def _new(self, job: Job, wanted: Sequence[str]) -> frozenset[str]:
         theirs = frozenset(job.excluded) - self._before[job.base_id]
         return frozenset(wanted) - theirs

@@ -11,10 +11,8 @@ from pathlib import Path
 from ftsupervise.host import files
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.rundir.paths import ENV_NODES
+from ftsupervise.scheduler.parse import is_away, is_leaving
 
-# sinfo's long state words; the suffixes * (not responding), ~ # ! % $ @ ^ - are stripped, and * counts as away.
-_AWAY = ("down", "fail", "error", "drained", "unknown", "power", "no_respond", "future", "maint", "reboot", "inval")
-_LEAVING = ("drain", "failing")  # runs what it runs, gets nothing new: taken only when there is no other
 _NODES = re.compile(r"(?:-N|--nodes=)(\d+)(?:-\d+)?")
 _IN_TEXT = re.compile(r"\bsrun\b[^\n;|&]*?\s(?:-N\s*|--nodes[=\s]\s*)(\d+)")
 _MOST = 64_000  # bytes of a script that are read
@@ -101,21 +99,12 @@ def place(
             else f"; the command does not take its nodes from ${ENV_NODES}"
         )
         return Placement(command, (), f"{len(well)} of {want} nodes are left ({away}){deaf}")
-    order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), _is_leaving(states.get(node, ""))))
+    order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), is_leaving(states.get(node, ""))))
     chosen = set(order[:want])
     nodes = tuple(node for node in allocation if node in chosen)
     if len(allocation) == want or not is_srun(command) or _person_chose(command):
         return Placement(command, nodes)
     return Placement((command[0], f"--nodelist={compress_hostlist(nodes)}", *command[1:]), nodes)
-
-
-def is_away(state: str) -> bool:
-    word = state.lower()
-    return word.rstrip("~#!%$@^-+").endswith("*") or (word.startswith(_AWAY) and not word.startswith("failing"))
-
-
-def _is_leaving(state: str) -> bool:
-    return state.lower().startswith(_LEAVING)
 
 
 def _person_chose(command: Sequence[str]) -> bool:

@@ -29,5 +29,4 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     from ftsupervise.scheduler.slurm import clean_environment
 
     judged = shared_store.judge(places_of(run), settings(run), now)
-    env, comment = clean_environment(os.environ), f"ftsupervise:{run.name}:"
-    return exclude.apply(rundir, env, judged.nodes, comment, whole=judged.whole).changed
+    return exclude.apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed

@@ -231,10 +231,11 @@ class Nodes:
         if not wanted and not self._told[0] and not self._owed:
             return
         from ftsupervise.nodes import exclude  # a job that goes well never needs it
+        from ftsupervise.scheduler.ownership import own_job_ids
 
-        comment = f"ftsupervise:{self.name}:"
+        here = own_job_ids(self.env)
         self.applied = exclude.apply(
-            self.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
+            self.rundir, self.env, self.judged, whole=self.whole, member=here, gone=gone, leaving=leaving
         )
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)

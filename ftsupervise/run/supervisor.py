@@ -14,7 +14,7 @@ from functools import partial
 
 from ftsupervise.errors import Error
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
-from ftsupervise.nodes.placement import Placement, calls_srun, is_away
+from ftsupervise.nodes.placement import Placement, calls_srun
 from ftsupervise.nodes.selector import FAILURE, Nodes
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Past
@@ -35,6 +35,7 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_away
 from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Wanted, Warm
 
@@ -60,7 +61,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
         closed = gate.reason_not_to_start(options.rundir)
         if closed:
             tell(None, closed)
-            hold_jobs.keep_the_brake_on(options.rundir, env, f"ftsupervise:{options.name}:")
+            hold_jobs.keep_the_brake_on(options.rundir, env)
             return 0
         for odd in gate.odd_switches(options.rundir):
             tell(None, odd)
@@ -248,8 +249,7 @@ class Ring:
         return words
 
     def _look_for_lost_nodes(self, mine: Claim, placement: Placement) -> dict[str, str]:
-        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
-        Slurm reaches nothing on one that it has lost, which may live on for us."""
+        """node -> Slurm's word, for nodes that were lost: they may live on, and Slurm reaches nothing on them."""
         if len(self.allocation.nodes) < 2:
             return {}
         self.states = self.allocation.how_they_are(ended=True)
@@ -312,7 +312,7 @@ class Ring:
             self.nodes.tell_the_chain(log)
 
     def _make_way(self, mine: Claim, ended: End, _: Verdict) -> None:
-        """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
+        """The next member is to start now: as many bad nodes are excluded for it as others can stand in for."""
         if not ended.told and ended.newer is None:
             self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
 
@@ -387,7 +387,7 @@ class Ring:
         write = partial(brake.write_brake, self.options.rundir, desk=desk)
         if self.owed.write("the brake", partial(write, on), log) and desk is not None and is_sealed(desk):
             return  # a newer attempt has begun: the members that wait are its own
-        held, problem = hold_jobs.hold_pending(self.options.rundir, self.env, f"ftsupervise:{self.options.name}:")
+        held, problem = hold_jobs.hold_pending(self.options.rundir, self.env)
         if problem:
             tell(log, f"cannot hold the members that wait: {problem}")
         if held:

@@ -6,7 +6,7 @@ skipped by the readers and never an error: another process may be writing it at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -34,6 +34,7 @@ class LaunchRecord(NamedTuple):
     config: Annotated[str, 4096] = ""  # the settings file it was launched from
     name: str = ""
     comment: str = ""
+    written: bool = True  # False: the number is claimed, and nothing was submitted yet
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
@@ -44,12 +45,6 @@ def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
     except FileNotFoundError:
         return ()
     return tuple(_launch(run_dir, name) for name in names[-NEWEST:])
-
-
-def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozenset[str]:
-    """The jobs of those launches and the one that we are in, of an array its own number: ``base_id`` of what squeue lists."""
-    here = {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
-    return frozenset(here.union(*(record.job_ids for record in records)))
 
 
 def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:
@@ -70,10 +65,10 @@ def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
     """A launch without a readable launch.json is one that was claimed and not written yet: "submitting"."""
     folder = run_dir.launches / name
     try:
-        raw = read_json(folder / "launch.json") or {}
+        page = read_json(folder / "launch.json")
     except (OSError, ValueError):
-        raw = {}
-    record = decode(LaunchRecord, {**raw, "number": int(name)}, lenient=True)
+        page = {}
+    record = decode(LaunchRecord, {**(page or {}), "number": int(name), "written": page is not None}, lenient=True)
     return record if record.at != EPOCH else record._replace(at=_made(folder))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
 from ftsupervise.host.users import user_name
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
@@ -28,12 +29,14 @@ from ftsupervise.rundir.paths import (
     ENV_RUN_DIR,
 )
 from ftsupervise.scheduler.parse import (
-    QUEUE_LETTERS,
+    INVENTORY,
     SQUEUE_ENV,
     Form,
+    NodeInventory,
     complaints,
     is_no_answer,
     most_alive,
+    parse_inventory,
     parse_queue,
 )
 
@@ -76,18 +79,29 @@ class Slurm:
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         names = ",".join(dict.fromkeys(users)) or user_name()
-        form = new_form(QUEUE_LETTERS)
+        form = new_form()
         return self._read(self._answer(["squeue", "-h", "-u", names, "-o", form.text], env=SQUEUE_ENV), form)
 
     def find(self, token: str) -> tuple[Job, ...]:
         return tuple(job for job in self.queue() if token in job.comment)
 
     def describe(self, job_id: str) -> Job | None:
-        form = new_form(QUEUE_LETTERS)
+        form = new_form()
         done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", form.text], env=SQUEUE_ENV)
         if "Invalid job id" in done.stderr:
             return None
         return most_alive(self._read(self._checked(done), form))
+
+    def inventory(self) -> NodeInventory:
+        """The nodes of all partitions. Raises SchedulerUnavailable."""
+        return parse_inventory(self._answer(["sinfo", "-h", "-a", "-N", "-o", INVENTORY]).stdout)
+
+    def requeued(self, job_id: str) -> bool:
+        """Does Slurm put this job back into the queue by itself when a node of it fails? With the list it started with."""
+        done = self._ask(["scontrol", "show", "job", "-o", job_id])
+        if done.code != 0:
+            raise self._blind("scontrol show job", done)
+        return re.search(r"\bRequeue=[1-9]", done.stdout) is not None
 
     def drained(self, reason: str) -> tuple[str, ...]:
         """The nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
@@ -158,13 +172,24 @@ class Slurm:
     def release(self, job_id: str) -> None:
         self._control("release", job_id)
 
-    def _control(self, word: str, job_id: str) -> None:
-        done = self._ask(["scontrol", word, job_id])
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
+        """Exclude ``nodes``, and no others, for a waiting job: its ExcNodeList. False when it does not wait any more.
+
+        Seen on 22.05: ``JobId=88_[2-5]`` takes the members that wait (the plain id of an array of which one runs is answered
+        with an error, and changed all the same); an empty list clears; one unknown node and the whole list is refused.
+        """
+        waiting = re.sub(r"%\d+\]$", "]", job_id)
+        return self._control("update", f"JobId={waiting}", f"ExcNodeList={compress_hostlist(tuple(nodes))}")
+
+    def _control(self, word: str, job_id: str, *more: str) -> bool:
+        """False when the job is gone, or does not wait any more. Raises NotPermitted, SchedulerUnavailable."""
+        done = self._ask(["scontrol", word, job_id, *more])
         text = done.stderr + done.stdout
         if "denied" in text or "Invalid user id" in text:
-            raise NotPermitted(f"job {job_id} belongs to somebody else")
+            raise NotPermitted(f"job {job_id.removeprefix('JobId=')} belongs to somebody else")
         if done.code != 0 and not re.search("Invalid job id|no longer pending|already", text, re.I):
             raise self._blind(f"scontrol {word}", done)
+        return done.code == 0
 
     # -------------------------------------------------------------------------------------------------------- inside
 
@@ -224,6 +249,6 @@ def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Comple
     return other.code == 0 and said <= complaints(other.stderr)
 
 
-def new_form(letters: str) -> Form:
-    """How to ask squeue for ``letters`` this time."""
-    return Form(letters, os.urandom(6).hex())
+def new_form() -> Form:
+    """How to ask squeue this time."""
+    return Form(os.urandom(6).hex())

@@ -106,7 +106,7 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     again = one.launch()
     until(lambda: one.waiting() == {f"{again}_[2-3%1]": "node-[1,3]"}, "the next launch")
     until((one.rundir.attempt(4) / "start.json").exists, "its first member, which tells those who wait, too")
-    assert "kept away from node-3" in one.type("nodes", "clear", "node-1"), one.waiting()
+    assert "excludes node-3" in one.type("nodes", "clear", "node-1"), one.waiting()
     assert one.waiting() == {f"{again}_[2-3%1]": "node-3"}, "what the settings exclude stays"
     one.sandbox.run(["scancel", again])
 
@@ -218,7 +218,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     until(lambda: len(one.waiting()) == 2 and ledger(one.rundir), "the first member, which looks when it starts")
     one.type("nodes", "exclude", "node-2", "--reason", "by me", "--no-apply")
     assert set(one.waiting().values()) == {"node-0"}
-    assert "is kept away from node-0,node-2" in one.type("nodes", "apply")
+    assert "excludes node-0,node-2" in one.type("nodes", "apply")
     assert set(one.waiting().values()) == {"node-[0,2]"}
     assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
     one.sandbox.controller("stop")
@@ -245,11 +245,11 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     now = datetime.now(timezone.utc)
     book.add(Trouble("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
     book.write([one.rundir.nodes])
-    assert "is kept away from node-1" in one.type("nodes", "apply")
+    assert "excludes node-1" in one.type("nodes", "apply")
     one.sandbox.run(["scontrol", "update", "NodeName=node-[2-3]", "State=DRAIN", "Reason=test"])
     one.sandbox.run(["scancel", filler])
     until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
     assert set(one.waiting().values()) == {"node-1"}
-    assert f"it waits; job {job}_[1-2] is kept away from no node any more" in one.type("watch")
+    assert f"it waits; job {job}_[1-2] excludes no node any more" in one.type("watch")
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]), "the first member")
     one.sandbox.run(["scancel", job])

@@ -11,12 +11,13 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import health, incidents
+from ftsupervise.nodes.exclude import fitting
 from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
 from ftsupervise.nodes.selector import against, known_as
 from ftsupervise.ranks.hang_detector import Health, Verdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware
-from ftsupervise.scheduler.exclusions import Room, fitting
+from ftsupervise.scheduler.parse import NodeInventory
 from ftsupervise.truth import Pulse
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -228,7 +229,7 @@ def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> N
 # ----------------------------------------------------------------------------------------------------------------- room
 
 H100 = {node: frozenset({"h100", "ib"} if node in "abz" else {"a100"}) for node in "abcdz"}
-ROOM = Room(frozenset("abcdz"), {"gpu": frozenset("abc"), "big": frozenset("abcd")}, features=H100)
+ROOM = NodeInventory(frozenset("abcdz"), {"gpu": frozenset("abc"), "big": frozenset("abcd")}, features=H100)
 
 
 @pytest.mark.parametrize(

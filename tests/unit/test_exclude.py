@@ -16,6 +16,7 @@ from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import Care, Nodes
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
 
@@ -28,6 +29,8 @@ ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
     found.marks.mkdir(parents=True)
+    (found.launches / "0001").mkdir(parents=True)
+    write_json(found.launches / "0001" / "launch.json", {"state": "submitted", "token": "t0"})
     return found
 
 
@@ -39,38 +42,38 @@ def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, run
     """One that was requeued, or held by itself, stands beside the rest."""
     queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_1", "88_[3-10]"))
     queue.change(jobs={**jobs("88_1"), "88_[3-10]": {"excluded": ["n8"]}})
-    assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True).problem == ""
+    assert exclude.apply(rundir, queue.env, (BAD,), whole=True).problem == ""
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and n6 needs a reserve"
     queue.change(nodes=["n6", "n7", "n8", "n9"])
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n[7-8]"]}
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (), whole=True)
     assert queue.excluded() == {"88_1": [], "88_[3-10]": ["n8"]}
     assert not incidents.any_applied(rundir.nodes)
 
 
 def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n5", "n6", "n7", "n8"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
-    done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), "ftsupervise:x:", whole=False)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
+    done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), whole=False)
     assert "none is given back" in done.problem
-    assert done.changed == ("job 88_[3-10] is kept away from n[6-7]",)
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
+    assert done.changed == ("job 88_[3-10] excludes n[6-7]",)
+    exclude.apply(rundir, queue.env, (), whole=True)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
 def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     rundir.finished.touch()
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=False)
+    exclude.apply(rundir, queue.env, (BAD,), whole=False)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
 def test_who_is_held_takes_over_from_nobody(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]", reason="JobHeldUser"))
-    done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    done = exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     assert not done.avoid("n7")
 
@@ -80,7 +83,7 @@ def kept_away(tmp_path: Path, rundir: RunDir, nodes: list[str], *bad: str, **mor
     tmp_path.mkdir()
     queue = Queue(tmp_path, nodes, jobs("88_[3-10]", nodes=2, requeue=more.pop("requeue", False)))
     judged = tuple(BAD._replace(name=name) for name in bad)
-    assert exclude.apply(rundir, queue.env, judged, "ftsupervise:x:", whole=True, **more).problem == ""
+    assert exclude.apply(rundir, queue.env, judged, whole=True, **more).problem == ""
     return queue.excluded()["88_[3-10]"]
 
 
