@@ -20,6 +20,7 @@ from ftsupervise.errors import ConfigError
 from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.scheduler.ownership import comment
+from ftsupervise.scheduler.parse import is_srun, srun
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     failure of any part of a pipe: ``train.py | tee log`` fails when train.py does."""
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
-    own_srun = words[0] == "srun"
+    own_srun = is_srun(words)
     if kind == "local" and own_srun:
         raise ConfigError(
             "launch.command starts with srun, but this machine is the scheduler (scheduler: local)",
@@ -237,15 +238,15 @@ def train_command(launch: Launch, kind: str) -> list[str]:
         )
     if kind == "local" or own_srun or not launch.srun:
         return [*container, *words]
-    srun = ["srun", *launch.srun_options]
+    through = srun(*launch.srun_options)
     if launch.spare_nodes:
         # sbatch's own numbers, which srun would take over, count the spare nodes too
-        srun.append(f"--nodes={launch.nodes}")
+        through.append(f"--nodes={launch.nodes}")
         if not _has(launch.srun_options, *_TASKS):
-            srun.append(f"--ntasks={_ranks(launch)}")
+            through.append(f"--ntasks={_ranks(launch)}")
     if launch.cpus_per_task is not None:
-        srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
-    return [*srun, *container, *words]
+        through.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
+    return [*through, *container, *words]
 
 
 def _ranks(launch: Launch) -> int:
@@ -263,9 +264,9 @@ def _of_spares(launch: Launch, kind: str) -> list[str]:
     words = _words(launch.command)
     if not launch.spare_nodes or kind == "local" or "FTSUPERVISE_NODES" in " ".join(words):
         return []
-    if words[0] == "srun" and _has(words, *_NODES):
+    if is_srun(words) and _has(words, *_NODES):
         return []
-    if words[0] == "srun" or not launch.srun:
+    if is_srun(words) or not launch.srun:
         how = f"--nodes={launch.nodes} --ntasks={_ranks(launch)}"
         said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
         return [f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.rundir.paths import ENV_NODES
-from ftsupervise.scheduler.parse import is_away, is_leaving
+from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes
 
 _NODES = re.compile(r"(?:-N|--nodes=)(\d+)(?:-\d+)?")
 _IN_TEXT = re.compile(r"\bsrun\b[^\n;|&]*?\s(?:-N\s*|--nodes[=\s]\s*)(\d+)")
@@ -42,10 +41,6 @@ def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
         if match := _NODES.fullmatch(word):
             return min(allocated, int(match[1]))
     return allocated
-
-
-def is_srun(command: Sequence[str]) -> bool:
-    return bool(command) and command[0].rpartition("/")[2] == "srun"
 
 
 def text_of(command: Sequence[str]) -> str:
@@ -104,7 +99,7 @@ def place(
     nodes = tuple(node for node in allocation if node in chosen)
     if len(allocation) == want or not is_srun(command) or _person_chose(command):
         return Placement(command, nodes)
-    return Placement((command[0], f"--nodelist={compress_hostlist(nodes)}", *command[1:]), nodes)
+    return Placement(on_nodes(command, nodes), nodes)
 
 
 def _person_chose(command: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.scheduler import slurmd_ping
+from ftsupervise.scheduler.parse import srun
 from ftsupervise.scheduler.slurm import is_answer
 
 _TELL = 2.0  # seconds for what nobody waits for
@@ -170,7 +171,7 @@ class Allocation:
         words += [] if whole else ["--gres=none"]
         words += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(tuple(nodes))}"]
         words += ["--input=none", f"--output={output}", *options]
-        return ["srun", f"--jobid={self.job}", *words, *command]
+        return [*srun(f"--jobid={self.job}", *words), *command]
 
     def side_env(self) -> dict[str, str]:
         return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.printable import printable
 from ftsupervise.rundir.records import as_count
@@ -252,3 +252,17 @@ def quote(value: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def srun(*options: str) -> list[str]:
+    """The words of an srun, for those of its command to follow."""
+    return ["srun", *options]
+
+
+def is_srun(command: Sequence[str]) -> bool:
+    return bool(command) and command[0].rpartition("/")[2] == "srun"
+
+
+def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """An srun ``command`` that starts on ``nodes``."""
+    return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])

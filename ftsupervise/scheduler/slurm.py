@@ -96,6 +96,11 @@ class Slurm:
         """The nodes of all partitions. Raises SchedulerUnavailable."""
         return parse_inventory(self._answer(["sinfo", "-h", "-a", "-N", "-o", INVENTORY]).stdout)
 
+    def partitions(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, with a * behind the default one's; time limit; how its nodes are shared). Raises SchedulerUnavailable."""
+        rows = (line.strip().split("|") for line in self._answer(["sinfo", "-h", "-o", "%P|%l|%h"]).stdout.splitlines())
+        return tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3)
+
     def requeued(self, job_id: str) -> bool:
         """Does Slurm put this job back into the queue by itself when a node of it fails? With the list it started with."""
         done = self._ask(["scontrol", "show", "job", "-o", job_id])
