@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,6 +20,7 @@ from ftsupervise.host.users import shown_user
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
     from ftsupervise.nodes.exclude import Applied
+    from ftsupervise.nodes.settings import Scoring
     from ftsupervise.nodes.shared_store import Judged
     from ftsupervise.rundir.paths import RunDir
 
@@ -64,10 +64,12 @@ def _edit(command: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
     """Every node with a past or a mark, those that are avoided first (the default)."""
+    from ftsupervise.nodes.settings import of_run_dir
+
     rundir = _find(run)
     judged = _judged(rundir, quiet=as_json)
     if as_json:
-        click.echo(_json(rundir, _settings(rundir)[0], judged))
+        click.echo(_json(rundir, of_run_dir(rundir)[0], judged))
         return
     if not judged.nodes:
         say(f"{rundir.root.name}: no node has a past that counts")
@@ -152,38 +154,6 @@ def _find_after(run: str | None) -> RunDir:
         raise NotFound(error.message, hint=f"{error.hint}; several nodes are one word: node-7,node-8") from None
 
 
-def _settings(rundir: RunDir) -> tuple[incidents.Settings, list[Path]]:
-    """How the run was launched to judge its nodes, and where it keeps what it knows. The defaults without a launch."""
-    from ftsupervise.errors import ConfigError
-    from ftsupervise.nodes import incidents
-    from ftsupervise.units import parse_duration
-
-    given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), incidents.Settings()
-    try:
-        margin = incidents.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
-        half_life = parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else usual.half_life
-        exclude_at = float(given.get("exclude_at", usual.exclude_at))
-        at_most = margin if given.get("at_most") is None else int(given["at_most"])
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
-    settings = incidents.Settings(half_life, exclude_at, at_most)
-    shared = given.get("directory")
-    return settings, [rundir.nodes, *([Path(shared)] if shared else [])]
-
-
-def _section(rundir: RunDir, name: str) -> dict[str, Any]:
-    """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
-    from ftsupervise.config import sources
-    from ftsupervise.errors import NotFound
-
-    try:
-        document = sources.fill(sources.read_file(rundir.config), os.environ)
-    except NotFound:
-        return {}
-    found = document.value.get(name) if isinstance(document.value, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
 def _names(text: str) -> tuple[str, ...]:
     """The nodes of a host list, each fit to be a file's name."""
     from ftsupervise.hostlist import expand_hostlist
@@ -233,10 +203,11 @@ def _mark(
 ) -> RunDir:
     from ftsupervise.errors import from_os_error
     from ftsupervise.nodes.incidents import say
+    from ftsupervise.nodes.settings import of_run_dir
 
     wanted = _names(names)
     rundir = _find_after(run)
-    places = _settings(rundir)[1]
+    places = of_run_dir(rundir)[1]
     if shared and len(places) < 2:
         raise UsageError(
             f"{rundir.root.name} shares nothing", hint="set nodes.directory in ftsupervise.yaml, and launch"
@@ -260,9 +231,10 @@ def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.Node, ...], names:
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
     """The nodes with what is known of them; what could not be read is told, unless ``quiet``."""
     from ftsupervise.nodes import shared_store
+    from ftsupervise.nodes.settings import of_run_dir
 
-    settings, places = _settings(rundir)
-    judged = shared_store.judge(places, settings, datetime.now(timezone.utc))
+    scoring, places = of_run_dir(rundir)
+    judged = shared_store.judge(places, scoring, datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
         say(f"ftsupervise: {problem}", err=True)
     return judged
@@ -309,13 +281,13 @@ def _past(node: incidents.Node, now: datetime) -> str:
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _json(rundir: RunDir, settings: incidents.Settings, judged: Judged) -> str:
+def _json(rundir: RunDir, scoring: Scoring, judged: Judged) -> str:
     import json
 
     record = {
         "schema_version": 1,
         "run": rundir.root.name,
-        "settings": plain(settings),
+        "settings": plain(scoring),
         "nodes": [{**plain(node), "avoided": node.avoided} for node in judged.nodes],
         "problems": list(judged.known.problems),
     }

@@ -4,40 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.errors import Error
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes import incidents, shared_store
 from ftsupervise.nodes.exclude import fitting, reserve
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.nodes.settings import of_run
 from ftsupervise.scheduler.slurm import Slurm
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-def settings(run: Run) -> incidents.Settings:
-    """How nodes are judged for ``run``."""
-    nodes, launch = run.nodes, run.launch
-    margin = incidents.margin(launch.nodes, launch.spare_nodes)
-    return incidents.Settings(
-        nodes.half_life.total_seconds(), nodes.exclude_at, margin if nodes.at_most is None else nodes.at_most
-    )
-
-
-def places_of(run: Run) -> list[Path]:
-    """Where it lies what is known of nodes: the run's own place first."""
-    assert run.run_dir is not None
-    return [place for place in (RunDir(run.run_dir).nodes, run.nodes.directory) if place is not None]
-
-
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.Node, ...], tuple[str, ...]]:
     """The nodes to keep away from, a person's own first, then the worst; what could not be read. Reads files only, asks
     nobody."""
-    places = places_of(run)
-    judged = shared_store.judge(places, settings(run), now)
+    scoring, places = of_run(run)
+    judged = shared_store.judge(places, scoring, now)
     avoided = sorted((node for node in judged.nodes if node.avoided), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
 

@@ -18,6 +18,7 @@ from ftsupervise.errors import Error, SchedulerUnavailable
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
+from ftsupervise.nodes.settings import margin
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
@@ -140,7 +141,7 @@ def _wanted(
 def reserve(needed: int) -> int:
     """How many nodes more than a job needs are to be up before others are excluded for their past: those that may go while no
     one of us runs, above all the batch host of the job that runs, with its supervisor."""
-    return incidents.margin(needed, 0)
+    return margin(needed, 0)
 
 
 def fitting(

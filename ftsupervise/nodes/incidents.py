@@ -18,18 +18,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import islice, pairwise
-from math import ceil, log2
+from math import log2
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.config.supervisor import default
 from ftsupervise.host.modes import FOLDER, make_folder, may_be_changed, stranger
+from ftsupervise.nodes.settings import Scoring
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
 
 WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
-SHARE = 0.02  # of the run's nodes that may be kept away from, when it has fewer spares
 
 # What a trouble weighs. Of the first ones the node itself is the witness, wherever the rank went afterwards.
 WEIGHTS: Mapping[str, float] = {
@@ -94,12 +93,6 @@ class AppliedPage(NamedTuple):
     nodes: Annotated[tuple[str, ...], 100_000] = ()
 
 
-class Settings(NamedTuple):
-    half_life: float = default("care.half_life")  # seconds
-    exclude_at: float = default("care.exclude_at")
-    at_most: int = 1  # nodes kept away from because of their score; a person's own come besides
-
-
 class Known(NamedTuple):
     """All that lies in the places. ``problems``: what could not be read, a sentence each."""
 
@@ -125,11 +118,6 @@ class Node(NamedTuple):
         return self.state in ("excluded", "by hand")
 
 
-def margin(nodes: int, spares: int) -> int:
-    """How many nodes a run may be kept away from by itself: its spares, or 2 % of its nodes, at least one."""
-    return max(spares, ceil(SHARE * nodes), 1)
-
-
 def is_name(text: str) -> bool:
     """Can it be the name of a node (and of a file)?"""
     return _NAME.fullmatch(text) is not None
@@ -138,35 +126,35 @@ def is_name(text: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------- judging
 
 
-def judge(known: Known, settings: Settings, now: datetime) -> tuple[Node, ...]:
+def judge(known: Known, scoring: Scoring, now: datetime) -> tuple[Node, ...]:
     """All nodes with a past or a mark, those kept away from first, the worst first. Pure."""
     marks = _standing(known.marks, now)
     cleared = {mark.node: mark.at for mark in sorted(known.marks, key=lambda m: m.at) if mark.word == CLEARED}
     counted: dict[str, list[Trouble]] = {}
-    for one in sorted(without_followers(known.troubles, settings, now), key=lambda t: t.at):
+    for one in sorted(without_followers(known.troubles, scoring, now), key=lambda t: t.at):
         if one.at > cleared.get(one.node, _EPOCH):
             counted.setdefault(one.node, []).append(one)
-    found = [_judged(name, counted.get(name, []), marks.get(name), settings, now) for name in {*counted, *marks}]
+    found = [_judged(name, counted.get(name, []), marks.get(name), scoring, now) for name in {*counted, *marks}]
     found = [node for node in found if node.score >= _FAINT or node.state]
     found.sort(key=lambda node: (-node.score, node.name))
     over = [node for node in found if node.state == "excluded"]
-    for node in over[settings.at_most :]:
-        worse = ", ".join(other.name for other in over[: settings.at_most]) or "none"
-        why = f"left in: at most {settings.at_most} may be kept away from, and {worse} did worse; {node.why}"
+    for node in over[scoring.at_most :]:
+        worse = ", ".join(other.name for other in over[: scoring.at_most]) or "none"
+        why = f"left in: at most {scoring.at_most} may be kept away from, and {worse} did worse; {node.why}"
         found[found.index(node)] = node._replace(state="left in", why=why)
     order = {"by hand": 0, "excluded": 0, "left in": 1, "": 2, "trusted": 3}
     return tuple(sorted(found, key=lambda node: order[node.state]))
 
 
-def without_followers(troubles: Iterable[Trouble], settings: Settings, now: datetime) -> list[Trouble]:
+def without_followers(troubles: Iterable[Trouble], scoring: Scoring, now: datetime) -> list[Trouble]:
     """``troubles`` without the faded ones and those that went with a rank: the same failure of the same rank of the same run
     on two nodes within two half-lives is the program's or its data's, not the nodes'. What the node itself witnesses stays."""
-    fresh = [t for t in troubles if t.kind in WEIGHTS and _age(t, now) < _FADED * settings.half_life]
+    fresh = [t for t in troubles if t.kind in WEIGHTS and _age(t, now) < _FADED * scoring.half_life]
     threads: dict[tuple[str, ...], list[Trouble]] = {}
     for one in sorted(fresh, key=lambda t: t.at):
         if one.kind not in _OF_THE_NODE:
             threads.setdefault(_thread(one), []).append(one)
-    near = timedelta(seconds=2 * settings.half_life)
+    near = timedelta(seconds=2 * scoring.half_life)
     went = {
         one
         for thread in threads.values()
@@ -204,8 +192,8 @@ def _age(one: Trouble, now: datetime) -> float:
     return max(0.0, (now - one.at).total_seconds())  # a clock that goes ahead makes nothing worse
 
 
-def _judged(name: str, troubles: list[Trouble], mark: Mark | None, settings: Settings, now: datetime) -> Node:
-    points = score(troubles, settings.half_life, now)
+def _judged(name: str, troubles: list[Trouble], mark: Mark | None, scoring: Scoring, now: datetime) -> Node:
+    points = score(troubles, scoring.half_life, now)
     last = troubles[-1] if troubles else None
     node = Node(name, round(points, 3), "", last=last, troubles=len(troubles))
     if mark is not None:
@@ -213,11 +201,11 @@ def _judged(name: str, troubles: list[Trouble], mark: Mark | None, settings: Set
         why = f"{by}: {mark.why}" if mark.why else by
         state = "by hand" if mark.word == EXCLUDE else "trusted"
         return node._replace(state=state, why=why, since=mark.at, until=mark.until)
-    if last is None or points < settings.exclude_at:
+    if last is None or points < scoring.exclude_at:
         return node
-    left = timedelta(seconds=settings.half_life * log2(points / settings.exclude_at))
+    left = timedelta(seconds=scoring.half_life * log2(points / scoring.exclude_at))
     count = f"{len(troubles)} troubles" if len(troubles) > 1 else "one trouble"
-    why = f"score {points:.2g} of {settings.exclude_at:g}, {count}, the last: {last.evidence or last.kind}"
+    why = f"score {points:.2g} of {scoring.exclude_at:g}, {count}, the last: {last.evidence or last.kind}"
     return node._replace(state="excluded", why=why, since=last.at, until=now + left)
 
 

@@ -25,8 +25,9 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     if not incidents.any_applied(rundir.nodes):
         return ()
     from ftsupervise.nodes import exclude, shared_store
-    from ftsupervise.nodes.avoid import places_of, settings
+    from ftsupervise.nodes.settings import of_run
     from ftsupervise.scheduler.slurm import clean_environment
 
-    judged = shared_store.judge(places_of(run), settings(run), now)
+    scoring, places = of_run(run)
+    judged = shared_store.judge(places, scoring, now)
     return exclude.apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed

@@ -20,6 +20,7 @@ from ftsupervise.host import processes
 from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
+from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.nodes.shared_store import PATIENCE, together, visit
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.paths import RunDir
@@ -79,10 +80,8 @@ class Nodes:
         self._owed = incidents.any_applied(rundir.nodes)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
-        margin = incidents.margin(need, len(self.names) - need)
-        self.settings = incidents.Settings(
-            self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
-        )
+        most = margin(need, len(self.names) - need) if self.care.at_most is None else self.care.at_most
+        self.settings = Scoring(self.care.half_life, self.care.exclude_at, most)
 
     # --------------------------------------------------------------------------------------------------------- asking
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ftsupervise.host import bounded, interpreter
 from ftsupervise.nodes import incidents
+from ftsupervise.nodes.settings import Scoring
 
 _CHILD = "ftsupervise.nodes.shared_store"
 _MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
@@ -30,10 +31,10 @@ class Judged(NamedTuple):
     whole: bool
 
 
-def judge(places: Sequence[Path], settings: incidents.Settings, now: datetime) -> Judged:
+def judge(places: Sequence[Path], scoring: Scoring, now: datetime) -> Judged:
     """Read what is known in ``places``, the run's own first, and judge every node by it."""
     known, whole = read(places)
-    return Judged(incidents.judge(known, settings, now), known, whole)
+    return Judged(incidents.judge(known, scoring, now), known, whole)
 
 
 def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[incidents.Known, bool]:

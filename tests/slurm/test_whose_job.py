@@ -25,7 +25,7 @@ from ftsupervise.report.status import gather
 from ftsupervise.run.hold_jobs import hold_pending
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.sandbox.cluster import Sandbox
+from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.watch.checks import Queue, look_at
 

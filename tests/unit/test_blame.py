@@ -12,8 +12,9 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.exclude import fitting
-from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Trouble, judge
 from ftsupervise.nodes.selector import against, known_as
+from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.ranks.hang_detector import Health, Verdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware
@@ -33,7 +34,7 @@ def trouble(node: str, kind: str = "killed", ago: float = 0, **more: Any) -> Tro
 
 
 def states(*troubles: Trouble, marks: tuple[Mark, ...] = (), **settings: Any) -> dict[str, str]:
-    found = judge(Known(troubles, marks), Settings(**settings), NOW)
+    found = judge(Known(troubles, marks), Scoring(**settings), NOW)
     return {node.name: node.state for node in found}
 
 
@@ -63,19 +64,19 @@ def test_what_a_node_has_done_fades(troubles: list[tuple[str, float]], state: st
 
 
 def test_it_says_until_when() -> None:
-    (node,) = judge(Known((trouble("node-1", "health"),)), Settings(), NOW)
+    (node,) = judge(Known((trouble("node-1", "health"),)), Scoring(), NOW)
     assert node.until == NOW + timedelta(hours=24)
-    assert not judge(Known((trouble("node-1", "health"),)), Settings(), NOW + timedelta(hours=24, seconds=1))[0].avoided
+    assert not judge(Known((trouble("node-1", "health"),)), Scoring(), NOW + timedelta(hours=24, seconds=1))[0].avoided
 
 
 def test_a_clock_that_goes_ahead_makes_nothing_worse() -> None:
-    (node,) = judge(Known((trouble("node-1", "health", -300),)), Settings(), NOW)
+    (node,) = judge(Known((trouble("node-1", "health", -300),)), Scoring(), NOW)
     assert node.score == 3
 
 
 def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() -> None:
     known = Known((trouble("node-1", "health", 5), trouble("node-2", "health", 1), trouble("node-3", "health", 3)))
-    found = {node.name: node for node in judge(known, Settings(at_most=1), NOW)}
+    found = {node.name: node for node in judge(known, Scoring(at_most=1), NOW)}
     assert {name: node.state for name, node in found.items()} == {
         "node-2": "excluded",
         "node-3": "left in",
@@ -87,7 +88,7 @@ def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() ->
 
 @pytest.mark.parametrize(("nodes", "spares", "most"), [(1, 0, 1), (8, 0, 1), (8, 2, 2), (400, 0, 8), (400, 20, 20)])
 def test_the_margin(nodes: int, spares: int, most: int) -> None:
-    assert incidents.margin(nodes, spares) == most
+    assert margin(nodes, spares) == most
 
 
 def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
