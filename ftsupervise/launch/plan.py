@@ -25,7 +25,7 @@ from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
-    from ftsupervise.nodes.incidents import Node
+    from ftsupervise.nodes.incidents import JudgedNode
 
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
 _WARN = timedelta(minutes=10)
@@ -95,14 +95,14 @@ def plan(
     python: str,
     after: str = "",
     exclude: tuple[str, ...] = (),
-    avoid: Sequence[Node] = (),
+    avoid: Sequence[JudgedNode] = (),
     config: Path | None = None,
     own_workdir: bool = False,
 ) -> Plan:
     """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
 
     ``own_workdir``: does the folder belong to this account? Then a job that finds another account's there does nothing.
-    ``exclude``: nodes the person names now; ``avoid``: those that are kept away from because of their past.
+    ``exclude``: nodes the person names now; ``avoid``: those that are excluded because of their score.
     """
     launch = run.launch
     assert run.run_dir is not None
@@ -120,7 +120,7 @@ def plan(
             'to save; set it, such as time: "20:00:00"'
         )
     notes += _of_spares(launch, kind)
-    notes += [f"{node.name} is kept away from: {node.why} (ftsupervise nodes)" for node in avoid]
+    notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
     options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))

@@ -311,7 +311,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
     try:
         if nodes:
-            incidents.write_applied(run_dir.nodes, job, nodes)
+            incidents.write_exclusions(run_dir.nodes, job, nodes)
     except OSError:
         return
 

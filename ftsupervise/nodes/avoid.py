@@ -1,4 +1,4 @@
-"""Which nodes a launch keeps away from besides ``launch.exclude``: those with a past, and those a person has excluded."""
+"""Which nodes a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 
-def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.Node, ...], tuple[str, ...]]:
-    """The nodes to keep away from, a person's own first, then the worst; what could not be read. Reads files only, asks
-    nobody."""
+def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
+    """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
     scoring, places = of_run(run)
     judged = shared_store.judge(places, scoring, now)
     avoided = sorted((node for node in judged.nodes if node.avoided), key=lambda node: node.state != "by hand")
@@ -27,8 +26,8 @@ def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.Node, ...], tuple
 
 
 def that_fit(
-    nodes: Sequence[incidents.Node], run: Run, exclude: Sequence[str]
-) -> tuple[tuple[incidents.Node, ...], tuple[str, ...]]:
+    nodes: Sequence[incidents.JudgedNode], run: Run, exclude: Sequence[str]
+) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
     """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
     other one. All of them when Slurm cannot be asked: the launch will tell."""
     try:
@@ -46,7 +45,7 @@ def that_fit(
     chosen = {*by_hand, *fit}
     left = [node for node in nodes if node.name not in chosen]
     return tuple(node for node in nodes if node.name in chosen), tuple(
-        f"{node.name} is not kept away from: "
+        f"{node.name} is not excluded: "
         + (
             f"fewer than {needed} nodes would be left, with a reserve"
             if node.name in there.known

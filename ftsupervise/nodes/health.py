@@ -31,7 +31,7 @@ _ASK = (
 _LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
 
 
-class Answer(NamedTuple):
+class HealthAnswer(NamedTuple):
     """What the command said of one node."""
 
     word: str  # OK, WARNING, CRITICAL, UNKNOWN or NO_ANSWER
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
         return f"{self.word}: {self.line}" if self.line else self.word
 
 
-def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, Answer]:
+def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, HealthAnswer]:
     """node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
     if len(allocation.nodes) < 2:
         return {node: _here(command, timeout, allocation.side_env()) for node in nodes[:1]}
@@ -57,19 +57,19 @@ def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: flo
     try:
         done = bounded.run(words, timeout=timeout + _SLACK, env=allocation.side_env())
     except OSError as error:
-        return {node: Answer(UNKNOWN, f"srun could not be started: {error.strerror}") for node in nodes}
+        return {node: HealthAnswer(UNKNOWN, f"srun could not be started: {error.strerror}") for node in nodes}
     found = parse(done.stdout)
     if done.timed_out:
         allocation.kill_steps(without=before)
     if not found and not done.timed_out:  # srun itself was refused
-        return {node: Answer(UNKNOWN, done.words()[:200]) for node in nodes}
-    return judged({node: found.get(node, Answer(NO_ANSWER)) for node in nodes})
+        return {node: HealthAnswer(UNKNOWN, done.words()[:200]) for node in nodes}
+    return judged({node: found.get(node, HealthAnswer(NO_ANSWER)) for node in nodes})
 
 
-def parse(output: str) -> dict[str, Answer]:
+def parse(output: str) -> dict[str, HealthAnswer]:
     """node -> answer, from what srun's ``--label`` made of the tasks' lines."""
     first: dict[str, str] = {}
-    found: dict[str, Answer] = {}
+    found: dict[str, HealthAnswer] = {}
     for line in output.splitlines():
         match = _LABELLED.match(line)
         if not match:
@@ -84,29 +84,30 @@ def parse(output: str) -> dict[str, Answer]:
     return found
 
 
-def answer(code: int | None, text: str) -> Answer:
+def answer(code: int | None, text: str) -> HealthAnswer:
     """``code`` None: it was ended at its bound."""
     line = printable(text.strip().partition("\n")[0], 200)
     if code is None or code in _ENDED:
-        return Answer(NO_ANSWER, line)
+        return HealthAnswer(NO_ANSWER, line)
     word = _WORDS.get(code)
-    return Answer(word, line) if word else Answer(UNKNOWN, f"exit code {code}{': ' + line if line else ''}")
+    return HealthAnswer(word, line) if word else HealthAnswer(UNKNOWN, f"exit code {code}{': ' + line if line else ''}")
 
 
-def judged(answers: Mapping[str, Answer]) -> dict[str, Answer]:
+def judged(answers: Mapping[str, HealthAnswer]) -> dict[str, HealthAnswer]:
     """Where it ended nowhere, nothing is known of any node."""
     if len(answers) > 1 and all(one.word == NO_ANSWER for one in answers.values()):
         return {
-            node: Answer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; ")) for node, one in answers.items()
+            node: HealthAnswer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; "))
+            for node, one in answers.items()
         }
     return dict(answers)
 
 
-def _here(command: str, timeout: float, env: Mapping[str, str]) -> Answer:
+def _here(command: str, timeout: float, env: Mapping[str, str]) -> HealthAnswer:
     try:
         done = bounded.run(["sh", "-c", command], timeout=timeout, env=env, output_limit=4096)
     except OSError as error:
-        return Answer(UNKNOWN, f"sh could not be started: {error.strerror}")
+        return HealthAnswer(UNKNOWN, f"sh could not be started: {error.strerror}")
     found = answer(done.code, done.stdout.strip() or done.stderr)
     # with no other node to compare with, a command that does not end speaks against itself as much as against the node
-    return Answer(UNKNOWN, f"no answer within {timeout:g} s") if found.word == NO_ANSWER else found
+    return HealthAnswer(UNKNOWN, f"no answer within {timeout:g} s") if found.word == NO_ANSWER else found

@@ -21,13 +21,13 @@ from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
 from ftsupervise.nodes.settings import Scoring, margin
-from ftsupervise.nodes.shared_store import PATIENCE, together, visit
+from ftsupervise.nodes.shared_store import PATIENCE, merge, read_bounded
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 
 if TYPE_CHECKING:
-    from ftsupervise.nodes.exclude import Applied
+    from ftsupervise.nodes.exclude import ExclusionResult
     from ftsupervise.scheduler.allocation import Allocation
 
 START, FAILURE = "start", "failure"
@@ -65,19 +65,19 @@ class Nodes:
         self.env, self.allocation = env, allocation
         self.names = allocation.nodes or (os.uname().nodename,)
         self.deaf_until = 0.0  # monotonic: the directory that is shared has not answered, and is not asked before
-        self.others = incidents.Known((), (), ())  # what it has answered last
+        self.others = incidents.NodeHistory((), (), ())  # what it has answered last
         self.whole = True  # has it answered now?
         self.job = job_id(env)
         mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{processes.identity(os.getpid())}"
-        self.book = incidents.Book(mark)
-        self.judged: tuple[incidents.Node, ...] = ()
+        self.book = incidents.IncidentLog(mark)
+        self.judged: tuple[incidents.JudgedNode, ...] = ()
         self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
-        self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
+        self.applied: ExclusionResult | None = None  # what those who wait are kept away from, since we last told them
         # the nodes that those who wait were last to be kept away from; whether we were leaving; which did not answer us then
         self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
         # or somebody before us kept them away from some, and that may be over
-        self._owed = incidents.any_applied(rundir.nodes)
+        self._owed = incidents.any_exclusions(rundir.nodes)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
         most = margin(need, len(self.names) - need) if self.care.at_most is None else self.care.at_most
@@ -107,7 +107,7 @@ class Nodes:
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided and that the next member will not get."""
-        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.avoid(node))
+        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.excludes(node))
 
     def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided."""
@@ -156,14 +156,14 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
-    def look(self, log: Path | None, *, write: bool = False) -> incidents.Known:
+    def look(self, log: Path | None, *, write: bool = False) -> incidents.NodeHistory:
         """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
         own = self.rundir.nodes
         problems = self.book.write([own]) if write else ()
         known = incidents.read([own])
         if self.care.directory is not None:
             told, self.whole = self._ask_the_others(self.care.directory, log, write)
-            problems, known = (*problems, *told), together(known, self.others)
+            problems, known = (*problems, *told), merge(known, self.others)
         for problem in (*problems, *known.problems):
             tell(log, problem)
         self.judged = incidents.judge(known, self.settings, _now())
@@ -173,7 +173,7 @@ class Nodes:
         """What other runs know of nodes, as far as it can be had: what went wrong, and whether that is up to date."""
         if time.monotonic() < self.deaf_until:
             return (), False
-        found = visit(place, self.book if write else None, PATIENCE)
+        found = read_bounded(place, self.book if write else None, PATIENCE)
         if found is None:
             tell(log, f"{place} does not answer: nothing new is known from other runs of nodes, and none is given back")
             self.deaf_until = time.monotonic() + _DEAF
@@ -181,7 +181,7 @@ class Nodes:
         self.others = found[1]
         return found[0], True
 
-    def _note(self, found: list[incidents.Trouble], log: Path | None) -> incidents.Known:
+    def _note(self, found: list[incidents.Incident], log: Path | None) -> incidents.NodeHistory:
         """Write down and judge anew."""
         self.book.add(found)
         return self.look(log, write=bool(found))
@@ -193,7 +193,7 @@ class Nodes:
         found = [self._trouble(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
         known = self._note(found, log)
         for one in found:
-            nodes = incidents.follows(known.troubles, one)
+            nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
                 tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: it blames no node")
 
@@ -207,7 +207,7 @@ class Nodes:
         self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
-            incidents.Trouble(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
+            incidents.Incident(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
             for node, one in answers.items()
             if one.word in kinds
         ]
@@ -249,16 +249,16 @@ class Nodes:
 
     def let_go(self, log: Path | None) -> None:
         """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
-        if self.rundir.has_finished() and incidents.any_applied(self.rundir.nodes):
+        if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
             self._owed = True
             self.tell_the_chain(log)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _trouble(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Trouble:
+    def _trouble(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Incident:
         sign = ended.failure.words() if ended.failure else ""
         name = self.name
-        return incidents.Trouble(
+        return incidents.Incident(
             node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300]
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.nodes.incidents import Book, Trouble
+from ftsupervise.nodes.incidents import Incident, IncidentLog
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -57,7 +57,7 @@ class Here:
         return found[1]
 
     def waiting(self) -> dict[str, str]:
-        """Pending job -> the nodes it is kept away from, as squeue says."""
+        """Pending job -> the nodes excluded for it, as squeue says."""
         said = self.sandbox.run(["squeue", "-h", "-t", "PENDING", "-o", "%i|%x"])
         return dict(line.strip().split("|") for line in said.splitlines())
 
@@ -87,7 +87,7 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     one = here(nodes=5)
     one.settings(BAD + MARK, exclude=["node-3"])
     job = one.launch()
-    until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "those who wait to be kept away from it")
+    until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "the node to be excluded for those that wait")
     (one.folder / "go").touch()
     until(one.rundir.finished.exists, "the second member to finish")
     until(one.over, "the end of the queue")
@@ -96,12 +96,12 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     assert [a.job_id for a in attempts] == [f"{job}_1", f"{job}_1", f"{job}_2"]
     assert "there is no node to take the place of node-1, and the next member will not get it" in attempts[1].then
     node = one.nodes()["node-1"]
-    assert (node["state"], node["troubles"], node["last"]["kind"]) == ("excluded", 2, "killed")
+    assert (node["state"], node["incidents"], node["last"]["kind"]) == ("excluded", 2, "killed")
     assert "rank 1 on node-1 killed by SIGKILL" in one.type("nodes")
     one.rundir.finished.unlink()
     dry = one.type("launch", "--dry-run")
     assert "#SBATCH --exclude=node-3,node-1" in dry
-    assert "note: node-1 is kept away from: score 2 of 1.5, 2 troubles" in dry
+    assert "note: node-1 is excluded: score 2 of 1.5, 2 incidents" in dry
     one.settings("sleep 60", exclude=["node-3"], time="1h")
     again = one.launch()
     until(lambda: one.waiting() == {f"{again}_[2-3%1]": "node-[1,3]"}, "the next launch")
@@ -137,7 +137,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., H
     until(one.rundir.finished.exists, "the end")
     until(one.over, "the end of the queue")
     assert [a.nodes for a in ledger(one.rundir)] == [("node-0", "node-1"), ("node-0", "node-2")]
-    assert "used; one trouble" in one.type("nodes")
+    assert "used; one incident" in one.type("nodes")
 
 
 def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callable[..., Here], until: Until) -> None:
@@ -241,9 +241,9 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-o", "%T"]), "the other job")
     one.settings("sleep 60", jobs=2)
     job = one.launch()
-    book = Book("test")
+    book = IncidentLog("test")
     now = datetime.now(timezone.utc)
-    book.add(Trouble("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
+    book.add(Incident("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
     book.write([one.rundir.nodes])
     assert "excludes node-1" in one.type("nodes", "apply")
     one.sandbox.run(["scontrol", "update", "NodeName=node-[2-3]", "State=DRAIN", "Reason=test"])

@@ -115,7 +115,7 @@ def test_launch_is_refused_because_of_the_jobs_of_its_own_run(twins: Twins) -> N
 
 def test_nodes_are_excluded_for_the_jobs_of_its_own_run(twins: Twins) -> None:
     before = twins.queue()
-    bad = incidents.Node("node-1", 3.0, "excluded", "a failed health command")
+    bad = incidents.JudgedNode("node-1", 3.0, "excluded", "a failed health command")
     assert exclude.apply(twins.one, twins.env, (bad,), whole=True).problem == ""
     assert twins.changed(before) == {twins.job(twins.one)}
     assert twins.queue()[twins.job(twins.one)].excluded == ("node-1",)
