@@ -46,9 +46,9 @@ def make_run(folder: Path, number: int) -> None:
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
     from ftsupervise.host.users import user_name
-    from ftsupervise.scheduler.parse import Form
+    from ftsupervise.scheduler.parse import SqueueFormat
 
-    form = Form("MARK")
+    form = SqueueFormat("MARK")
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):

@@ -288,7 +288,7 @@ def _json(rundir: RunDir, scoring: Scoring, judged: Judgement) -> str:
         "schema_version": 1,
         "run": rundir.root.name,
         "settings": plain(scoring),
-        "nodes": [{**plain(node), "avoided": node.avoided} for node in judged.nodes],
+        "nodes": [{**plain(node), "excluded": node.excluded} for node in judged.nodes],
         "problems": list(judged.known.problems),
     }
     return json.dumps(record, ensure_ascii=False, indent=1)

@@ -21,7 +21,7 @@ def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...],
     """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
     scoring, places = of_run(run)
     judged = shared_store.judge(places, scoring, now)
-    avoided = sorted((node for node in judged.nodes if node.avoided), key=lambda node: node.state != "by hand")
+    avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
 
 

@@ -77,7 +77,7 @@ def apply(
         queue = slurm.queue(users=people(rundir))
         waiting = [job for job in jobs_of_run(run, queue, certain=True) if job.state.waiting]
         ledger = ExclusionLedger(rundir, waiting)
-        asked = any(node.avoided for node in nodes) or any(ledger.of(job) for job in waiting)
+        asked = any(node.excluded for node in nodes) or any(ledger.of(job) for job in waiting)
         there = slurm.inventory().without(gone) if waiting and asked else NodeInventory(frozenset(), {})
         for job in waiting:
             try:

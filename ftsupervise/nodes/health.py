@@ -1,8 +1,8 @@
-"""The user's own health command, once on each node at the same time, bounded on each and altogether.
+"""Run the user's own health command on all nodes at the same time, with a bound on each and one for all.
 
-Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A node on
-which it does not end while it ends on others is not used either: a command that hangs on one node has found something. Where
-it ends nowhere, the command or something they all share is at fault, and no node is.
+Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A node is
+not used either if the command does not end there but ends on others: a command that hangs on one node has found something. If
+it ends on no node, the command or something that all nodes share is at fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {0: OK, 1: WARNING, 2: CRITICAL, 3: UNKNOWN}
 _ENDED = (124, 137)  # coreutils' timeout: it ended the command, or had to kill it
 _SLACK = 10.0  # seconds for srun to start it everywhere and to bring the answers
 _MARK = "ftsupervise-health"
-# The first line of what it says, and its exit code; nothing of a long output is kept. $1: seconds, $2: the command
+# Prints the first line of its output, and its exit code. $1: seconds, $2: the command
 _ASK = (
     f'{{ timeout -k 2 $1 sh -c "$2" 2>&1 </dev/null; printf \'\\n{_MARK} %s %s\\n\' $? "$SLURMD_NODENAME"; }}'
     " | cut -c -500 | sed -un '1p;$p'"

@@ -114,7 +114,7 @@ class JudgedNode(NamedTuple):
     incidents: int = 0
 
     @property
-    def avoided(self) -> bool:
+    def excluded(self) -> bool:
         return self.state in ("excluded", "by hand")
 
 

@@ -1,4 +1,4 @@
-"""On which nodes of the allocation does the next attempt run? Pure, but for ``text_of``: node states and old troubles in,
+"""On which nodes of the allocation does the next attempt run? Pure, but for ``text_of``: node states and scores in,
 srun's words out. Another command than srun finds its nodes in FTSUPERVISE_NODES: srun itself reads no such variable."""
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def place(
     barred: Mapping[str, str] = {},
     text: str = "",
 ) -> Placement:
-    """Where to start ``command``: the nodes that are well, those with a past of troubles last, in Slurm's order.
+    """Where to start ``command``: the healthy nodes, those with a score last, in Slurm's order.
 
     ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is. ``barred``:
     nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one is.
     ``text``: that of a command that is no srun. It takes its nodes from FTSUPERVISE_NODES, or needs all of them.
-    With as many nodes as srun wants and all of them well the command stays as it is.
+    With as many nodes as srun wants, and all of them healthy, the command stays as it is.
     """
     unfit = any(node in barred or is_away(states.get(node, "")) for node in allocation)
     if not allocation or not (is_srun(command) or follows(text) or unfit):

@@ -1,6 +1,6 @@
 """What ``watch`` does for a run of which all jobs wait: take back the exclusions that keep them from starting.
 
-A member that starts or fails does it by itself (``selector.py``). But with one node avoided and another one dead there may
+A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
 be too few left for any to start, and then no supervisor runs that could do it.
 """
 

@@ -111,7 +111,7 @@ class Nodes:
 
     def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of ``nodes`` that are to be avoided."""
-        bad = {node.name for node in self.judged if node.avoided}
+        bad = {node.name for node in self.judged if node.excluded}
         return tuple(node for node in nodes if node in bad)
 
     # -------------------------------------------------------------------------------------------------------- placing
@@ -221,7 +221,7 @@ class Nodes:
 
         ``leaving``: one of them is to start now, in our place.
         """
-        wanted = frozenset(node.name for node in self.judged if node.avoided)
+        wanted = frozenset(node.name for node in self.judged if node.excluded)
         if not self.job or not self.env.get("SLURM_JOB_ID"):
             return
         gone = self.allocation.last_silent

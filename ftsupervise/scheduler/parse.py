@@ -26,11 +26,11 @@ SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
 
-class Form(NamedTuple):
-    """How one question to squeue asks for its answer, with a mark that stands in its separators.
+class SqueueFormat(NamedTuple):
+    """The format of one question to squeue, with a random mark in its separators.
 
-    The mark is random and used once. Whoever submits a job may put any character into its name and comment, so a separator that
-    is known beforehand could be submitted too: it would make the queue unreadable, or pass one field off as another.
+    The mark is used once. A job's name and comment may hold any characters, so a separator that is known beforehand could be
+    submitted in one of them: it would make the queue unreadable, or pass one field off as another.
     """
 
     mark: str
@@ -56,7 +56,7 @@ class Form(NamedTuple):
         return dict(zip(_LETTERS, fields, strict=True))
 
 
-def parse_queue(text: str, form: Form) -> tuple[Job, ...]:
+def parse_queue(text: str, form: SqueueFormat) -> tuple[Job, ...]:
     """The output of ``squeue -h -o FORM``. Raises ValueError when it is not that."""
     head, *records = text.split(form.record)
     if head.strip():
@@ -151,7 +151,7 @@ def is_held(reason: str) -> bool:
 
 def most_alive(jobs: Sequence[Job]) -> Job | None:
     """Of the members of one array the one that speaks for all: it runs, else it waits, else how the array has ended (a failure
-    before a success). squeue lists members that have ended before those that run. None when there are none."""
+    before a success). squeue lists members that have ended before those that run. None for no jobs."""
 
     def rank(job: Job) -> int:
         if job.state.ended:
@@ -162,7 +162,7 @@ def most_alive(jobs: Sequence[Job]) -> Job | None:
 
 
 def complaints(stderr: str) -> frozenset[str]:
-    """What a command of Slurm's complained of, each line without the program's name and the time before it."""
+    """The lines that a command of Slurm's wrote to stderr, each without the program's name and the time before it."""
     lines = (_SPEAKER.sub("", line.strip()) for line in stderr.splitlines())
     return frozenset(line for line in lines if line)
 
@@ -181,7 +181,7 @@ _NO_ANSWER = re.compile(
 
 
 def parse_state(word: str) -> JobState:
-    """ "CANCELLED by 1001" and "RUNNING" alike; a word nobody knows yet is OTHER."""
+    """ "CANCELLED by 1001" and "RUNNING" alike; an unknown word is OTHER."""
     try:
         return JobState(word.strip().split(" ")[0].rstrip("+").upper())
     except ValueError:

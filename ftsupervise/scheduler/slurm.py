@@ -31,8 +31,8 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.scheduler.parse import (
     INVENTORY,
     SQUEUE_ENV,
-    Form,
     NodeInventory,
+    SqueueFormat,
     complaints,
     is_no_answer,
     most_alive,
@@ -55,9 +55,9 @@ _AMBIGUOUS = re.compile(
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory,
-    node list (a fleet-wide 3x slow-down somewhere). Where the cluster is (SLURM_CONF …) stays. What ``ftsupervise run``
-    told an attempt goes too, or a run launched from inside another one would train into that one's checkpoints."""
+    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory and
+    node list (this has made a whole fleet three times slower). Where the cluster is (SLURM_CONF …) stays. The variables of an
+    attempt go too, or a run launched from inside another one would train into that one's checkpoints."""
     kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_")) or k in _KEEP}
     if ENV_ATTEMPT not in env:  # somebody's own export, such as FTSUPERVISE_CHECKPOINT_DIR, stays
         return kept
@@ -79,14 +79,14 @@ class Slurm:
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         names = ",".join(dict.fromkeys(users)) or user_name()
-        form = new_form()
+        form = new_format()
         return self._read(self._answer(["squeue", "-h", "-u", names, "-o", form.text], env=SQUEUE_ENV), form)
 
     def find(self, token: str) -> tuple[Job, ...]:
         return tuple(job for job in self.queue() if token in job.comment)
 
     def describe(self, job_id: str) -> Job | None:
-        form = new_form()
+        form = new_format()
         done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", form.text], env=SQUEUE_ENV)
         if "Invalid job id" in done.stderr:
             return None
@@ -199,7 +199,7 @@ class Slurm:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
-        """A person's SQUEUE_STATES, SINFO_FORMAT … are for the person's own questions."""
+        """Ask without a person's SQUEUE_STATES, SINFO_FORMAT …, which would change the answer."""
         asking = {k: v for k, v in self._env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         return self._run(argv, env=asking | dict(env or {}))
 
@@ -225,7 +225,7 @@ class Slurm:
             raise Error(f"{argv[0]} could not be started: {error}") from None
 
     @staticmethod
-    def _read(done: bounded.Completed, form: Form) -> tuple[Job, ...]:
+    def _read(done: bounded.Completed, form: SqueueFormat) -> tuple[Job, ...]:
         try:
             return parse_queue(done.stdout, form)
         except ValueError as error:
@@ -254,6 +254,6 @@ def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Comple
     return other.code == 0 and said <= complaints(other.stderr)
 
 
-def new_form() -> Form:
+def new_format() -> SqueueFormat:
     """How to ask squeue this time."""
-    return Form(os.urandom(6).hex())
+    return SqueueFormat(os.urandom(6).hex())

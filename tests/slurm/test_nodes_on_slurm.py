@@ -1,4 +1,4 @@
-"""Bad nodes on real Slurm: avoided here, by those who wait, and at the next launch; the health command on every node."""
+"""Bad nodes on real Slurm: left out here, excluded for waiting jobs and the next launch; the health command on every node."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., H
 
 
 def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callable[..., Here], until: Until) -> None:
-    """Of four nodes one is avoided and two others drained, and two are needed: the rest of the chain could never leave."""
+    """Of four nodes one is excluded and two others drained, and two are needed: the rest of the chain could never leave."""
     one = here(nodes=4)
     one.settings(BAD + MARK, jobs=4)
     job = one.launch()
@@ -233,7 +233,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
 def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     here: Callable[..., Here], until: Until
 ) -> None:
-    """One node is avoided, two others are drained: nobody of the run is there to think of it again."""
+    """One node is excluded, two others are drained: no supervisor of the run is there to take it back."""
     one = here(nodes=4)
     filler = one.sandbox.run(
         ["sbatch", "--parsable", "-N4", "--exclusive", "-o", os.devnull, "--wrap=sleep 600"]

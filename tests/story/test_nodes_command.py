@@ -83,7 +83,7 @@ def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) ->
     assert "left in: at most 1 may be excluded, and node-1 did worse" in said[1]
     assert "used; one incident, 2h ago: critical: node-3 is hot" in said[2]
     found = json.loads(type_it("nodes", "--json"))
-    assert [(node["name"], node["state"], node["avoided"]) for node in found["nodes"]] == [
+    assert [(node["name"], node["state"], node["excluded"]) for node in found["nodes"]] == [
         ("node-1", "excluded", True),
         ("node-2", "left in", False),
         ("node-3", "", False),

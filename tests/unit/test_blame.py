@@ -1,4 +1,4 @@
-"""Which nodes are avoided: troubles that fade, a cap, failures that go with the rank, and what people say besides."""
+"""Which nodes are excluded: incidents that fade, a cap, failures that go with the rank, and what people say besides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_says_until_when() -> None:
     assert node.until == NOW + timedelta(hours=24)
     assert not judge(NodeHistory((trouble("node-1", "health"),)), Scoring(), NOW + timedelta(hours=24, seconds=1))[
         0
-    ].avoided
+    ].excluded
 
 
 def test_a_clock_that_goes_ahead_makes_nothing_worse() -> None:

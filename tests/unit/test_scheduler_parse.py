@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ftsupervise import hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.scheduler import parse
-from ftsupervise.scheduler.slurm import new_form
+from ftsupervise.scheduler.slurm import new_format
 
-FORM = parse.Form("c0ffee")
+FORM = parse.SqueueFormat("c0ffee")
 ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "1-16:00:00", "None", "(null)"]
 
 
@@ -72,7 +72,7 @@ def test_a_name_or_comment_made_of_separators_shifts_no_field_and_hides_no_job(n
 
 
 def test_the_separators_of_one_question_are_not_those_of_the_next() -> None:
-    marks = {new_form().mark for _ in range(100)}
+    marks = {new_format().mark for _ in range(100)}
     assert len(marks) == 100
     assert all(len(mark) == 12 and mark.isalnum() for mark in marks)
 
