@@ -15,7 +15,7 @@ from functools import partial
 from ftsupervise.errors import Error
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.nodes.placement import Placement, calls_srun
-from ftsupervise.nodes.selector import FAILURE, Nodes
+from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Past
 from ftsupervise.ranks.hang_monitor import Witness, often
@@ -99,7 +99,7 @@ class Ring:
         self.agents = Agents(options.rundir, self.allocation, env, ears.nudge, often=often(options.hang))
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
-        self.nodes = Nodes(options.rundir, options.name, options.command, options.care, env, self.allocation)
+        self.nodes = NodeSelector(options.rundir, options.name, options.command, options.care, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         asked = options.warm if options.budgets.in_place else Wanted()
@@ -111,11 +111,11 @@ class Ring:
 
     def go(self) -> int:
         code = 0
-        placement = self.nodes.first_place()
+        placement = self.nodes.initial()
         if isinstance(placement, str) and self._older_at_work() is not None:
             if not self._wait_for_the_older(placement):
                 return _NOT_NOW
-            placement = self.nodes.first_place()
+            placement = self.nodes.initial()
         if isinstance(placement, str):
             return self._leave_unstarted(placement)
         if not self._wait_out_failures_before():
@@ -133,7 +133,7 @@ class Ring:
             if ended.failure is not None:
                 self._look_after_nodes(mine, verdict)
             if verdict.move is Move.RESTART:
-                found = self.nodes.next_place(ended, self.states)
+                found = self.nodes.next(ended, self.states)
                 if isinstance(found, str):
                     verdict = Verdict(Move.LEAVE, found, times=verdict.times)
                     self._say_verdict(mine, verdict)
@@ -145,7 +145,7 @@ class Ring:
             if verdict.move is Move.STOP:
                 self._brake(mine, ended, verdict)
             if ended.failure is None:
-                self.nodes.let_go(mine.folder / "run.log")
+                self.nodes.release_exclusions(mine.folder / "run.log")
             if verdict.move is not Move.RESTART or not self._wait(verdict.delay, mine):
                 return code
             self.restarts += 1
@@ -309,19 +309,19 @@ class Ring:
         if verdict.move is not Move.STOP and enough:
             self.nodes.examine(FAILURE, log)
         if verdict.move is not Move.LEAVE:
-            self.nodes.tell_the_chain(log)
+            self.nodes.update_exclusions(log)
 
     def _make_way(self, mine: Claim, ended: End, _: Verdict) -> None:
         """The next member is to start now: as many bad nodes are excluded for it as others can stand in for."""
         if not ended.told and ended.newer is None:
-            self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
+            self.nodes.update_exclusions(mine.folder / "run.log", leaving=not shut(self.options))
 
     def _leave_unstarted(self, why: str) -> int:
         """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
         mine = self._begin(Placement(self.options.command, self.nodes.names))
         if mine is None:
             return _NOT_NOW
-        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.nodes.not_well(why), _NOT_NOW)
+        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.nodes.too_few(why), _NOT_NOW)
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:
             verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")

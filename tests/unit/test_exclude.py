@@ -13,7 +13,7 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, shared_store
 from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import Care, Nodes
+from ftsupervise.nodes.selector import NodePolicy, NodeSelector
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -125,15 +125,15 @@ class Ring:
 
     def __init__(self, queue: Queue, rundir: RunDir, shared: Path | None, nodes: str) -> None:
         env = {**queue.env, "SLURM_JOB_ID": "89", "SLURM_ARRAY_JOB_ID": "88", "SLURM_JOB_NODELIST": nodes}
-        options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=Care(directory=shared))
-        self.nodes = Nodes(rundir, options.name, options.command, options.care, env, Allocation(env))
+        options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=NodePolicy(directory=shared))
+        self.nodes = NodeSelector(rundir, options.name, options.command, options.care, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
         self.nodes._note([incidents.Incident(node, kind, NOW, "x", "89")], None)
-        self.nodes.tell_the_chain(None)
+        self.nodes.update_exclusions(None)
 
     def next(self, **states: str) -> str | Placement:
-        return self.nodes.next_place(ENDED, states)
+        return self.nodes.next(ENDED, states)
 
 
 @pytest.fixture
