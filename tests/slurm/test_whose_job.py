@@ -26,6 +26,7 @@ from ftsupervise.run.hold_jobs import hold_pending
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
+from ftsupervise.scheduler.parse import is_held
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.watch.checks import Queue, look_at
 
@@ -69,7 +70,9 @@ class Twins:
         return {job.base_id: job for job in Slurm(self.env).queue(users=("root", "nobody"))}
 
     def changed(self, before: dict[str, Job]) -> set[str]:
-        return {job for job, now in self.queue().items() if now != before[job]}
+        """The jobs whose excluded nodes or whose hold are not as before; Slurm itself changes when it expects a start."""
+        facts = {job: (one.excluded, is_held(one.reason)) for job, one in before.items()}
+        return {job for job, now in self.queue().items() if (now.excluded, is_held(now.reason)) != facts[job]}
 
 
 @pytest.fixture(scope="module")
