@@ -165,7 +165,8 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     rundir = RunDir(plan.run_dir)
     records = launches(rundir)
     known_by = identify(rundir, plan.name, records, newest(rundir))
-    live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))))
+    first = not any(record.written for record in records)  # what has its name is another run's, or was submitted by hand
+    live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))), certain=first)
     if plan.after:
         base = plan.after.partition("_")[0]
         live = tuple(job for job in live if re.search(rf":{base}(?!\d)", job.dependency))

@@ -62,7 +62,7 @@ class RunIdentity(NamedTuple):
     tokens: frozenset[str]  # of its launches
     submitted: frozenset[str]  # ids of jobs that its launches submitted, or that its newest attempt runs in
     attached: frozenset[str] = frozenset()  # ids of jobs that its launches were to wait for
-    complete: bool = False  # could all launches be read?
+    complete: bool = False  # are there launches, and could all be read?
     watch: frozenset[str] = frozenset()
     places: Callable[[], frozenset[str]] = frozenset
 
@@ -112,7 +112,7 @@ def identify(
         tokens=frozenset(record.token for record in launches) - {""},
         submitted=frozenset({job_id for record in launches for job_id in record.job_ids} | of_attempt | member) - {""},
         attached=frozenset(record.after.partition("_")[0] for record in launches) - watch - {""},
-        complete=all(record.token or not record.written for record in launches),
+        complete=bool(launches) and all(record.token or not record.written for record in launches),
         watch=watch,
         places=lambda: frozenset(_launched_from(rundir, record.number) for record in launches) - {""},
     )
