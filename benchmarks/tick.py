@@ -46,14 +46,15 @@ def make_run(folder: Path, number: int) -> None:
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
     from ftsupervise.host.users import user_name
-    from ftsupervise.scheduler.parse import QUEUE_LETTERS, Form
+    from ftsupervise.scheduler.parse import SqueueFormat
 
-    form = Form(QUEUE_LETTERS, "MARK")
+    form = SqueueFormat("MARK")
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
         ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", user_name(), started, "N/A", started, "20:00:00"]
-        more = ["None", "(null)", "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"]
+        asks = ["1", "batch", "(null)", "(null)"]
+        more = ["None", "(null)", *asks, "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"]
         lines.append(form.record + form.field.join([*ids, *more]))
     (folder / "queue").write_text("\n".join(lines))
     # the mark in the separators of this question

@@ -371,6 +371,10 @@ class Job(NamedTuple):
     time_limit: timedelta | None = None
     raw_id: str = ""  # SLURM_JOB_ID of this very member
     directory: str = ""  # it was submitted in, or for; "" when that is not known
+    nodes_wanted: int = 1
+    partitions: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()  # nodes that it may not get
+    features: str = ""  # its --constraint
 
 
 class Submitted(NamedTuple):

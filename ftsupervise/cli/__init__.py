@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("switches", "clear", "Take a switch down again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install, status, drop files in and they run."),
-    "nodes": ("nodes", "nodes", "Nodes with a past: who is avoided and why; exclude, trust, clear."),
+    "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
     "alerts": ("alerts", "alerts", "What fires, since when, and who was told; ack and silence."),
     "notify": ("notify", "notify", "Prove that a receiver works; preview every message."),
     "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),

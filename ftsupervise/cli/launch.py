@@ -28,7 +28,7 @@ _ASKING = 10.0  # seconds for all that Slurm is asked before something is submit
     "--after", metavar="JOBID", default="", help="Attach to a job that runs or waits: start when it has ended."
 )
 @click.option("--jobs", type=click.IntRange(1, 1000), help="Members of the chain, instead of launch.jobs.")
-@click.option("--exclude", metavar="NODES", default="", help="Nodes to keep away from, besides launch.exclude.")
+@click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
 @click.option("--trust", is_flag=True, help="Launch settings that somebody else may write; it is remembered.")
 @click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")

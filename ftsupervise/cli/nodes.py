@@ -1,4 +1,4 @@
-"""``ftsupervise nodes``: which nodes are avoided, why and until when; exclude, trust and clear by hand.
+"""``ftsupervise nodes``: which nodes are excluded, why and until when; exclude, trust and clear by hand.
 
 Reads and writes small files in RUN/nodes and in ``nodes.directory``; light, as it is typed in a hurry.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,8 +19,9 @@ from ftsupervise.host.users import shown_user
 
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
-    from ftsupervise.nodes.exclude import Applied
-    from ftsupervise.nodes.shared_store import Judged
+    from ftsupervise.nodes.exclude import ExclusionResult
+    from ftsupervise.nodes.settings import Scoring
+    from ftsupervise.nodes.shared_store import Judgement
     from ftsupervise.rundir.paths import RunDir
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -29,13 +29,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group(cls=Listing)
 def nodes() -> None:
-    """Nodes that have failed the run: who is avoided, why, until when.
+    """Nodes that have failed the run: which are excluded, why, until when.
 
     \b
     ftsupervise nodes                      of the run of this directory
-    ftsupervise nodes exclude "node-[3,7]" nobody gets them any more
+    ftsupervise nodes exclude "node-[3,7]" no job gets them any more
     ftsupervise nodes trust node-7         whatever happened there
-    ftsupervise nodes clear node-7         it is mended: its past does not count
+    ftsupervise nodes clear node-7         it is repaired: its past does not count
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
@@ -63,11 +63,13 @@ def _edit(command: Command) -> Command:
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
-    """Every node with a past or a mark, those that are avoided first (the default)."""
+    """Every node with incidents or a decision by hand, the excluded ones first (the default)."""
+    from ftsupervise.nodes.settings import of_run_dir
+
     rundir = _find(run)
     judged = _judged(rundir, quiet=as_json)
     if as_json:
-        click.echo(_json(rundir, _settings(rundir)[0], judged))
+        click.echo(_json(rundir, of_run_dir(rundir)[0], judged))
         return
     if not judged.nodes:
         say(f"{rundir.root.name}: no node has a past that counts")
@@ -82,21 +84,21 @@ def list_nodes(run: str | None, as_json: bool) -> None:
 @_edit
 @click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
 def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
-    """Keep away from NODES ("node-7", "node-[1-4,9]"): in this run's jobs, those that wait, and the next launch."""
+    """Exclude NODES ("node-7", "node-[1-4,9]"): for this run's jobs, those that wait, and the next launch."""
     from ftsupervise.nodes.incidents import EXCLUDE
 
     now = datetime.now(timezone.utc)
     until = None if duration is None else _end(now, duration)
     rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
     end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
-    say(f"{rundir.root.name} keeps away from {names}{end}. Undo:  {_undo(rundir, names, shared)}")
+    say(f"{rundir.root.name} excludes {names}{end}. Undo:  {_undo(rundir, names, shared)}")
     _apply_after_an_edit(rundir, no_apply)
 
 
 @nodes.command()
 @_edit
 def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
-    """Never keep away from NODES because of what happened there. A health command that fails there still counts."""
+    """Never exclude NODES because of what happened there. A health command that fails there still counts."""
     from ftsupervise.nodes.incidents import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
@@ -107,7 +109,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 @nodes.command()
 @_edit
 def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
-    """Forget the past of NODES, and what was said of them by hand."""
+    """Forget the past of NODES, and what was decided about them by hand."""
     from ftsupervise.nodes.incidents import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
@@ -120,7 +122,7 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 @nodes.command()
 @click.argument("run", required=False)
 def apply(run: str | None) -> None:
-    """Tell Slurm now which nodes the jobs that wait are to keep away from (after each failure it is done anyway)."""
+    """Tell Slurm now which nodes are excluded for the waiting jobs (after each failure it is done anyway)."""
     from ftsupervise.errors import SchedulerUnavailable
 
     rundir = _find(run)
@@ -150,40 +152,6 @@ def _find_after(run: str | None) -> RunDir:
         if run is None:
             raise
         raise NotFound(error.message, hint=f"{error.hint}; several nodes are one word: node-7,node-8") from None
-
-
-def _settings(rundir: RunDir) -> tuple[incidents.Settings, list[Path]]:
-    """How the run was launched to judge its nodes, and where it keeps what it knows. The defaults without a launch."""
-    from ftsupervise.errors import ConfigError
-    from ftsupervise.nodes import incidents
-    from ftsupervise.units import parse_duration
-
-    given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), incidents.Settings()
-    try:
-        margin = incidents.margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
-        half_life = parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else usual.half_life
-        exclude_at = float(given.get("exclude_at", usual.exclude_at))
-        at_most = margin if given.get("at_most") is None else int(given["at_most"])
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
-    settings = incidents.Settings(half_life, exclude_at, at_most)
-    shared = given.get("directory")
-    return settings, [rundir.nodes, *([Path(shared)] if shared else [])]
-
-
-def _section(rundir: RunDir, name: str) -> dict[str, Any]:
-    """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
-    from ftsupervise.config import sources
-    from ftsupervise.errors import NotFound
-
-    try:
-        document = sources.fill(
-            sources.read_file(rundir.config), os.environ, unfilled=sources.of_strangers(rundir.config)
-        )
-    except NotFound:
-        return {}
-    found = document.value.get(name) if isinstance(document.value, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -234,11 +202,12 @@ def _mark(
     word: str, names: str, run: str | None, reason: str, shared: bool, now: datetime, until: datetime | None
 ) -> RunDir:
     from ftsupervise.errors import from_os_error
-    from ftsupervise.nodes.incidents import say
+    from ftsupervise.nodes.incidents import set_override
+    from ftsupervise.nodes.settings import of_run_dir
 
     wanted = _names(names)
     rundir = _find_after(run)
-    places = _settings(rundir)[1]
+    places = of_run_dir(rundir)[1]
     if shared and len(places) < 2:
         raise UsageError(
             f"{rundir.root.name} shares nothing", hint="set nodes.directory in ftsupervise.yaml, and launch"
@@ -246,31 +215,32 @@ def _mark(
     place = places[-1] if shared else places[0]
     for node in wanted:
         try:
-            say(place, word, node, who=shown_user(), why=reason, now=now, until=until)
+            set_override(place, word, node, who=shown_user(), why=reason, now=now, until=until)
         except OSError as error:
             raise from_os_error(error, f"write {place / word / node}") from None
     return rundir
 
 
-def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.Node, ...], names: str) -> None:
+def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], names: str) -> None:
     """Somebody's mark for all runs is not undone for one."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
             say(f"{node.name} is still excluded {node.why}, for all runs:  {_undo(rundir, node.name, shared=True)}")
 
 
-def _judged(rundir: RunDir, *, quiet: bool = False) -> Judged:
+def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
     """The nodes with what is known of them; what could not be read is told, unless ``quiet``."""
     from ftsupervise.nodes import shared_store
+    from ftsupervise.nodes.settings import of_run_dir
 
-    settings, places = _settings(rundir)
-    judged = shared_store.judge(places, settings, datetime.now(timezone.utc))
+    scoring, places = of_run_dir(rundir)
+    judged = shared_store.judge(places, scoring, datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
         say(f"ftsupervise: {problem}", err=True)
     return judged
 
 
-def _apply(rundir: RunDir, judged: Judged) -> Applied:
+def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
     """Tell Slurm, and the person what that has changed."""
     from ftsupervise.nodes import exclude
 
@@ -280,7 +250,7 @@ def _apply(rundir: RunDir, judged: Judged) -> Applied:
     return done
 
 
-def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judged | None = None) -> None:
+def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None = None) -> None:
     """The mark stands, whatever Slurm says now."""
     if not_now:
         return
@@ -292,7 +262,7 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judged | None = 
         )
 
 
-def _words(node: incidents.Node, now: datetime) -> str:
+def _words(node: incidents.JudgedNode, now: datetime) -> str:
     if not node.state:
         return f"used; {_past(node, now)}"
     since = f" since {node.since:%Y-%m-%d %H:%M} UTC" if node.since else ""
@@ -301,24 +271,24 @@ def _words(node: incidents.Node, now: datetime) -> str:
     return f"{state}{since}{until}; {node.why}"
 
 
-def _past(node: incidents.Node, now: datetime) -> str:
+def _past(node: incidents.JudgedNode, now: datetime) -> str:
     from ftsupervise.units import show_duration
 
     if node.last is None:
         return ""
     ago = show_duration(max(0.0, (now - node.last.at).total_seconds()))
-    more = f"{node.troubles} troubles, the last {ago} ago" if node.troubles > 1 else f"one trouble, {ago} ago"
+    more = f"{node.incidents} incidents, the last {ago} ago" if node.incidents > 1 else f"one incident, {ago} ago"
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _json(rundir: RunDir, settings: incidents.Settings, judged: Judged) -> str:
+def _json(rundir: RunDir, scoring: Scoring, judged: Judgement) -> str:
     import json
 
     record = {
         "schema_version": 1,
         "run": rundir.root.name,
-        "settings": plain(settings),
-        "nodes": [{**plain(node), "avoided": node.avoided} for node in judged.nodes],
+        "settings": plain(scoring),
+        "nodes": [{**plain(node), "excluded": node.excluded} for node in judged.nodes],
         "problems": list(judged.known.problems),
     }
     return json.dumps(record, ensure_ascii=False, indent=1)

@@ -26,7 +26,7 @@ class Health(Strict):
 
 
 class NodeSettings(Strict):
-    """Nodes that have failed the run are avoided: how long, and how many."""
+    """Nodes that have failed the run are excluded: how long, and how many."""
 
     directory: Path | None = declared("nodes.directory")
     half_life: Annotated[Duration, Positive] = declared("nodes.half_life")

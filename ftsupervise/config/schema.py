@@ -256,7 +256,7 @@ class Run(Strict):
     share: Sharing = Sharing()
     """What the run's group may write besides the switches; nothing by itself."""
     nodes: NodeSettings = NodeSettings()
-    """Nodes that have failed the run are avoided: how long, and how many."""
+    """Nodes that have failed the run are excluded: how long, and how many."""
     guard: GuardSettings = GuardSettings()
     """What the guard inside the training loop looks at."""
     watch: Watch = Watch()

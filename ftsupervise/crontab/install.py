@@ -34,9 +34,10 @@ from ftsupervise.crontab.installation import (
 )
 from ftsupervise.crontab.schedule import check
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
-from ftsupervise.host import bounded, ownership
+from ftsupervise.host import ownership
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import write_whole
+from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.secrecy import is_secret
 from ftsupervise.units import parse_slurm_time, show_duration
 
@@ -256,12 +257,11 @@ def _fit(installed: Installed) -> tuple[Installed, tuple[str, ...]]:
     """Ask sinfo once what the partition allows: a shorter limit than ours is kept to, whole nodes are warned of."""
     name = next((o.partition("=")[2].partition(",")[0] for o in installed.options if o.startswith("--partition=")), "")
     try:
-        done = bounded.run(["sinfo", "-h", "-o", "%P|%l|%h"], timeout=60, env=installed.environment)
-    except OSError:
+        partitions = Slurm(installed.environment).partitions()
+    except Error:
         return installed, ()
     notes = []
-    for line in done.stdout.splitlines() if done.code == 0 else ():
-        partition, most, shared = [*line.split("|"), "", ""][:3]
+    for partition, most, shared in partitions:
         if partition.rstrip("*") != name and not (not name and partition.endswith("*")):
             continue
         if shared.strip() == "EXCLUSIVE":

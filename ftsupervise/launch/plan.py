@@ -19,13 +19,14 @@ from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError
 from ftsupervise.host import interpreter
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.scheduler.ownership import comment
+from ftsupervise.scheduler.parse import is_srun, srun
 from ftsupervise.units import format_slurm_time
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run
-    from ftsupervise.nodes.incidents import Node
+    from ftsupervise.nodes.incidents import JudgedNode
 
-COMMENT = "ftsupervise"
 PREVIOUS = "ID-OF-THE-JOB-BEFORE"  # stands in a daisy chain's plan until the job before has its id
 _WARN = timedelta(minutes=10)
 _BUILTINS = re.compile(r"exec|cd|export|source|\.|eval|set|unset|ulimit|umask|trap|time|if|for|while|case|test|\[|\{")
@@ -85,11 +86,6 @@ class Plan:
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
 
 
-def comment(name: str, token: str) -> str:
-    """What ``--comment`` carries: whose job this is, and of which launch."""
-    return f"{COMMENT}:{name}:{token}"
-
-
 def plan(
     run: Run,
     *,
@@ -99,14 +95,14 @@ def plan(
     python: str,
     after: str = "",
     exclude: tuple[str, ...] = (),
-    avoid: Sequence[Node] = (),
+    avoid: Sequence[JudgedNode] = (),
     config: Path | None = None,
     own_workdir: bool = False,
 ) -> Plan:
     """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
 
     ``own_workdir``: does the folder belong to this account? Then a job that finds another account's there does nothing.
-    ``exclude``: nodes the person names now; ``avoid``: those that are kept away from because of their past.
+    ``exclude``: nodes the person names now; ``avoid``: those that are excluded because of their score.
     """
     launch = run.launch
     assert run.run_dir is not None
@@ -124,7 +120,7 @@ def plan(
             'to save; set it, such as time: "20:00:00"'
         )
     notes += _of_spares(launch, kind)
-    notes += [f"{node.name} is kept away from: {node.why} (ftsupervise nodes)" for node in avoid]
+    notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
     options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
@@ -234,7 +230,7 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     failure of any part of a pipe: ``train.py | tee log`` fails when train.py does."""
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
-    own_srun = words[0] == "srun"
+    own_srun = is_srun(words)
     if kind == "local" and own_srun:
         raise ConfigError(
             "launch.command starts with srun, but this machine is the scheduler (scheduler: local)",
@@ -242,15 +238,15 @@ def train_command(launch: Launch, kind: str) -> list[str]:
         )
     if kind == "local" or own_srun or not launch.srun:
         return [*container, *words]
-    srun = ["srun", *launch.srun_options]
+    through = srun(*launch.srun_options)
     if launch.spare_nodes:
         # sbatch's own numbers, which srun would take over, count the spare nodes too
-        srun.append(f"--nodes={launch.nodes}")
+        through.append(f"--nodes={launch.nodes}")
         if not _has(launch.srun_options, *_TASKS):
-            srun.append(f"--ntasks={_ranks(launch)}")
+            through.append(f"--ntasks={_ranks(launch)}")
     if launch.cpus_per_task is not None:
-        srun.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
-    return [*srun, *container, *words]
+        through.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
+    return [*through, *container, *words]
 
 
 def _ranks(launch: Launch) -> int:
@@ -268,9 +264,9 @@ def _of_spares(launch: Launch, kind: str) -> list[str]:
     words = _words(launch.command)
     if not launch.spare_nodes or kind == "local" or "FTSUPERVISE_NODES" in " ".join(words):
         return []
-    if words[0] == "srun" and _has(words, *_NODES):
+    if is_srun(words) and _has(words, *_NODES):
         return []
-    if words[0] == "srun" or not launch.srun:
+    if is_srun(words) or not launch.srun:
         how = f"--nodes={launch.nodes} --ntasks={_ranks(launch)}"
         said = "spare_nodes: the command asks for no number of nodes, and may take the spare ones too"
         return [f"{said}; its srun needs {how} (or leave srun to ftsupervise)"]

@@ -31,13 +31,15 @@ from ftsupervise.host import files, haste
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.users import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import COMMENT, Plan, comment
+from ftsupervise.launch.plan import Plan
 from ftsupervise.launch.render import render
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
+from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir, write_whole
 from ftsupervise.rundir.records import as_count, read_json, write_json
+from ftsupervise.scheduler.ownership import comment, identify, jobs_of_run
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
@@ -64,17 +66,6 @@ class Launched:
     number: int
     run_dir: RunDir
     found_again: bool = False
-
-
-def jobs_of(name: str, jobs: tuple[Job, ...], records: tuple[LaunchRecord, ...] = ()) -> tuple[Job, ...]:
-    """Those of ``jobs`` that a launch of this run submitted, under whatever name the run had then."""
-    ids = {job_id for record in records for job_id in record.job_ids}
-    marks = (f"{COMMENT}:{name}:", *(f":{record.token}" for record in records if record.token))
-    return tuple(
-        job
-        for job in jobs
-        if job.base_id in ids or (job.comment.startswith(f"{COMMENT}:") and any(mark in job.comment for mark in marks))
-    )
 
 
 def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None) -> None:
@@ -172,8 +163,13 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
             raise NotFound(f"job {plan.after} {state}, so nothing can wait for it", hint="launch without --after")
     if again:
         return
-    records = launches(RunDir(plan.run_dir))
-    live = jobs_of(plan.name, scheduler.queue(users=(user_name(), *people(RunDir(plan.run_dir)))), records)
+    rundir = RunDir(plan.run_dir)
+    records = launches(rundir)
+    known_by = identify(rundir, plan.name, records, newest(rundir))
+    first = not any(
+        record.written for record in records
+    )  # what has its name is another run's, or was submitted by hand
+    live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))), certain=first)
     if plan.after:
         base = plan.after.partition("_")[0]
         live = tuple(job for job in live if re.search(rf":{base}(?!\d)", job.dependency))
@@ -319,7 +315,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
     try:
         if nodes:
-            incidents.write_applied(run_dir.nodes, job, nodes)
+            incidents.write_exclusions(run_dir.nodes, job, nodes)
     except OSError:
         return
 
@@ -369,7 +365,7 @@ def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
     for record in launches(run_dir):
         if record.state != "submitting" or not record.token:
             continue
-        found = scheduler.find(f"{COMMENT}:{plan.name}:{record.token}")
+        found = scheduler.find(comment(plan.name, record.token))
         if not found or record.chain == "daisy":  # a half daisy chain stands in the queue: check_may_launch told of it
             continue
         ids = tuple(dict.fromkeys(job.base_id for job in found))

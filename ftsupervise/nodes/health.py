@@ -1,8 +1,8 @@
-"""The user's own health command, once on each node at the same time, bounded on each and altogether.
+"""Run the user's own health command on all nodes at the same time, with a bound on each and one for all.
 
-Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A node on
-which it does not end while it ends on others is not used either: a command that hangs on one node has found something. Where
-it ends nowhere, the command or something they all share is at fault, and no node is.
+Exit 0 ok, 1 warning, 2 critical (the node is not used), 3 unknown, as a Nagios plug-in; any other is unknown too. A node is
+not used either if the command does not end there but ends on others: a command that hangs on one node has found something. If
+it ends on no node, the command or something that all nodes share is at fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {0: OK, 1: WARNING, 2: CRITICAL, 3: UNKNOWN}
 _ENDED = (124, 137)  # coreutils' timeout: it ended the command, or had to kill it
 _SLACK = 10.0  # seconds for srun to start it everywhere and to bring the answers
 _MARK = "ftsupervise-health"
-# The first line of what it says, and its exit code; nothing of a long output is kept. $1: seconds, $2: the command
+# Prints the first line of its output, and its exit code. $1: seconds, $2: the command
 _ASK = (
     f'{{ timeout -k 2 $1 sh -c "$2" 2>&1 </dev/null; printf \'\\n{_MARK} %s %s\\n\' $? "$SLURMD_NODENAME"; }}'
     " | cut -c -500 | sed -un '1p;$p'"
@@ -31,7 +31,7 @@ _ASK = (
 _LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
 
 
-class Answer(NamedTuple):
+class HealthAnswer(NamedTuple):
     """What the command said of one node."""
 
     word: str  # OK, WARNING, CRITICAL, UNKNOWN or NO_ANSWER
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
         return f"{self.word}: {self.line}" if self.line else self.word
 
 
-def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, Answer]:
+def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, HealthAnswer]:
     """node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
     if len(allocation.nodes) < 2:
         return {node: _here(command, timeout, allocation.side_env()) for node in nodes[:1]}
@@ -57,19 +57,19 @@ def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: flo
     try:
         done = bounded.run(words, timeout=timeout + _SLACK, env=allocation.side_env())
     except OSError as error:
-        return {node: Answer(UNKNOWN, f"srun could not be started: {error.strerror}") for node in nodes}
+        return {node: HealthAnswer(UNKNOWN, f"srun could not be started: {error.strerror}") for node in nodes}
     found = parse(done.stdout)
     if done.timed_out:
         allocation.kill_steps(without=before)
     if not found and not done.timed_out:  # srun itself was refused
-        return {node: Answer(UNKNOWN, done.words()[:200]) for node in nodes}
-    return judged({node: found.get(node, Answer(NO_ANSWER)) for node in nodes})
+        return {node: HealthAnswer(UNKNOWN, done.words()[:200]) for node in nodes}
+    return judged({node: found.get(node, HealthAnswer(NO_ANSWER)) for node in nodes})
 
 
-def parse(output: str) -> dict[str, Answer]:
+def parse(output: str) -> dict[str, HealthAnswer]:
     """node -> answer, from what srun's ``--label`` made of the tasks' lines."""
     first: dict[str, str] = {}
-    found: dict[str, Answer] = {}
+    found: dict[str, HealthAnswer] = {}
     for line in output.splitlines():
         match = _LABELLED.match(line)
         if not match:
@@ -84,29 +84,30 @@ def parse(output: str) -> dict[str, Answer]:
     return found
 
 
-def answer(code: int | None, text: str) -> Answer:
+def answer(code: int | None, text: str) -> HealthAnswer:
     """``code`` None: it was ended at its bound."""
     line = printable(text.strip().partition("\n")[0], 200)
     if code is None or code in _ENDED:
-        return Answer(NO_ANSWER, line)
+        return HealthAnswer(NO_ANSWER, line)
     word = _WORDS.get(code)
-    return Answer(word, line) if word else Answer(UNKNOWN, f"exit code {code}{': ' + line if line else ''}")
+    return HealthAnswer(word, line) if word else HealthAnswer(UNKNOWN, f"exit code {code}{': ' + line if line else ''}")
 
 
-def judged(answers: Mapping[str, Answer]) -> dict[str, Answer]:
+def judged(answers: Mapping[str, HealthAnswer]) -> dict[str, HealthAnswer]:
     """Where it ended nowhere, nothing is known of any node."""
     if len(answers) > 1 and all(one.word == NO_ANSWER for one in answers.values()):
         return {
-            node: Answer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; ")) for node, one in answers.items()
+            node: HealthAnswer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; "))
+            for node, one in answers.items()
         }
     return dict(answers)
 
 
-def _here(command: str, timeout: float, env: Mapping[str, str]) -> Answer:
+def _here(command: str, timeout: float, env: Mapping[str, str]) -> HealthAnswer:
     try:
         done = bounded.run(["sh", "-c", command], timeout=timeout, env=env, output_limit=4096)
     except OSError as error:
-        return Answer(UNKNOWN, f"sh could not be started: {error.strerror}")
+        return HealthAnswer(UNKNOWN, f"sh could not be started: {error.strerror}")
     found = answer(done.code, done.stdout.strip() or done.stderr)
     # with no other node to compare with, a command that does not end speaks against itself as much as against the node
-    return Answer(UNKNOWN, f"no answer within {timeout:g} s") if found.word == NO_ANSWER else found
+    return HealthAnswer(UNKNOWN, f"no answer within {timeout:g} s") if found.word == NO_ANSWER else found

@@ -1,4 +1,4 @@
-"""On which nodes of the allocation does the next attempt run? Pure, but for ``text_of``: node states and old troubles in,
+"""On which nodes of the allocation does the next attempt run? Pure, but for ``text_of``: node states and scores in,
 srun's words out. Another command than srun finds its nodes in FTSUPERVISE_NODES: srun itself reads no such variable."""
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.rundir.paths import ENV_NODES
+from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes
 
-# sinfo's long state words; the suffixes * (not responding), ~ # ! % $ @ ^ - are stripped, and * counts as away.
-_AWAY = ("down", "fail", "error", "drained", "unknown", "power", "no_respond", "future", "maint", "reboot", "inval")
-_LEAVING = ("drain", "failing")  # runs what it runs, gets nothing new: taken only when there is no other
 _NODES = re.compile(r"(?:-N|--nodes=)(\d+)(?:-\d+)?")
 _IN_TEXT = re.compile(r"\bsrun\b[^\n;|&]*?\s(?:-N\s*|--nodes[=\s]\s*)(\d+)")
 _MOST = 64_000  # bytes of a script that are read
@@ -44,10 +41,6 @@ def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
         if match := _NODES.fullmatch(word):
             return min(allocated, int(match[1]))
     return allocated
-
-
-def is_srun(command: Sequence[str]) -> bool:
-    return bool(command) and command[0].rpartition("/")[2] == "srun"
 
 
 def text_of(command: Sequence[str]) -> str:
@@ -80,12 +73,12 @@ def place(
     barred: Mapping[str, str] = {},
     text: str = "",
 ) -> Placement:
-    """Where to start ``command``: the nodes that are well, those with a past of troubles last, in Slurm's order.
+    """Where to start ``command``: the healthy nodes, those with a score last, in Slurm's order.
 
     ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is. ``barred``:
     nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one is.
     ``text``: that of a command that is no srun. It takes its nodes from FTSUPERVISE_NODES, or needs all of them.
-    With as many nodes as srun wants and all of them well the command stays as it is.
+    With as many nodes as srun wants, and all of them healthy, the command stays as it is.
     """
     unfit = any(node in barred or is_away(states.get(node, "")) for node in allocation)
     if not allocation or not (is_srun(command) or follows(text) or unfit):
@@ -101,21 +94,12 @@ def place(
             else f"; the command does not take its nodes from ${ENV_NODES}"
         )
         return Placement(command, (), f"{len(well)} of {want} nodes are left ({away}){deaf}")
-    order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), _is_leaving(states.get(node, ""))))
+    order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), is_leaving(states.get(node, ""))))
     chosen = set(order[:want])
     nodes = tuple(node for node in allocation if node in chosen)
     if len(allocation) == want or not is_srun(command) or _person_chose(command):
         return Placement(command, nodes)
-    return Placement((command[0], f"--nodelist={compress_hostlist(nodes)}", *command[1:]), nodes)
-
-
-def is_away(state: str) -> bool:
-    word = state.lower()
-    return word.rstrip("~#!%$@^-+").endswith("*") or (word.startswith(_AWAY) and not word.startswith("failing"))
-
-
-def _is_leaving(state: str) -> bool:
-    return state.lower().startswith(_LEAVING)
+    return Placement(on_nodes(command, nodes), nodes)
 
 
 def _person_chose(command: Sequence[str]) -> bool:

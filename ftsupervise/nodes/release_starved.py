@@ -1,7 +1,7 @@
-"""What ``watch`` does for a run of which all jobs wait: take the nodes back that they need and are kept away from by us.
+"""What ``watch`` does for a run of which all jobs wait: take back the exclusions that keep them from starting.
 
-A member that starts or fails does it by itself (``selector.py``). But with one node avoided and another one dead there may
-be too few left for any to start, and then nobody else would.
+A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
+be too few left for any to start, and then no supervisor runs that could do it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
     assert run.run_dir is not None
     rundir = RunDir(Path(run.run_dir))
-    if not incidents.any_applied(rundir.nodes):
+    if not incidents.any_exclusions(rundir.nodes):
         return ()
     from ftsupervise.nodes import exclude, shared_store
-    from ftsupervise.nodes.avoid import places_of, settings
+    from ftsupervise.nodes.settings import of_run
     from ftsupervise.scheduler.slurm import clean_environment
 
-    judged = shared_store.judge(places_of(run), settings(run), now)
-    env, comment = clean_environment(os.environ), f"ftsupervise:{run.name}:"
-    return exclude.apply(rundir, env, judged.nodes, comment, whole=judged.whole).changed
+    scoring, places = of_run(run)
+    judged = shared_store.judge(places, scoring, now)
+    return exclude.apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed

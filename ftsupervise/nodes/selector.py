@@ -1,7 +1,7 @@
-"""The job ring's memory of its nodes: what speaks against each, which are left out here, and who else is told.
+"""Which nodes the supervisor uses: what it has seen of each, where the next attempt runs, and which are excluded.
 
-After a failure its trouble is written down and every node judged anew (``blame.py``). In this allocation the better nodes are
-taken as far as there are spares; the members that wait are kept away from the worst ones by Slurm.
+After a failure its incidents are written down and every node is judged anew (``incidents.py``). In this allocation the better
+nodes are taken as far as there are spares; the worst ones are excluded for the waiting members.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from ftsupervise.host import processes
 from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
-from ftsupervise.nodes.shared_store import PATIENCE, together, visit
+from ftsupervise.nodes.settings import Scoring, margin
+from ftsupervise.nodes.shared_store import PATIENCE, merge, read_bounded
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 
 if TYPE_CHECKING:
-    from ftsupervise.nodes.exclude import Applied
+    from ftsupervise.nodes.exclude import ExclusionResult
     from ftsupervise.scheduler.allocation import Allocation
 
 START, FAILURE = "start", "failure"
-_DEAF = 600.0  # seconds after which one that has not answered is asked again
+_ASK_AGAIN = 600.0  # seconds after which a shared directory that has not answered is asked again
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
-_ASKED = (signal.SIGTERM, signal.SIGINT)  # somebody wanted it to leave
+_ASKED = (signal.SIGTERM, signal.SIGINT)  # a rank that was asked to leave
 
 
 @dataclass(frozen=True)
-class Care:
+class NodePolicy:
     """How nodes are judged and looked after. Seconds."""
 
-    directory: Path | None = None  # troubles shared with other runs
+    directory: Path | None = None  # incidents shared with other runs
     half_life: float = default("care.half_life")
     exclude_at: float = default("care.exclude_at")
-    at_most: int | None = None  # nodes kept away from because of their score; None: the spare margin
+    at_most: int | None = None  # nodes excluded because of their score; None: the spare margin
     health: str = ""  # a shell command; "": none
     health_timeout: float = default("care.health_timeout")
     health_when: tuple[str, ...] = (START, FAILURE)
 
 
-class Nodes:
+class NodeSelector:
     """The nodes of one job."""
 
     def __init__(
@@ -56,49 +57,47 @@ class Nodes:
         rundir: RunDir,
         name: str,
         command: tuple[str, ...],
-        care: Care,
+        care: NodePolicy,
         env: Mapping[str, str],
         allocation: Allocation,
     ) -> None:
         self.rundir, self.name, self.command, self.care = rundir, name, command, care
         self.env, self.allocation = env, allocation
         self.names = allocation.nodes or (os.uname().nodename,)
-        self.deaf_until = 0.0  # monotonic: the directory that is shared has not answered, and is not asked before
-        self.others = incidents.Known((), (), ())  # what it has answered last
-        self.whole = True  # has it answered now?
+        self.not_asked_until = 0.0  # monotonic: the shared directory has not answered, and is not asked before
+        self.others = incidents.NodeHistory()  # its last answer
+        self.whole = True  # was that answer given now?
         self.job = job_id(env)
         mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{processes.identity(os.getpid())}"
-        self.book = incidents.Book(mark)
-        self.judged: tuple[incidents.Node, ...] = ()
-        self.gone: frozenset[str] = frozenset()  # went away under a step of this job, or took none
+        self.seen = incidents.IncidentLog(mark)
+        self.judged: tuple[incidents.JudgedNode, ...] = ()
+        self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
-        self.applied: Applied | None = None  # what those who wait are kept away from, since we last told them
-        # the nodes that those who wait were last to be kept away from; whether we were leaving; which did not answer us then
+        self.applied: ExclusionResult | None = None  # of the last update of the waiting jobs
+        # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
         self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
-        # or somebody before us kept them away from some, and that may be over
-        self._owed = incidents.any_applied(rundir.nodes)
+        # an earlier job may have excluded nodes for a reason that is over
+        self._owed = incidents.any_exclusions(rundir.nodes)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
-        margin = incidents.margin(need, len(self.names) - need)
-        self.settings = incidents.Settings(
-            self.care.half_life, self.care.exclude_at, margin if self.care.at_most is None else self.care.at_most
-        )
+        most = margin(need, len(self.names) - need) if self.care.at_most is None else self.care.at_most
+        self.settings = Scoring(self.care.half_life, self.care.exclude_at, most)
 
     # --------------------------------------------------------------------------------------------------------- asking
 
     def scores(self) -> dict[str, float]:
-        """Who is taken last: the score, nothing for who is trusted."""
+        """node -> score, the worst to be taken last; trusted nodes have none."""
         return {node.name: node.score for node in self.judged if node.state != "trusted"}
 
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
-        """Nodes that are not used here at all, and why: their health command says so, or a person does."""
+        """Nodes that are not used here at all, and why: by their health command, or by hand."""
         people = (
             {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
         )
         return {**people, **self.unfit}
 
-    def not_well(self, why: str) -> Failure:
-        """Too few nodes are. Where the health command finds none it may be the command: that is not tried ten times."""
+    def too_few(self, why: str) -> Failure:
+        """Too few nodes are healthy. If none is, the health command may be at fault: that is not tried ten times."""
         none = self.unfit.keys() >= set(self.names)
         return (
             Failure(FailureKind.START, "no node healthy", why)
@@ -107,22 +106,22 @@ class Nodes:
         )
 
     def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``nodes`` that are to be avoided and that the next member will not get."""
-        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.avoid(node))
+        """Those of ``nodes`` that are excluded for the next member too."""
+        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.excludes(node))
 
     def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``nodes`` that are to be avoided."""
-        bad = {node.name for node in self.judged if node.avoided}
+        """Those of ``nodes`` that are to be excluded."""
+        bad = {node.name for node in self.judged if node.excluded}
         return tuple(node for node in nodes if node in bad)
 
     # -------------------------------------------------------------------------------------------------------- placing
 
-    def first_place(self) -> Placement | str:
-        """Where to start, or why not to. Slurm has just given us the nodes: only a health command keeps us from starting."""
+    def initial(self) -> Placement | str:
+        """Where to start, or why not to. Slurm has just given us the nodes: only a health command prevents the start."""
         incidents.forget(self.rundir.nodes, self.settings.half_life, _now())
         self.look(None)
         self.examine(START, None)
-        self.tell_the_chain(None)
+        self.update_exclusions(None)
         command, nodes = self.command, self.allocation.nodes
         states = self.allocation.how_they_are() if len(nodes) > 1 else {}
         found = self._place(states, self.barred())
@@ -132,22 +131,22 @@ class Nodes:
             return found.short
         return Placement(command, nodes) if found.short else found
 
-    def next_place(self, ended: End, states: Mapping[str, str]) -> Placement | str:
+    def next(self, ended: End, states: Mapping[str, str]) -> Placement | str:
         """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: the next member takes over"
         here = self._bad(found.nodes)
         if here:
-            self._owed = True  # since they were told last they may have gone
-            self.tell_the_chain(None, leaving=True)
+            self._owed = True  # the members that wait may have changed since the last update
+            self.update_exclusions(None, leaving=True)
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
         if here:
-            self.tell_the_chain(None)  # we stay after all
+            self.update_exclusions(None)  # this job stays after all
         return found
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
@@ -157,49 +156,52 @@ class Nodes:
 
     # ---------------------------------------------------------------------------------------------------------- doing
 
-    def look(self, log: Path | None, *, write: bool = False) -> incidents.Known:
+    def look(self, log: Path | None, *, write: bool = False) -> incidents.NodeHistory:
         """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
         own = self.rundir.nodes
-        problems = self.book.write([own]) if write else ()
+        problems = self.seen.write([own]) if write else ()
         known = incidents.read([own])
         if self.care.directory is not None:
-            told, self.whole = self._ask_the_others(self.care.directory, log, write)
-            problems, known = (*problems, *told), together(known, self.others)
+            told, self.whole = self._read_shared(self.care.directory, log, write)
+            problems, known = (*problems, *told), merge(known, self.others)
         for problem in (*problems, *known.problems):
             tell(log, problem)
         self.judged = incidents.judge(known, self.settings, _now())
         return known
 
-    def _ask_the_others(self, place: Path, log: Path | None, write: bool) -> tuple[tuple[str, ...], bool]:
-        """What other runs know of nodes, as far as it can be had: what went wrong, and whether that is up to date."""
-        if time.monotonic() < self.deaf_until:
+    def _read_shared(self, place: Path, log: Path | None, write: bool) -> tuple[tuple[str, ...], bool]:
+        """Read what other runs know of nodes: what went wrong, and whether the answer is up to date."""
+        if time.monotonic() < self.not_asked_until:
             return (), False
-        found = visit(place, self.book if write else None, PATIENCE)
+        found = read_bounded(place, self.seen if write else None, PATIENCE)
         if found is None:
-            tell(log, f"{place} does not answer: nothing new is known from other runs of nodes, and none is given back")
-            self.deaf_until = time.monotonic() + _DEAF
+            tell(
+                log,
+                f"{place} does not answer: nothing new is known of nodes from other runs, and no exclusion is taken back",
+            )
+            self.not_asked_until = time.monotonic() + _ASK_AGAIN
             return (), False
         self.others = found[1]
         return found[0], True
 
-    def _note(self, found: list[incidents.Trouble], log: Path | None) -> incidents.Known:
+    def _note(self, found: list[incidents.Incident], log: Path | None) -> incidents.NodeHistory:
         """Write down and judge anew."""
-        self.book.add(found)
+        self.seen.add(found)
         return self.look(log, write=bool(found))
 
     def after(self, mine: Claim, ended: End, lost: Mapping[str, str]) -> None:
-        """Write down whom this failure speaks against, and judge anew."""
+        """Write down which nodes this failure speaks against, and judge all anew."""
         log = mine.folder / "run.log"
         self.gone |= frozenset(ended.gone)
-        found = [self._trouble(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
+        found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
         known = self._note(found, log)
         for one in found:
-            nodes = incidents.follows(known.troubles, one)
+            nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
-                tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: it blames no node")
+                tell(log, f"rank {one.rank} has failed so on {', '.join(nodes)}: this blames no node")
 
     def examine(self, when: str, log: Path | None) -> None:
-        """Run the health command on every node, if it is to be run now; what it says holds until it is asked again."""
+        """Run the health command on every node, if it is to be run now; its answer holds until it runs again."""
         if not self.care.health or when not in self.care.health_when:
             return
         silent = self.allocation.silent()
@@ -208,7 +210,7 @@ class Nodes:
         self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
-            incidents.Trouble(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
+            incidents.Incident(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
             for node, one in answers.items()
             if one.word in kinds
         ]
@@ -217,12 +219,12 @@ class Nodes:
             tell(log, f"health command on {on}: {words}")
         self._note(found, log)
 
-    def tell_the_chain(self, log: Path | None, *, leaving: bool = False) -> None:
-        """Have Slurm keep those who wait away from the nodes that are to be avoided. Asks Slurm only when that has changed.
+    def update_exclusions(self, log: Path | None, *, leaving: bool = False) -> None:
+        """Exclude the bad nodes for the run's waiting jobs. Asks Slurm only when something has changed.
 
-        ``leaving``: one of them is to start now, in our place.
+        ``leaving``: the next member is to start now, in the place of this job.
         """
-        wanted = frozenset(node.name for node in self.judged if node.avoided)
+        wanted = frozenset(node.name for node in self.judged if node.excluded)
         if not self.job or not self.env.get("SLURM_JOB_ID"):
             return
         gone = self.allocation.last_silent
@@ -231,10 +233,11 @@ class Nodes:
         if not wanted and not self._told[0] and not self._owed:
             return
         from ftsupervise.nodes import exclude  # a job that goes well never needs it
+        from ftsupervise.scheduler.ownership import own_job_ids
 
-        comment = f"ftsupervise:{self.name}:"
+        here = own_job_ids(self.env)
         self.applied = exclude.apply(
-            self.rundir, self.env, self.judged, comment, whole=self.whole, gone=gone, leaving=leaving
+            self.rundir, self.env, self.judged, whole=self.whole, member=here, gone=gone, leaving=leaving
         )
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)
@@ -242,23 +245,23 @@ class Nodes:
         if self.applied.problem:
             tell(
                 log,
-                f"those who wait may be kept away from other nodes than they should: {self.applied.problem}; "
-                "after the next attempt again",
+                f"could not update the excluded nodes of the waiting jobs ({self.applied.problem}); "
+                "trying again after the next attempt",
             )
         self._told = wanted, leaving, gone
 
-    def let_go(self, log: Path | None) -> None:
-        """Once the run has finished, no node is too bad for those who wait: they find nothing to do, and are gone."""
-        if self.rundir.has_finished() and incidents.any_applied(self.rundir.nodes):
+    def release_exclusions(self, log: Path | None) -> None:
+        """Once the run has finished no node is excluded: the waiting members have nothing to do."""
+        if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
             self._owed = True
-            self.tell_the_chain(log)
+            self.update_exclusions(log)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _trouble(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Trouble:
+    def _incident(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Incident:
         sign = ended.failure.words() if ended.failure else ""
         name = self.name
-        return incidents.Trouble(
+        return incidents.Incident(
             node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300]
         )
 
@@ -267,9 +270,9 @@ class Nodes:
 
 
 def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
-    """(node, kind of trouble, rank, evidence) for each node that a failure speaks against; none for a program's own error.
+    """(node, kind of incident, rank, evidence) for each node that a failure speaks against; none for a program's own error.
 
-    ``lost``: node -> Slurm's word, for nodes that went away under the attempt. Pure.
+    ``lost``: node -> Slurm's word, for nodes that were lost under the attempt. Pure.
     """
     if ended.failure is None:
         return []
@@ -287,13 +290,13 @@ def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, st
 
 
 def known_as(host: str, nodes: Collection[str]) -> str:
-    """Slurm's name of the node where a program has told its host's whole one: gpu-1 for gpu-1.example.org. Pure."""
+    """Slurm's name of a node whose program gave the full host name: gpu-1 for gpu-1.example.org. Pure."""
     short = host.partition(".")[0]
     return short if host not in nodes and short in nodes else host
 
 
 def _kind(failure: Failure, cause: Cause) -> str:
-    """The kind of trouble (``incidents.WEIGHTS``); "" if it speaks against no node."""
+    """The kind of incident (``incidents.WEIGHTS``); "" if it speaks against no node."""
     if failure.kind is FailureKind.SIGNAL:
         by = cause.killed_by
         return "" if by in _ASKED else "crashed" if by in _CRASHES else "killed"

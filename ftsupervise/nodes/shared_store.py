@@ -16,47 +16,49 @@ from typing import NamedTuple
 
 from ftsupervise.host import bounded, interpreter
 from ftsupervise.nodes import incidents
+from ftsupervise.nodes.incidents import IncidentLog, JudgedNode, NodeHistory
+from ftsupervise.nodes.settings import Scoring
 
 _CHILD = "ftsupervise.nodes.shared_store"
 _MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
 PATIENCE = 5.0  # seconds for a directory that is shared with others
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """What to think of each node, what that rests on, and whether that was all there is."""
 
-    nodes: tuple[incidents.Node, ...]
-    known: incidents.Known
+    nodes: tuple[JudgedNode, ...]
+    known: NodeHistory
     whole: bool
 
 
-def judge(places: Sequence[Path], settings: incidents.Settings, now: datetime) -> Judged:
+def judge(places: Sequence[Path], scoring: Scoring, now: datetime) -> Judgement:
     """Read what is known in ``places``, the run's own first, and judge every node by it."""
     known, whole = read(places)
-    return Judged(incidents.judge(known, settings, now), known, whole)
+    return Judgement(incidents.judge(known, scoring, now), known, whole)
 
 
-def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[incidents.Known, bool]:
+def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistory, bool]:
     """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
     among the problems."""
     known, whole = incidents.read(places[:1]), True
     for place in places[1:]:
-        found = visit(place, None, patience)
+        found = read_bounded(place, None, patience)
         if found is None:
             whole = False
             what = f"{place} does not answer: what other runs know of the nodes is left out"
             known = known._replace(problems=(*known.problems, what))
         else:
-            known = together(known, found[1])
+            known = merge(known, found[1])
     return known, whole
 
 
-def visit(place: Path, book: incidents.Book | None, patience: float) -> tuple[tuple[str, ...], incidents.Known] | None:
-    """Write ``book`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
+def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple[tuple[str, ...], NodeHistory] | None:
+    """Write ``log`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
 
     None when it does not answer within ``patience`` seconds, or the child failed.
     """
-    given = base64.b64encode(pickle.dumps((book, place))).decode()
+    given = base64.b64encode(pickle.dumps((log, place))).decode()
     try:
         done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
@@ -72,16 +74,16 @@ def visit(place: Path, book: incidents.Book | None, patience: float) -> tuple[tu
     return told, known
 
 
-def together(own: incidents.Known, others: incidents.Known) -> incidents.Known:
+def merge(own: NodeHistory, others: NodeHistory) -> NodeHistory:
     """Both, the run's own first; what lies in both places counts once."""
-    troubles = tuple(dict.fromkeys((*own.troubles, *others.troubles)))
-    return incidents.Known(troubles, (*own.marks, *others.marks), (*own.problems, *others.problems))
+    troubles = tuple(dict.fromkeys((*own.incidents, *others.incidents)))
+    return NodeHistory(troubles, (*own.overrides, *others.overrides), (*own.problems, *others.problems))
 
 
 def _answer() -> None:
-    """The child: what ``visit`` asks comes as its input."""
-    book, place = pickle.loads(base64.b64decode(sys.stdin.read()))
-    told = book.write([place]) if book else ()
+    """The child: what ``read_bounded`` asks comes as its input."""
+    log, place = pickle.loads(base64.b64decode(sys.stdin.read()))
+    told = log.write([place]) if log else ()
     sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((told, incidents.read([place])))).decode() + " ")
 
 

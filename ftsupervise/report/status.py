@@ -68,11 +68,11 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     blind, warnings = "", tuple[str, ...]()
     last = attempts[-1] if attempts else None
     if records or (last is not None and last.job_id):
-        from ftsupervise.scheduler.ownership import jobs_of_run, own_job_ids, whose_run
+        from ftsupervise.scheduler.ownership import identify, jobs_of_run, own_job_ids
 
         jobs, blind, warnings = _queue(rundir, records[-1].scheduler if records else _kind_of(last), env)
         if jobs is not None:
-            jobs = jobs_of_run(name, records, jobs, own_job_ids(env), whose_run(rundir, records), last)
+            jobs = jobs_of_run(identify(rundir, name, records, last, watch=own_job_ids(env)), jobs)
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
     finished = rundir.finished.exists()
     verdict, why = _verdict(jobs, blind, attempts, switches[0], finished, launched=bool(records))

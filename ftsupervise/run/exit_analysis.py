@@ -19,6 +19,7 @@ from ftsupervise.ranks.rank_table import Death
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.records import read_json
+from ftsupervise.scheduler.parse import is_srun
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
@@ -172,9 +173,7 @@ def stopped(path: Path) -> Cause | None:
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
     """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
-    if not command or os.path.basename(command[0]) != "srun":
-        return False
-    return may_end_with_a_rank(command)
+    return is_srun(command) and may_end_with_a_rank(command)
 
 
 def may_end_with_a_rank(command: tuple[str, ...]) -> bool:

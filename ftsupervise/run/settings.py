@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.config.supervisor import SETTINGS, default
-from ftsupervise.nodes.selector import Care
+from ftsupervise.nodes.selector import NodePolicy
 from ftsupervise.ranks.hang_detector import Patience
 from ftsupervise.run.decide import Budgets
 from ftsupervise.rundir.paths import RunDir
@@ -33,7 +33,7 @@ class Options:
     warm: Wanted = field(default_factory=Wanted)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
-    care: Care = field(default_factory=Care)
+    care: NodePolicy = field(default_factory=NodePolicy)
     hang: Patience | None = field(default_factory=Patience)  # None: hangs are not looked for
     end_hung: bool = False  # end a hung command; otherwise it is only told
 
@@ -54,7 +54,7 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         name,
         **parts[""],
         budgets=budgets,
-        care=Care(**care),
+        care=NodePolicy(**care),
         hang=None if hang.get("floor") == "off" else Patience(**hang),
         end_hung="floor" in hang or budgets.in_place > 0,
         guard={key: str(value) for key, value in parts["guard"].items()},

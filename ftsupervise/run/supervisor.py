@@ -14,8 +14,8 @@ from functools import partial
 
 from ftsupervise.errors import Error
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
-from ftsupervise.nodes.placement import Placement, calls_srun, is_away
-from ftsupervise.nodes.selector import FAILURE, Nodes
+from ftsupervise.nodes.placement import Placement, calls_srun
+from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Past
 from ftsupervise.ranks.hang_monitor import Witness, often
@@ -35,6 +35,7 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_away
 from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Wanted, Warm
 
@@ -60,7 +61,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
         closed = gate.reason_not_to_start(options.rundir)
         if closed:
             tell(None, closed)
-            hold_jobs.keep_the_brake_on(options.rundir, env, f"ftsupervise:{options.name}:")
+            hold_jobs.keep_the_brake_on(options.rundir, env)
             return 0
         for odd in gate.odd_switches(options.rundir):
             tell(None, odd)
@@ -98,7 +99,7 @@ class Ring:
         self.agents = Agents(options.rundir, self.allocation, env, ears.nudge, often=often(options.hang))
         self.pages = ""  # where the ranks of this attempt make their pages
         self.states: dict[str, str] = {}  # node -> how it is, as of the last failure
-        self.nodes = Nodes(options.rundir, options.name, options.command, options.care, env, self.allocation)
+        self.nodes = NodeSelector(options.rundir, options.name, options.command, options.care, env, self.allocation)
         self.crowded = False  # a step that does not end holds its CPUs: the next one has to share them
         self.restarts = 0
         asked = options.warm if options.budgets.in_place else Wanted()
@@ -110,11 +111,11 @@ class Ring:
 
     def go(self) -> int:
         code = 0
-        placement = self.nodes.first_place()
+        placement = self.nodes.initial()
         if isinstance(placement, str) and self._older_at_work() is not None:
             if not self._wait_for_the_older(placement):
                 return _NOT_NOW
-            placement = self.nodes.first_place()
+            placement = self.nodes.initial()
         if isinstance(placement, str):
             return self._leave_unstarted(placement)
         if not self._wait_out_failures_before():
@@ -132,7 +133,7 @@ class Ring:
             if ended.failure is not None:
                 self._look_after_nodes(mine, verdict)
             if verdict.move is Move.RESTART:
-                found = self.nodes.next_place(ended, self.states)
+                found = self.nodes.next(ended, self.states)
                 if isinstance(found, str):
                     verdict = Verdict(Move.LEAVE, found, times=verdict.times)
                     self._say_verdict(mine, verdict)
@@ -144,7 +145,7 @@ class Ring:
             if verdict.move is Move.STOP:
                 self._brake(mine, ended, verdict)
             if ended.failure is None:
-                self.nodes.let_go(mine.folder / "run.log")
+                self.nodes.release_exclusions(mine.folder / "run.log")
             if verdict.move is not Move.RESTART or not self._wait(verdict.delay, mine):
                 return code
             self.restarts += 1
@@ -248,8 +249,7 @@ class Ring:
         return words
 
     def _look_for_lost_nodes(self, mine: Claim, placement: Placement) -> dict[str, str]:
-        """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
-        Slurm reaches nothing on one that it has lost, which may live on for us."""
+        """node -> Slurm's word, for nodes that were lost: they may live on, and Slurm reaches nothing on them."""
         if len(self.allocation.nodes) < 2:
             return {}
         self.states = self.allocation.how_they_are(ended=True)
@@ -309,19 +309,19 @@ class Ring:
         if verdict.move is not Move.STOP and enough:
             self.nodes.examine(FAILURE, log)
         if verdict.move is not Move.LEAVE:
-            self.nodes.tell_the_chain(log)
+            self.nodes.update_exclusions(log)
 
     def _make_way(self, mine: Claim, ended: End, _: Verdict) -> None:
-        """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
+        """The next member is to start now: as many bad nodes are excluded for it as others can stand in for."""
         if not ended.told and ended.newer is None:
-            self.nodes.tell_the_chain(mine.folder / "run.log", leaving=not shut(self.options))
+            self.nodes.update_exclusions(mine.folder / "run.log", leaving=not shut(self.options))
 
     def _leave_unstarted(self, why: str) -> int:
         """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
         mine = self._begin(Placement(self.options.command, self.nodes.names))
         if mine is None:
             return _NOT_NOW
-        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.nodes.not_well(why), _NOT_NOW)
+        ended = End(Cause(CauseKind.NOT_STARTED, text=why), self.nodes.too_few(why), _NOT_NOW)
         verdict = self._judge(mine, ended)
         if verdict.move is Move.RESTART:
             verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
@@ -387,7 +387,7 @@ class Ring:
         write = partial(brake.write_brake, self.options.rundir, desk=desk)
         if self.owed.write("the brake", partial(write, on), log) and desk is not None and is_sealed(desk):
             return  # a newer attempt has begun: the members that wait are its own
-        held, problem = hold_jobs.hold_pending(self.options.rundir, self.env, f"ftsupervise:{self.options.name}:")
+        held, problem = hold_jobs.hold_pending(self.options.rundir, self.env)
         if problem:
             tell(log, f"cannot hold the members that wait: {problem}")
         if held:

@@ -7,7 +7,7 @@ skipped by the readers and never an error: another process may be writing it at 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -35,6 +35,7 @@ class LaunchRecord(NamedTuple):
     config: Annotated[str, 4096] = ""  # the settings file it was launched from
     name: str = ""
     comment: str = ""
+    written: bool = True  # False: the number is claimed, and nothing was submitted yet
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
@@ -45,12 +46,6 @@ def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
     except FileNotFoundError:
         return ()
     return tuple(_launch(run_dir, name) for name in names[-NEWEST:])
-
-
-def job_ids(records: Iterable[LaunchRecord], env: Mapping[str, str]) -> frozenset[str]:
-    """The jobs of those launches and the one that we are in, of an array its own number: ``base_id`` of what squeue lists."""
-    here = {env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_JOB_ID", "")} - {""}
-    return frozenset(here.union(*(record.job_ids for record in records)))
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:
@@ -66,7 +61,8 @@ def may_change(run_dir: RunDir, job_id: str) -> bool:
     """May this account change the job because a page of the run names it? See ``of_this_account``. Raises OSError."""
     if run_dir.root.stat().st_uid == os.geteuid():
         return True
-    return job_id.partition("_")[0] in job_ids(of_this_account(run_dir, launches(run_dir)), {})
+    believed = of_this_account(run_dir, launches(run_dir))
+    return any(job_id.partition("_")[0] in record.job_ids for record in believed)
 
 
 def _owner(page: Path) -> int | None:
@@ -94,10 +90,10 @@ def _launch(run_dir: RunDir, name: str) -> LaunchRecord:
     """A launch without a readable launch.json is one that was claimed and not written yet: "submitting"."""
     folder = run_dir.launches / name
     try:
-        raw = read_json(folder / "launch.json") or {}
+        page = read_json(folder / "launch.json")
     except (OSError, ValueError):
-        raw = {}
-    record = decode(LaunchRecord, {**raw, "number": int(name)}, lenient=True)
+        page = {}
+    record = decode(LaunchRecord, {**(page or {}), "number": int(name), "written": page is not None}, lenient=True)
     return record if record.at != EPOCH else record._replace(at=_made(folder))
 
 

@@ -8,7 +8,7 @@
       marks/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
       desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
-      nodes/              troubles by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
+      nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
       watch/              journal, outbox and beats of those who watch

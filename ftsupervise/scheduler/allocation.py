@@ -1,6 +1,6 @@
 """What Slurm knows of the job we are in: its nodes and how they are, its steps, and how to end one. All of it bounded.
 
-Without Slurm, and when the controller does not answer, every question has an empty answer: who restarts does not wait for it.
+Without Slurm, and when the controller does not answer, every question has an empty answer: a restart does not wait for it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.scheduler import slurmd_ping
+from ftsupervise.scheduler.parse import srun
 from ftsupervise.scheduler.slurm import is_answer
 
-_TELL = 2.0  # seconds for what nobody waits for
+_TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
-# All that inherited the attempt's environment, whatever it did with sessions and groups; not srun, which has to tell its end.
+# Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
 _KILL = f"""mark=$1; for p in $({SHELL_MARKED}); do
 read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
-AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and none of the run's
+AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and not the run's
 STANDBYS = "ftsupervise-standbys"
 _STEP = re.compile(r"^StepId=(\S+) .*\bSrunHost:Pid=([^:\s]+):(\d+)", re.M)
 _ENDING = 15.0  # seconds for a step to be gone after SIGKILL
@@ -63,8 +64,8 @@ class Allocation:
         return {node: state if held is None or node in held else GONE for node, bar, state in pairs if bar}
 
     def _held(self) -> frozenset[str] | None:
-        """The nodes that are the job's still: with --no-kill it loses those that fail, and does not get them back when they
-        are well again. None when it cannot be told."""
+        """The nodes that the job still has: with --no-kill it loses those that fail, and does not get them back when they
+        recover. None when it cannot be told."""
         code, out = self._ask("squeue", "-h", "-j", self.job, "-o", "%N")
         try:
             return frozenset(expand_hostlist(out.strip())) if code == 0 and out.strip() else None
@@ -72,7 +73,7 @@ class Allocation:
             return None
 
     def steps(self) -> frozenset[str]:
-        """The job's steps that live, without the batch script's own and our agents'."""
+        """The job's living steps, without the batch script's own and our agents'."""
         if not self.job:
             return frozenset()
         code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%j")
@@ -81,7 +82,7 @@ class Allocation:
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
 
     def lives(self, job: str) -> bool | None:
-        """Does Slurm have this job, waiting, running or completing? None: cannot tell."""
+        """Does Slurm have this job, waiting, running or completing? None when it cannot be told."""
         try:
             done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
             if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
@@ -91,8 +92,8 @@ class Allocation:
         return False if done.code == 1 and "Invalid job id" in done.stderr else None
 
     def of_others(self, attempts: Path) -> frozenset[str]:
-        """Steps that somebody else has begun beside the run, with a living srun: one that is on this host and has nothing of
-        an attempt in its environment, or one on a host outside the job. What cannot be told is not among them.
+        """Steps with a living srun that were started beside the run: an srun on this host without an attempt in its
+        environment, or one on a host outside the job. Steps of which this cannot be told are not among them.
         """
         code, out = self._ask("scontrol", "-o", "show", "step", self.job)
         found = _STEP.findall(out) if code == 0 else ()
@@ -109,10 +110,10 @@ class Allocation:
         return frozenset(theirs)
 
     def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
-        """``states()``, with "silent*" for the ``silent()`` ones. All is asked at the same time: here others wait for the
-        answers. ``ended``: the steps too, for the ``end_steps`` that follows.
+        """``states()``, with "silent*" for the ``silent()`` ones. All questions are asked at the same time, because the restart
+        waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows.
 
-        Not while a command runs: its supervisor reaps all that ends below it, these questions too.
+        Never call it while a command runs: its supervisor reaps every child that ends, these questions too.
         """
         silent = _beside(self.silent)
         steps = _beside(self.steps) if ended else None
@@ -122,7 +123,7 @@ class Allocation:
 
     @property
     def last_silent(self) -> frozenset[str]:
-        """What ``silent()`` has said last; nobody is asked."""
+        """The last answer of ``silent()``."""
         return self._silent
 
     def silent(self) -> frozenset[str]:
@@ -170,15 +171,15 @@ class Allocation:
         words += [] if whole else ["--gres=none"]
         words += [f"--nodes={count}", f"--ntasks={count}", f"--nodelist={compress_hostlist(tuple(nodes))}"]
         words += ["--input=none", f"--output={output}", *options]
-        return ["srun", f"--jobid={self.job}", *words, *command]
+        return [*srun(f"--jobid={self.job}", *words), *command]
 
     def side_env(self) -> dict[str, str]:
         return {k: v for k, v in self._env.items() if k in _OF_THE_JOB or not k.startswith(("SLURM_", "FTSUPERVISE_"))}
 
     def end_steps(self, without: frozenset[str], attempts: Path) -> tuple[str, ...]:
-        """SIGKILL, on all nodes, for every step but those in ``without`` and those of others; those that are left.
+        """SIGKILL, on all nodes, for every step but those in ``without`` and those of others. Returns the steps that are left.
 
-        A step with a node that does not answer ends only when Slurm has given that node up: that is not waited for.
+        A step on a node that does not answer ends only when Slurm gives that node up; this does not wait for it.
         """
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
@@ -227,7 +228,7 @@ class Allocation:
 
 
 def _beside(question: Callable[[], T]) -> Callable[[], T]:
-    """Ask in a thread; to call what comes back is to wait for the answer."""
+    """Ask in a thread. Call what is returned to wait for the answer."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
     thread.start()
@@ -244,6 +245,6 @@ def _short(host: str) -> str:
 
 
 def _is_stranger(pid: int, attempts: Path) -> bool:
-    """Does it live, without an attempt of this run in its environment? One of another user cannot be read: a stranger."""
+    """Does the process live, without an attempt of this run in its environment? Another user's cannot be read: a stranger."""
     mine = processes.environment(pid).get(ENV_ATTEMPT_DIR, "").startswith(f"{attempts}/")
     return not mine and processes.identity(pid) is not None

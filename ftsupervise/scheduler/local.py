@@ -32,11 +32,11 @@ from ftsupervise.units import parse_slurm_time
 
 PREFIX = "local-"
 Marks = Callable[[], dict[str, list[Process]]]
-ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of all that a member starts
+ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of every process of a member
 
 
 class LocalJob(NamedTuple):
-    """What was submitted (``job.json``)."""
+    """A job as it was submitted (``job.json``)."""
 
     name: str
     comment: str
@@ -53,7 +53,7 @@ class LocalJob(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """How far it is, as its chain wrote it (``state.json``)."""
+    """The state of a job, as its chain wrote it (``state.json``)."""
 
     pid: int = 0  # of the chain
     pid_start: int | None = None
@@ -228,9 +228,9 @@ class Local:
         while not (folder / "state.json").exists():
             if child.poll() is not None or time.monotonic() > deadline:
                 said = (folder / "chain.log").read_text("utf-8", "replace").strip().splitlines()[-1:]
-                raise SubmitRejected(f"the local chain did not start: {' '.join(said) or 'no word from it'}")
+                raise SubmitRejected(f"the local chain did not start: {' '.join(said) or 'no output'}")
             time.sleep(0.01)
-        child.returncode = 0  # it is nobody's child now; its end is not ours to wait for
+        child.returncode = 0  # it outlives this process, which must not wait for its end
 
     @staticmethod
     def _orphans(folder: Path, marks: Marks = _marked) -> dict[int, list[Process]]:

@@ -25,7 +25,7 @@ _ENDING = 5.0  # seconds for what a member left behind to be gone after SIGKILL
 _KILL_WAIT = float(os.environ.get("FTSUPERVISE_LOCAL_KILL_WAIT", "30"))
 
 
-class Chain:
+class LocalChain:
     """Runs the members of the job in ``folder``. Its only file is state.json; ``cancel`` is written by others."""
 
     def __init__(self, folder: Path) -> None:
@@ -100,7 +100,7 @@ class Chain:
         if limit is not None:
             env["FTSUPERVISE_DEADLINE"] = str(int(time.time() + limit))
         now = time.time()
-        # before there is anybody: a member that lives is never one that waits, should this process be killed meanwhile
+        # written before the start: if this process is killed now, a member that lives is not taken for one that waits
         self.write(member=member, state=JobState.RUNNING, started=now, ends=now + limit if limit else None)
         try:
             patterns = (self.job.output, self.job.error or self.job.output)
@@ -193,4 +193,4 @@ def _members(mark: str) -> list[processes.Process]:
 
 
 if __name__ == "__main__":
-    Chain(Path(sys.argv[1])).main()
+    LocalChain(Path(sys.argv[1])).main()

@@ -1,70 +1,90 @@
-"""Which jobs of the queue are a run's?
+"""Whose job is this? The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
 
-A job belongs to a run when a launch submitted it (comment or id), when the launch was attached to it, or when somebody
-submitted it by hand under the run's name. Names and comments are anybody's to choose: it must be a job of one of the run's own
-people, and one submitted by hand must have been submitted where the run lives. The watch's own job never counts, nor do its
-siblings: the watchdog published with the recipe this tool serves was named like the job it watched, and so it always found
-that job alive.
+A job is a run's when one of the run's own people submitted it and a launch of the run did so (the launch's token stands in the
+comment, or its id on the launch's page), or when the run's newest attempt runs in it. Two runs may have the same name, in two
+directories: their tokens differ.
+
+Of some jobs this cannot be told: somebody submitted them by hand under the run's name, a launch was attached to them, or the
+page that would tell cannot be read. Whoever asks whether the run is alive counts them. Whoever changes a job leaves them alone.
+
+The watch's own job never counts because of its name, nor do its siblings: the watchdog published with the recipe this tool
+serves was named like the job it watched, and so it always found that job alive.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from typing import NamedTuple
 
 from ftsupervise.host.files import read_bounded
 from ftsupervise.host.users import user_name
 from ftsupervise.model import Attempt, Job
-from ftsupervise.rundir.launches import LaunchRecord, people
+from ftsupervise.rundir.launches import LaunchRecord, of_this_account, people
+from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.parse import directives
 
-_OURS = "ftsupervise:"
-_CRON = "ftsupervise-cron"
+_MARK = "ftsupervise"
+_CRON = "ftsupervise-cron:"
+
+
+class Ownership(Enum):
+    OURS = "ours"
+    UNKNOWN = "unknown"  # it may be the run's
+    NOT_OURS = "not ours"
+
+
+def comment(name: str, token: str) -> str:
+    """What ``--comment`` of a job carries: the run's name, and the token of the launch that submits it."""
+    return f"{_MARK}:{name}:{token}"
+
+
+def _read_comment(text: str) -> tuple[str, str]:
+    """(the run's name, the launch's token without the number of a link); ("", "") for a comment that is not ours."""
+    mark, _, rest = text.partition(":")
+    name, _, token = rest.rpartition(":")
+    return (name, token.partition(".")[0]) if mark == _MARK else ("", "")
 
 
 def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
-    """The ids of the job this process itself runs in."""
+    """The ids of the job this process itself runs in, of an array member its own and the array's."""
     keys = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "FTSUPERVISE_JOB_ID")
     return frozenset(env[key].partition("_")[0] for key in keys if env.get(key))
 
 
-def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
-    """The queue by everything a run may know a job by: its name, the run in its comment, its ids."""
-    found: dict[str, list[Job]] = {}
-    for job in queue:
-        marks = {f"name {job.name}", f"id {job.base_id}", f"id {job.raw_id}"}
-        if job.comment.startswith(_OURS):
-            marks.add(f"name {job.comment.split(':')[1]}")
-        for mark in marks:
-            found.setdefault(mark, []).append(job)
-    return {mark: tuple(jobs) for mark, jobs in found.items()}
+class RunIdentity(NamedTuple):
+    """What a run's jobs are known by. ``root``: the run directory; ``places``: where it was launched from (asked only if
+    need be); ``watch``: ids of the job of the watch that asks."""
 
-
-def candidates(
-    name: str,
-    launches: Iterable[LaunchRecord],
-    queue_by_mark: Mapping[str, tuple[Job, ...]],
-    attempt: Attempt | None = None,
-) -> tuple[Job, ...]:
-    """The few jobs of a large queue that ``jobs_of_run`` need be asked about, in the queue's order as far as it matters."""
-    marks = [f"name {name}"]
-    for record in launches:
-        marks += [f"id {job_id}" for job_id in (*record.job_ids, record.after.partition("_")[0]) if job_id]
-    marks += [f"id {job_id}" for job_id in _of(attempt)]
-    found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}
-    return tuple(found.values())
-
-
-class Whose(NamedTuple):
-    """What makes a job a run's besides its name. ``users``: whose jobs may be; ``root``: the run directory; ``places``: where
-    it was launched from (asked only if need be)."""
-
-    users: frozenset[str]
+    name: str
     root: str
+    users: frozenset[str]  # whose jobs may be the run's
+    tokens: frozenset[str]  # of its launches
+    submitted: frozenset[str]  # ids of jobs that its launches submitted, or that its newest attempt runs in
+    attached: frozenset[str] = frozenset()  # ids of jobs that its launches were to wait for
+    complete: bool = False  # are there launches, and could all be read?
+    watch: frozenset[str] = frozenset()
     places: Callable[[], frozenset[str]] = frozenset
 
-    def has_place(self, directory: str) -> bool:
+    def ownership(self, job: Job, *, watch_has_the_name: bool = False) -> Ownership:
+        """Is ``job`` this run's? ``watch_has_the_name``: the job of the watch that asks is named like the run."""
+        name, token = _read_comment(job.comment)
+        if job.comment.startswith(_CRON):
+            return Ownership.NOT_OURS
+        if job.user in self.users and (token in self.tokens or _is(job, self.submitted)):
+            return Ownership.OURS
+        if _is(job, self.attached):  # by its owner's word, whoever's job that is
+            return Ownership.UNKNOWN
+        if job.user not in self.users or _is(job, self.watch):
+            return Ownership.NOT_OURS
+        if token:  # another launch's, which may be the one that could not be read
+            return Ownership.UNKNOWN if name == self.name and not self.complete else Ownership.NOT_OURS
+        by_hand = job.name == self.name and not watch_has_the_name and self._has_place(job.directory)
+        return Ownership.UNKNOWN if by_hand else Ownership.NOT_OURS
+
+    def _has_place(self, directory: str) -> bool:
         """Was a job with this working directory submitted for the run? It runs above the run directory, in it, or where
         the run was launched. One that is not known is not held against it."""
         if directory in ("", self.root) or directory.startswith(self.root + "/"):
@@ -73,51 +93,67 @@ class Whose(NamedTuple):
         return (above != "" and self.root.startswith(above + "/")) or directory in self.places()
 
 
-def jobs_of_run(
+def identify(
+    rundir: RunDir,
     name: str,
     launches: Iterable[LaunchRecord],
-    queue: Iterable[Job],
-    own: frozenset[str],
-    whose: Whose,
     attempt: Attempt | None = None,
-) -> tuple[Job, ...]:
-    """The run's live jobs among ``queue``. ``own``: ids of the watch's own job; ``attempt``: the run's newest, whose job is
-    the run's also where somebody wrapped ``ftsupervise run`` in a script of their own."""
-    queue, launches = tuple(queue), tuple(launches)
-    tokens = {record.token for record in launches}
-    everything_known = bool(launches) and all(tokens)
-    submitted = {job_id for record in launches for job_id in record.job_ids}.union(_of(attempt)) - own
-    attached = {record.after.partition("_")[0] for record in launches} - own - {""}
-    watch_has_the_name = any(job.name == name and _is(job, own) for job in queue)
-    mark = f"{_OURS}{name}:"
-
-    def belongs(job: Job) -> bool:
-        if _is(job, own) or job.comment.startswith(_CRON):
-            return False
-        if _is(job, frozenset(attached)):  # by its owner's word, whoever's job that is
-            return True
-        if job.user not in whose.users:
-            return False
-        if _is(job, frozenset(submitted)):
-            return True
-        if job.comment.startswith(mark):  # a run of the same name in another directory has tokens of its own
-            return not everything_known or job.comment[len(mark) :].partition(".")[0] in tokens
-        by_hand = not job.comment.startswith(_OURS)
-        return by_hand and job.name == name and not watch_has_the_name and whose.has_place(job.directory)
-
-    return tuple(job for job in queue if belongs(job))
-
-
-def whose_run(rundir: RunDir, launches: Iterable[LaunchRecord], also: Iterable[str] = ()) -> Whose:
-    """Of the run in ``rundir``; its people, the account that asks, and ``also``."""
+    *,
+    member: frozenset[str] = frozenset(),
+    watch: frozenset[str] = frozenset(),
+) -> RunIdentity:
+    """What the jobs of the run in ``rundir`` are known by. ``attempt``: its newest, whose job is the run's also where somebody
+    wrapped ``ftsupervise run`` in a script of their own. ``member``: ids of the asking process's own job, where that is one
+    of the run's; ``watch``: where it is not."""
     launches = tuple(launches)
+    of_attempt = {attempt.job_id.partition("_")[0]} if attempt is not None else set()
+    return RunIdentity(
+        name=name,
+        root=str(rundir.root.absolute()),
+        users=frozenset({*people(rundir, launches), user_name()}),
+        tokens=frozenset(record.token for record in launches) - {""},
+        submitted=frozenset({job_id for record in launches for job_id in record.job_ids} | of_attempt | member) - {""},
+        attached=frozenset(record.after.partition("_")[0] for record in launches) - watch - {""},
+        complete=bool(launches) and all(record.token or not record.written for record in launches),
+        watch=watch,
+        places=lambda: frozenset(_launched_from(rundir, record.number) for record in launches) - {""},
+    )
 
-    def places() -> frozenset[str]:
-        found = (_launched_from(rundir, record.number) for record in launches)
-        return frozenset(place for place in found if place)
 
-    users = frozenset({*people(rundir, launches), user_name(), *also})
-    return Whose(users, str(rundir.root.absolute()), places)
+def identify_to_change(rundir: RunDir, launches: Iterable[LaunchRecord], member: frozenset[str]) -> RunIdentity:
+    """For whoever changes jobs because the run directory names them: in somebody else's directory, whose owner may write any
+    job's number there, only what this account wrote itself is believed. Raises OSError."""
+    launches = tuple(launches)
+    believed = of_this_account(rundir, launches)
+    own = rundir.root.stat().st_uid == os.geteuid()
+    return identify(rundir, "", believed, newest(rundir) if own else None, member=member)
+
+
+def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False) -> tuple[Job, ...]:
+    """The jobs of ``queue`` that are the run's, in its order, with those of which that cannot be told unless ``certain``."""
+    queue = tuple(queue)
+    wanted = {Ownership.OURS} if certain else {Ownership.OURS, Ownership.UNKNOWN}
+    has_name = any(job.name == run.name and _is(job, run.watch) for job in queue)
+    return tuple(job for job in queue if run.ownership(job, watch_has_the_name=has_name) in wanted)
+
+
+def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
+    """The queue by everything a run may know a job by: its name, the run and the token in its comment, its ids."""
+    found: dict[str, list[Job]] = {}
+    for job in queue:
+        name, token = _read_comment(job.comment)
+        marks = {f"name {job.name}", f"id {job.base_id}", f"id {job.raw_id}"}
+        for mark in marks | ({f"name {name}", f"token {token}"} if token else set()):
+            found.setdefault(mark, []).append(job)
+    return {mark: tuple(jobs) for mark, jobs in found.items()}
+
+
+def candidates(run: RunIdentity, queue_by_mark: Mapping[str, tuple[Job, ...]]) -> tuple[Job, ...]:
+    """The few jobs of a large queue that ``jobs_of_run`` need be asked about, in the queue's order as far as it matters."""
+    ids = sorted(run.submitted | run.attached)
+    marks = [f"name {run.name}", *(f"token {token}" for token in sorted(run.tokens)), *(f"id {one}" for one in ids)]
+    found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}
+    return tuple(found.values())
 
 
 def _launched_from(rundir: RunDir, number: int) -> str:
@@ -132,9 +168,5 @@ def _launched_from(rundir: RunDir, number: int) -> str:
     return ""
 
 
-def _of(attempt: Attempt | None) -> tuple[str, ...]:
-    return (attempt.job_id.partition("_")[0],) if attempt is not None and attempt.job_id else ()
-
-
-def _is(job: Job, own: frozenset[str]) -> bool:
-    return job.base_id in own or job.raw_id in own
+def _is(job: Job, ids: frozenset[str]) -> bool:
+    return job.base_id in ids or job.raw_id in ids

@@ -8,32 +8,31 @@ spaces, bars, tabs, control characters and anything else, ``-O`` cuts at 20 colu
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.printable import printable
 from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_slurm_time
 
-# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes, directory,
-# comment, name
-QUEUE_LETTERS = "iFATuSeVlrENZkj"
+# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes wanted,
+# partitions, excluded nodes, features, nodes, directory, comment, name
+_LETTERS = "iFATuSeVlrEDPxfNZkj"
 SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
 
 
-class Form(NamedTuple):
-    """How one question to squeue asks for its answer: the letters of squeue(1), and a mark that stands in its separators.
+class SqueueFormat(NamedTuple):
+    """The format of one question to squeue, with a random mark in its separators.
 
-    The mark is random and used once. Whoever submits a job may put any character into its name and comment, so a separator that
-    is known beforehand could be submitted too: it would make the queue unreadable, or pass one field off as another.
+    The mark is used once. A job's name and comment may hold any characters, so a separator that is known beforehand could be
+    submitted in one of them: it would make the queue unreadable, or pass one field off as another.
     """
 
-    letters: str
     mark: str
 
     @property
@@ -47,63 +46,97 @@ class Form(NamedTuple):
     @property
     def text(self) -> str:
         """What ``squeue -o`` is given."""
-        return self.record + self.field.join(f"%{letter}" for letter in self.letters)
+        return self.record + self.field.join(f"%{letter}" for letter in _LETTERS)
 
-    def rows(self, text: str) -> tuple[list[str], ...]:
-        """The fields of each job in what squeue printed. Raises ValueError when it is not that."""
-        head, *records = text.split(self.record)
-        if head.strip():
-            raise ValueError(f"squeue printed something unexpected: {head.strip()[:200]!r}")
-        return tuple(self._row(record.removesuffix("\n")) for record in records)
-
-    def _row(self, record: str) -> list[str]:
-        fields = record.split(self.field)
-        if len(fields) != len(self.letters):
-            raise ValueError(
-                f"squeue printed a line with {len(fields)} of {len(self.letters)} fields: {record[:200]!r}"
-            )
-        return fields
+    def row(self, record: str) -> dict[str, str]:
+        """squeue's letter -> what it printed for one job. Raises ValueError."""
+        fields = record.removesuffix("\n").split(self.field)
+        if len(fields) != len(_LETTERS):
+            raise ValueError(f"squeue printed a line with {len(fields)} of {len(_LETTERS)} fields: {record[:200]!r}")
+        return dict(zip(_LETTERS, fields, strict=True))
 
 
-def parse_queue(text: str, form: Form) -> tuple[Job, ...]:
-    """The output of ``squeue -h -o FORM``, with the letters QUEUE_LETTERS. Raises ValueError when it is not that."""
-    return tuple(_job(*fields) for fields in form.rows(text))
+def parse_queue(text: str, form: SqueueFormat) -> tuple[Job, ...]:
+    """The output of ``squeue -h -o FORM``. Raises ValueError when it is not that."""
+    head, *records = text.split(form.record)
+    if head.strip():
+        raise ValueError(f"squeue printed something unexpected: {head.strip()[:200]!r}")
+    return tuple(_job(form.row(record)) for record in records)
 
 
-def _job(
-    job_id: str,
-    base: str,
-    raw: str,
-    state: str,
-    user: str,
-    start: str,
-    end: str,
-    submit: str,
-    limit: str,
-    reason: str,
-    dependency: str,
-    nodes: str,
-    directory: str,
-    comment: str,
-    name: str,
-) -> Job:
+def _job(row: dict[str, str]) -> Job:
+    def word(letter: str) -> str:
+        return "" if row[letter] in _NOTHING else row[letter]
+
+    wanted = as_count(row["D"].partition("-")[0])
     return Job(
-        id=job_id,
-        base_id=base or raw,
-        raw_id=raw,
-        name=name,
-        user=user,
-        state=parse_state(state),
-        reason="" if reason in _NOTHING else printable(reason),  # some are the words of a plug-in
-        dependency="" if dependency in _NOTHING else dependency,
-        comment="" if comment in _NOTHING else comment,
-        nodes=expand_hostlist("" if nodes in _NOTHING else nodes),
-        submit_time=parse_epoch(submit),
-        start_time=parse_epoch(start),
-        end_time=parse_epoch(end),
-        time_limit=parse_limit(limit),
-        directory="" if directory in _NOTHING else directory,
+        id=row["i"],
+        base_id=row["F"] or row["A"],
+        raw_id=row["A"],
+        name=row["j"],
+        user=row["u"],
+        state=parse_state(row["T"]),
+        reason=printable(word("r")),  # some are the words of a plug-in
+        dependency=word("E"),
+        comment=word("k"),
+        nodes=expand_hostlist(word("N")),
+        submit_time=parse_epoch(row["V"]),
+        start_time=parse_epoch(row["S"]),
+        end_time=parse_epoch(row["e"]),
+        time_limit=parse_limit(row["l"]),
+        directory=word("Z"),
+        nodes_wanted=1 if wanted is None else wanted,
+        partitions=tuple(row["P"].split(",")),
+        excluded=expand_hostlist(word("x")),
+        features=word("f"),
     )
+
+
+class NodeInventory(NamedTuple):
+    """The nodes there are."""
+
+    known: frozenset[str]  # every node Slurm knows by name
+    usable: Mapping[str, frozenset[str]]  # partition -> its nodes that take new jobs
+    default: str = ""  # the partition of jobs that name none
+    features: Mapping[str, frozenset[str]] = {}  # node -> what --constraint may ask of it
+
+    def without(self, gone: Collection[str]) -> NodeInventory:
+        """The same, but ``gone`` are not usable, whatever Slurm says of them."""
+        return self._replace(usable={name: nodes - frozenset(gone) for name, nodes in self.usable.items()})
+
+
+INVENTORY = "%P|%N|%T|%f"  # what ``sinfo -h -a -N -o`` is given
+
+
+def parse_inventory(text: str) -> NodeInventory:
+    usable: dict[str, set[str]] = {}
+    features: dict[str, frozenset[str]] = {}
+    default = ""
+    for line in text.splitlines():
+        partition, node, state, having = (*line.strip().split("|"), "", "", "")[:4]
+        features[node] = frozenset(having.split(","))
+        default = partition[:-1] if partition.endswith("*") else default
+        takes_jobs = not (is_away(state) or is_leaving(state))
+        usable.setdefault(partition.rstrip("*"), set()).update((node,) if takes_jobs else ())
+    return NodeInventory(
+        frozenset(features), {name: frozenset(nodes) for name, nodes in usable.items()}, default, features
+    )
+
+
+# sinfo's long state words; the suffixes * (not responding), ~ # ! % $ @ ^ - are stripped, and * counts as away.
+_AWAY = ("down", "fail", "error", "drained", "unknown", "power", "no_respond", "future", "maint", "reboot", "inval")
+_LEAVING = ("drain", "failing")
+
+
+def is_away(state: str) -> bool:
+    """Is a node in ``state`` (sinfo's %T) lost to the jobs on it?"""
+    word = state.lower()
+    return word.rstrip("~#!%$@^-+").endswith("*") or (word.startswith(_AWAY) and not word.startswith("failing"))
+
+
+def is_leaving(state: str) -> bool:
+    """Does it run what it runs, and get no new jobs?"""
+    return state.lower().startswith(_LEAVING)
 
 
 def reason_word(reason: str) -> str:
@@ -118,7 +151,7 @@ def is_held(reason: str) -> bool:
 
 def most_alive(jobs: Sequence[Job]) -> Job | None:
     """Of the members of one array the one that speaks for all: it runs, else it waits, else how the array has ended (a failure
-    before a success). squeue lists members that have ended before those that run. None when there are none."""
+    before a success). squeue lists members that have ended before those that run. None for no jobs."""
 
     def rank(job: Job) -> int:
         if job.state.ended:
@@ -129,7 +162,7 @@ def most_alive(jobs: Sequence[Job]) -> Job | None:
 
 
 def complaints(stderr: str) -> frozenset[str]:
-    """What a command of Slurm's complained of, each line without the program's name and the time before it."""
+    """The lines that a command of Slurm's wrote to stderr, each without the program's name and the time before it."""
     lines = (_SPEAKER.sub("", line.strip()) for line in stderr.splitlines())
     return frozenset(line for line in lines if line)
 
@@ -148,7 +181,7 @@ _NO_ANSWER = re.compile(
 
 
 def parse_state(word: str) -> JobState:
-    """ "CANCELLED by 1001" and "RUNNING" alike; a word nobody knows yet is OTHER."""
+    """ "CANCELLED by 1001" and "RUNNING" alike; an unknown word is OTHER."""
     try:
         return JobState(word.strip().split(" ")[0].rstrip("+").upper())
     except ValueError:
@@ -219,3 +252,17 @@ def quote(value: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def srun(*options: str) -> list[str]:
+    """The words of an srun, for those of its command to follow."""
+    return ["srun", *options]
+
+
+def is_srun(command: Sequence[str]) -> bool:
+    return bool(command) and command[0].rpartition("/")[2] == "srun"
+
+
+def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
+    """An srun ``command`` that starts on ``nodes``."""
+    return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])

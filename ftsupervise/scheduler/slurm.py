@@ -16,6 +16,7 @@ from pathlib import Path
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
 from ftsupervise.host.users import user_name
+from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (
     ENV_ATTEMPT,
@@ -28,12 +29,14 @@ from ftsupervise.rundir.paths import (
     ENV_RUN_DIR,
 )
 from ftsupervise.scheduler.parse import (
-    QUEUE_LETTERS,
+    INVENTORY,
     SQUEUE_ENV,
-    Form,
+    NodeInventory,
+    SqueueFormat,
     complaints,
     is_no_answer,
     most_alive,
+    parse_inventory,
     parse_queue,
 )
 
@@ -53,9 +56,9 @@ _AMBIGUOUS = re.compile(
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory,
-    node list (a fleet-wide 3x slow-down somewhere). Where the cluster is (SLURM_CONF …) stays. What ``ftsupervise run``
-    told an attempt goes too, or a run launched from inside another one would train into that one's checkpoints."""
+    """``env`` without what an outer job left in it: a nested sbatch or srun would take over its CPU binding, memory and
+    node list (this has made a whole fleet three times slower). Where the cluster is (SLURM_CONF …) stays. The variables of an
+    attempt go too, or a run launched from inside another one would train into that one's checkpoints."""
     kept = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_")) or k in _KEEP}
     if ENV_ATTEMPT not in env:  # somebody's own export, such as FTSUPERVISE_CHECKPOINT_DIR, stays
         return kept
@@ -77,7 +80,7 @@ class Slurm:
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         names = tuple(dict.fromkeys(users)) or (user_name(),)
-        form = new_form(QUEUE_LETTERS)
+        form = new_format()
         done = self._ask(["squeue", "-h", "-u", ",".join(names), "-o", form.text], env=SQUEUE_ENV)
         known = tuple(name for name in names if not (f"Invalid user: {name}" in done.stderr and _is_nobody(name)))
         if known and known != names:
@@ -88,11 +91,27 @@ class Slurm:
         return tuple(job for job in self.queue() if token in job.comment)
 
     def describe(self, job_id: str) -> Job | None:
-        form = new_form(QUEUE_LETTERS)
+        form = new_format()
         done = self._ask(["squeue", "-h", "-t", "all", "-j", job_id, "-o", form.text], env=SQUEUE_ENV)
         if "Invalid job id" in done.stderr:
             return None
         return most_alive(self._read(self._checked(done), form))
+
+    def inventory(self) -> NodeInventory:
+        """The nodes of all partitions. Raises SchedulerUnavailable."""
+        return parse_inventory(self._answer(["sinfo", "-h", "-a", "-N", "-o", INVENTORY]).stdout)
+
+    def partitions(self) -> tuple[tuple[str, str, str], ...]:
+        """(name, with a * behind the default one's; time limit; how its nodes are shared). Raises SchedulerUnavailable."""
+        rows = (line.strip().split("|") for line in self._answer(["sinfo", "-h", "-o", "%P|%l|%h"]).stdout.splitlines())
+        return tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3)
+
+    def requeued(self, job_id: str) -> bool:
+        """Does Slurm put this job back into the queue by itself when a node of it fails? With the list it started with."""
+        done = self._ask(["scontrol", "show", "job", "-o", job_id])
+        if done.code != 0:
+            raise self._blind("scontrol show job", done)
+        return re.search(r"\bRequeue=[1-9]", done.stdout) is not None
 
     def drained(self, reason: str) -> tuple[str, ...]:
         """The nodes that are drained for ``reason``, as sinfo's %E has it. Raises SchedulerUnavailable."""
@@ -163,18 +182,29 @@ class Slurm:
     def release(self, job_id: str) -> None:
         self._control("release", job_id)
 
-    def _control(self, word: str, job_id: str) -> None:
-        done = self._ask(["scontrol", word, job_id])
+    def exclude(self, job_id: str, nodes: Sequence[str]) -> bool:
+        """Exclude ``nodes``, and no others, for a waiting job: its ExcNodeList. False when it does not wait any more.
+
+        Seen on 22.05: ``JobId=88_[2-5]`` takes the members that wait (the plain id of an array of which one runs is answered
+        with an error, and changed all the same); an empty list clears; one unknown node and the whole list is refused.
+        """
+        waiting = re.sub(r"%\d+\]$", "]", job_id)
+        return self._control("update", f"JobId={waiting}", f"ExcNodeList={compress_hostlist(tuple(nodes))}")
+
+    def _control(self, word: str, job_id: str, *more: str) -> bool:
+        """False when the job is gone, or does not wait any more. Raises NotPermitted, SchedulerUnavailable."""
+        done = self._ask(["scontrol", word, job_id, *more])
         text = done.stderr + done.stdout
         if "denied" in text or "Invalid user id" in text:
-            raise NotPermitted(f"job {job_id} belongs to somebody else")
+            raise NotPermitted(f"job {job_id.removeprefix('JobId=')} belongs to somebody else")
         if done.code != 0 and not re.search("Invalid job id|no longer pending|already", text, re.I):
             raise self._blind(f"scontrol {word}", done)
+        return done.code == 0
 
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
-        """A person's SQUEUE_STATES, SINFO_FORMAT … are for the person's own questions."""
+        """Ask without a person's SQUEUE_STATES, SINFO_FORMAT …, which would change the answer."""
         asking = {k: v for k, v in self._env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         return self._run(argv, env=asking | dict(env or {}))
 
@@ -200,7 +230,7 @@ class Slurm:
             raise Error(f"{argv[0]} could not be started: {error}") from None
 
     @staticmethod
-    def _read(done: bounded.Completed, form: Form) -> tuple[Job, ...]:
+    def _read(done: bounded.Completed, form: SqueueFormat) -> tuple[Job, ...]:
         try:
             return parse_queue(done.stdout, form)
         except ValueError as error:
@@ -229,9 +259,9 @@ def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Comple
     return other.code == 0 and said <= complaints(other.stderr)
 
 
-def new_form(letters: str) -> Form:
-    """How to ask squeue for ``letters`` this time."""
-    return Form(letters, os.urandom(6).hex())
+def new_format() -> SqueueFormat:
+    """How to ask squeue this time."""
+    return SqueueFormat(os.urandom(6).hex())
 
 
 def _is_nobody(name: str) -> bool:

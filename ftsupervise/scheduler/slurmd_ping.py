@@ -1,4 +1,4 @@
-"""Which nodes' slurmd answer? A TCP connection to each, all at once: a dead node shows in a second, to Slurm in SlurmdTimeout.
+"""Which nodes' slurmd answer? A TCP connection to each, all at once: it finds a dead node in a second, Slurm in SlurmdTimeout.
 
 srun itself has to reach every slurmd from here to start its tasks, so nothing stands between them and us.
 """
@@ -30,7 +30,7 @@ def addresses(shown: str, port: int) -> dict[str, tuple[str, int]]:
 
 
 def silent(where: Mapping[str, tuple[str, int]], patience: float = _PATIENCE) -> tuple[str, ...]:
-    """Those that refuse or do not answer. () when none answers: then it is us who cannot reach anybody."""
+    """The nodes that refuse or do not answer. () when none answers: then the network of this host is at fault."""
     names = list(where)
     answered: set[str] = set()
     for begin in range(0, len(names), _AT_ONCE):

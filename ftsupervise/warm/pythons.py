@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftsupervise.scheduler.parse import is_srun
+
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # of srun's short options those that take no word of their own
 _SRUN_LONG_FLAGS = (
@@ -35,7 +37,7 @@ def parse(command: Sequence[str]) -> Command | str:
     """The command, or why a standby cannot stand in for it."""
     if not command:
         return "there is no command"
-    srun = command[0].rpartition("/")[2] == "srun"
+    srun = is_srun(command)
     if srun and ":" in command:
         return "srun starts several programs"
     at = _after_srun(command) if srun else 0

@@ -22,7 +22,7 @@ from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
-from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
+from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
@@ -155,11 +155,8 @@ def look_at(
             return look_at(run, rundir, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
     jobs = None
     if queue.jobs is not None:
-        launched = launches(rundir)
-        attempt = newest(rundir)
-        few = candidates(run.name, launched, queue.by_mark, attempt)
-        whose = whose_run(rundir, launched) if few else None
-        jobs = () if whose is None else jobs_of_run(run.name, launched, few, own, whose, attempt)
+        known_by = identify(rundir, run.name, launches(rundir), newest(rundir), watch=own)
+        jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
     memory = read_memory(rundir)
     findings: list[Finding] = []
     for name in WATCHDOGS:

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host.users import user_name
+
 _PROGRAM = """#!{python}
 import json, re, sys
 name, page, words = sys.argv[0].rpartition("/")[2], {page!r}, sys.argv[1:]
@@ -29,8 +31,8 @@ elif name == "squeue":
     for id, job in state["jobs"].items():
         facts = {{"i": id, "F": id.partition("_")[0], "A": id.partition("_")[0], "T": "PENDING", "D": str(job.get("nodes", 1)),
                  "P": "p", "x": listed(job["excluded"]), "f": "(null)", "r": job.get("reason", "Dependency"),
-                 "k": "ftsupervise:x:t0", "u": "me"}}
-        print(re.sub("%([a-zA-Z])", lambda m: facts[m[1]], form))
+                 "k": "ftsupervise:x:t0", "u": {user!r}, "l": "1:00:00", "E": "(null)", "N": "", "j": "x", "Z": "/"}}
+        print(re.sub("%([a-zA-Z])", lambda m: facts.get(m[1], "N/A"), form))
 elif words[:2] == ["show", "job"]:
     those = (job for id, job in state["jobs"].items() if id.partition("_")[0] == words[-1])
     print("\\n".join(f"JobId={{words[-1]}} Requeue={{int(job.get('requeue', False))}} Restarts=0" for job in those))
@@ -51,7 +53,7 @@ class Queue:
         programs.mkdir()
         for name in ("squeue", "sinfo", "scontrol"):
             path = programs / name
-            path.write_text(_PROGRAM.format(python=sys.executable, page=str(self._page)))
+            path.write_text(_PROGRAM.format(python=sys.executable, page=str(self._page), user=user_name()))
             path.chmod(0o755)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
         self.env = {**clean, "PATH": f"{programs}:{os.environ['PATH']}"}
@@ -62,7 +64,7 @@ class Queue:
         self._page.write_text(json.dumps({**state, **more}))
 
     def excluded(self) -> dict[str, list[str]]:
-        """What each job is kept away from."""
+        """The excluded nodes of each job."""
         return {id: job["excluded"] for id, job in json.loads(self._page.read_text())["jobs"].items()}
 
     def asked(self, name: str) -> int:

@@ -17,7 +17,7 @@ import pytest
 from ftsupervise.config.load import load
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.render import render
-from ftsupervise.nodes.incidents import Book, Trouble, prepare
+from ftsupervise.nodes.incidents import Incident, IncidentLog, prepare
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm
 
@@ -113,11 +113,11 @@ def test_a_dry_run_prints_the_very_options_that_a_launch_then_submits(desk: Desk
     place = desk.folder / "runs" / desk.folder.name / "nodes"
     prepare(place)
     now = datetime.now(timezone.utc)  # node-2 has a past, and the partition has no node to spare
-    book = Book("test")
-    book.add(Trouble("node-2", "hardware", now, "x", f"{n}", n, evidence="Xid 79") for n in (1, 2))
+    book = IncidentLog("test")
+    book.add(Incident("node-2", "hardware", now, "x", f"{n}", n, evidence="Xid 79") for n in (1, 2))
     assert book.write([place]) == ()
     dry = desk.type("launch", "--dry-run")
-    assert "node-2 is not kept away from: " in dry.stderr, dry.stderr
+    assert "node-2 is not excluded: " in dry.stderr, dry.stderr
     assert "--exclude" not in dry.stdout
     done = desk.type("launch")
     assert done.returncode == 0, done.stderr

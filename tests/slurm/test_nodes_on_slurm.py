@@ -1,4 +1,4 @@
-"""Bad nodes on real Slurm: avoided here, by those who wait, and at the next launch; the health command on every node."""
+"""Bad nodes on real Slurm: left out here, excluded for waiting jobs and the next launch; the health command on every node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.nodes.incidents import Book, Trouble
+from ftsupervise.nodes.incidents import Incident, IncidentLog
 from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -57,7 +57,7 @@ class Here:
         return found[1]
 
     def waiting(self) -> dict[str, str]:
-        """Pending job -> the nodes it is kept away from, as squeue says."""
+        """Pending job -> the nodes excluded for it, as squeue says."""
         said = self.sandbox.run(["squeue", "-h", "-t", "PENDING", "-o", "%i|%x"])
         return dict(line.strip().split("|") for line in said.splitlines())
 
@@ -87,7 +87,7 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     one = here(nodes=5)
     one.settings(BAD + MARK, exclude=["node-3"])
     job = one.launch()
-    until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "those who wait to be kept away from it")
+    until(lambda: set(one.waiting().values()) == {"node-[1,3]"}, "the node to be excluded for those that wait")
     (one.folder / "go").touch()
     until(one.rundir.finished.exists, "the second member to finish")
     until(one.over, "the end of the queue")
@@ -96,17 +96,17 @@ def test_a_node_that_kills_its_rank_twice_is_left_and_neither_the_next_member_no
     assert [a.job_id for a in attempts] == [f"{job}_1", f"{job}_1", f"{job}_2"]
     assert "there is no node to take the place of node-1, and the next member will not get it" in attempts[1].then
     node = one.nodes()["node-1"]
-    assert (node["state"], node["troubles"], node["last"]["kind"]) == ("excluded", 2, "killed")
+    assert (node["state"], node["incidents"], node["last"]["kind"]) == ("excluded", 2, "killed")
     assert "rank 1 on node-1 killed by SIGKILL" in one.type("nodes")
     one.rundir.finished.unlink()
     dry = one.type("launch", "--dry-run")
     assert "#SBATCH --exclude=node-3,node-1" in dry
-    assert "note: node-1 is kept away from: score 2 of 1.5, 2 troubles" in dry
+    assert "note: node-1 is excluded: score 2 of 1.5, 2 incidents" in dry
     one.settings("sleep 60", exclude=["node-3"], time="1h")
     again = one.launch()
     until(lambda: one.waiting() == {f"{again}_[2-3%1]": "node-[1,3]"}, "the next launch")
     until((one.rundir.attempt(4) / "start.json").exists, "its first member, which tells those who wait, too")
-    assert "kept away from node-3" in one.type("nodes", "clear", "node-1"), one.waiting()
+    assert "excludes node-3" in one.type("nodes", "clear", "node-1"), one.waiting()
     assert one.waiting() == {f"{again}_[2-3%1]": "node-3"}, "what the settings exclude stays"
     one.sandbox.run(["scancel", again])
 
@@ -137,11 +137,11 @@ def test_a_spare_takes_the_place_of_a_node_whose_rank_died(here: Callable[..., H
     until(one.rundir.finished.exists, "the end")
     until(one.over, "the end of the queue")
     assert [a.nodes for a in ledger(one.rundir)] == [("node-0", "node-1"), ("node-0", "node-2")]
-    assert "used; one trouble" in one.type("nodes")
+    assert "used; one incident" in one.type("nodes")
 
 
 def test_once_the_run_has_finished_no_member_waits_for_better_nodes(here: Callable[..., Here], until: Until) -> None:
-    """Of four nodes one is avoided and two others drained, and two are needed: the rest of the chain could never leave."""
+    """Of four nodes one is excluded and two others drained, and two are needed: the rest of the chain could never leave."""
     one = here(nodes=4)
     one.settings(BAD + MARK, jobs=4)
     job = one.launch()
@@ -165,7 +165,7 @@ def test_a_failure_that_goes_with_the_rank_keeps_nobody_from_any_node(here: Call
     one.launch()
     until(lambda: read_brake(one.rundir), "the brake")
     assert {a.nodes for a in ledger(one.rundir)} == {("node-0", "node-1"), ("node-0", "node-2")}
-    assert "rank 1 has failed so on node-1, node-2: it blames no node" in one.log()
+    assert "rank 1 has failed so on node-1, node-2: this blames no node" in one.log()
     assert one.nodes() == {}
     assert set(one.waiting().values()) == {""}
     one.sandbox.run(["scancel", "-u", str(os.getuid())])
@@ -218,7 +218,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     until(lambda: len(one.waiting()) == 2 and ledger(one.rundir), "the first member, which looks when it starts")
     one.type("nodes", "exclude", "node-2", "--reason", "by me", "--no-apply")
     assert set(one.waiting().values()) == {"node-0"}
-    assert "is kept away from node-0,node-2" in one.type("nodes", "apply")
+    assert "excludes node-0,node-2" in one.type("nodes", "apply")
     assert set(one.waiting().values()) == {"node-[0,2]"}
     assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
     one.sandbox.controller("stop")
@@ -233,7 +233,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
 def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     here: Callable[..., Here], until: Until
 ) -> None:
-    """One node is avoided, two others are drained: nobody of the run is there to think of it again."""
+    """One node is excluded, two others are drained: no supervisor of the run is there to take it back."""
     one = here(nodes=4)
     filler = one.sandbox.run(
         ["sbatch", "--parsable", "-N4", "--exclusive", "-o", os.devnull, "--wrap=sleep 600"]
@@ -241,15 +241,15 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-o", "%T"]), "the other job")
     one.settings("sleep 60", jobs=2)
     job = one.launch()
-    book = Book("test")
+    book = IncidentLog("test")
     now = datetime.now(timezone.utc)
-    book.add(Trouble("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
+    book.add(Incident("node-1", "killed", now, "bad", "1", attempt, "1", "killed", "node-0", "") for attempt in (1, 2))
     book.write([one.rundir.nodes])
-    assert "is kept away from node-1" in one.type("nodes", "apply")
+    assert "excludes node-1" in one.type("nodes", "apply")
     one.sandbox.run(["scontrol", "update", "NodeName=node-[2-3]", "State=DRAIN", "Reason=test"])
     one.sandbox.run(["scancel", filler])
     until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
     assert set(one.waiting().values()) == {"node-1"}
-    assert f"it waits; job {job}_[1-2] is kept away from no node any more" in one.type("watch")
+    assert f"it waits; job {job}_[1-2] excludes no node any more" in one.type("watch")
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]), "the first member")
     one.sandbox.run(["scancel", job])

@@ -67,9 +67,9 @@ def ran(rundir: RunDir, *options: str, code: int, command: str = "exit 0") -> st
 
 
 def troubled(rundir: RunDir, *nodes: str, kind: str = "health", **ago: float) -> None:
-    book = incidents.Book("r." + "-".join(nodes))
+    book = incidents.IncidentLog("r." + "-".join(nodes))
     at = datetime.now(timezone.utc) - timedelta(**ago)
-    book.add(incidents.Trouble(node, kind, at, "tr11", evidence=f"critical: {node} is hot") for node in nodes)
+    book.add(incidents.Incident(node, kind, at, "tr11", evidence=f"critical: {node} is hot") for node in nodes)
     assert book.write([rundir.nodes]) == ()
 
 
@@ -79,11 +79,11 @@ def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) ->
     troubled(rundir, "node-3", kind="killed", hours=2)
     said = type_it("nodes").splitlines()
     assert said[0].startswith("node-1   3.00  excluded since ")
-    assert said[0].endswith("score 3 of 1.5, one trouble, the last: critical: node-1 is hot")
-    assert "left in: at most 1 may be kept away from, and node-1 did worse" in said[1]
-    assert "used; one trouble, 2h ago: critical: node-3 is hot" in said[2]
+    assert said[0].endswith("score 3 of 1.5, one incident, the last: critical: node-1 is hot")
+    assert "left in: at most 1 may be excluded, and node-1 did worse" in said[1]
+    assert "used; one incident, 2h ago: critical: node-3 is hot" in said[2]
     found = json.loads(type_it("nodes", "--json"))
-    assert [(node["name"], node["state"], node["avoided"]) for node in found["nodes"]] == [
+    assert [(node["name"], node["state"], node["excluded"]) for node in found["nodes"]] == [
         ("node-1", "excluded", True),
         ("node-2", "left in", False),
         ("node-3", "", False),
@@ -94,7 +94,7 @@ def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) ->
 def test_exclude_trust_and_clear_by_hand(type_it: Type, rundir: RunDir) -> None:
     troubled(rundir, "node-1")
     said = type_it("nodes", "exclude", "node-[7-8]", "--reason", "ECC, ticket 512", "--for", "2d")
-    assert "tr11 keeps away from node-[7-8] until " in said
+    assert "tr11 excludes node-[7-8] until " in said
     assert "ECC, ticket 512" in type_it("nodes").splitlines()[1]
     type_it("nodes", "trust", "node-1,node-8")
     assert {n["name"]: n["state"] for n in json.loads(type_it("nodes", "--json"))["nodes"]} == {
@@ -139,8 +139,8 @@ def test_odd_durations_runs_and_sharing_nothing_are_said(type_it: Type) -> None:
 def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir: RunDir, tmp_path: Path) -> None:
     shared = tmp_path / "all"
     rundir.config.write_text(f"name: tr11\nnodes: {{directory: {shared}, half_life: 12h, at_most: 5}}\n")
-    book = incidents.Book("another-run")
-    book.add([incidents.Trouble("node-4", "hardware", datetime.now(timezone.utc), "another", evidence="Xid 79")])
+    book = incidents.IncidentLog("another-run")
+    book.add([incidents.Incident("node-4", "hardware", datetime.now(timezone.utc), "another", evidence="Xid 79")])
     assert book.write([shared]) == ()
     assert "excluded" in type_it("nodes") and "Xid 79" in type_it("nodes")
     type_it("nodes", "exclude", "node-5", "--shared", "--reason", "for all")
@@ -153,10 +153,10 @@ def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir
 def test_what_one_run_sees_another_knows(rundir: RunDir, tmp_path: Path) -> None:
     shared, other = tmp_path / "all", RunDir(tmp_path / "runs" / "other")
     ran(rundir, "--nodes-dir", str(shared), "--health", "echo broken; exit 2", code=75)
-    assert incidents.read([shared]).troubles == incidents.read([rundir.nodes]).troubles != ()
+    assert incidents.read([shared]).incidents == incidents.read([rundir.nodes]).incidents != ()
     ran(other, "--nodes-dir", str(shared), "--health", "exit 1", code=0)
-    assert {one.kind for one in incidents.read([shared]).troubles} == {"health", "warning"}
-    assert {one.kind for one in incidents.read([other.nodes]).troubles} == {"warning"}
+    assert {one.kind for one in incidents.read([shared]).incidents} == {"health", "warning"}
+    assert {one.kind for one in incidents.read([other.nodes]).incidents} == {"warning"}
 
 
 def test_a_shared_directory_that_cannot_be_read_stops_no_run(rundir: RunDir, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_next_launch_keeps_away_and_says_why_and_its_dry_run_touches_nothing
     before = sorted(tmp_path.rglob("*"))
     said = type_it("launch", "--dry-run", "--scheduler", "slurm")
     assert "#SBATCH --exclude=node-0,node-2,node-1" in said
-    assert "note: node-1 is kept away from: score 3 of 1.5, one trouble, the last: critical: node-1 is hot" in said
+    assert "note: node-1 is excluded: score 3 of 1.5, one incident, the last: critical: node-1 is hot" in said
     assert "loud fan (ftsupervise nodes)" in said
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -1,4 +1,4 @@
-"""Which nodes are avoided: troubles that fade, a cap, failures that go with the rank, and what people say besides."""
+"""Which nodes are excluded: incidents that fade, a cap, failures that go with the rank, and what people say besides."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import health, incidents
-from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Known, Mark, Settings, Trouble, judge
+from ftsupervise.nodes.exclude import fitting
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, judge
 from ftsupervise.nodes.selector import against, known_as
+from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.ranks.hang_detector import Health, Verdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware
-from ftsupervise.scheduler.exclusions import Room, fitting
+from ftsupervise.scheduler.parse import NodeInventory
 from ftsupervise.truth import Pulse
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
@@ -27,12 +29,12 @@ def hours(number: float) -> datetime:
     return NOW - timedelta(hours=number)
 
 
-def trouble(node: str, kind: str = "killed", ago: float = 0, **more: Any) -> Trouble:
-    return Trouble(node, kind, hours(ago), run="r", sign=kind, **{"rank": node[-1], **more})
+def trouble(node: str, kind: str = "killed", ago: float = 0, **more: Any) -> Incident:
+    return Incident(node, kind, hours(ago), run="r", sign=kind, **{"rank": node[-1], **more})
 
 
-def states(*troubles: Trouble, marks: tuple[Mark, ...] = (), **settings: Any) -> dict[str, str]:
-    found = judge(Known(troubles, marks), Settings(**settings), NOW)
+def states(*troubles: Incident, marks: tuple[Override, ...] = (), **settings: Any) -> dict[str, str]:
+    found = judge(NodeHistory(troubles, marks), Scoring(**settings), NOW)
     return {node.name: node.state for node in found}
 
 
@@ -62,31 +64,35 @@ def test_what_a_node_has_done_fades(troubles: list[tuple[str, float]], state: st
 
 
 def test_it_says_until_when() -> None:
-    (node,) = judge(Known((trouble("node-1", "health"),)), Settings(), NOW)
+    (node,) = judge(NodeHistory((trouble("node-1", "health"),)), Scoring(), NOW)
     assert node.until == NOW + timedelta(hours=24)
-    assert not judge(Known((trouble("node-1", "health"),)), Settings(), NOW + timedelta(hours=24, seconds=1))[0].avoided
+    assert not judge(NodeHistory((trouble("node-1", "health"),)), Scoring(), NOW + timedelta(hours=24, seconds=1))[
+        0
+    ].excluded
 
 
 def test_a_clock_that_goes_ahead_makes_nothing_worse() -> None:
-    (node,) = judge(Known((trouble("node-1", "health", -300),)), Settings(), NOW)
+    (node,) = judge(NodeHistory((trouble("node-1", "health", -300),)), Scoring(), NOW)
     assert node.score == 3
 
 
 def test_never_more_than_the_cap_the_worst_first_and_who_is_left_in_is_said() -> None:
-    known = Known((trouble("node-1", "health", 5), trouble("node-2", "health", 1), trouble("node-3", "health", 3)))
-    found = {node.name: node for node in judge(known, Settings(at_most=1), NOW)}
+    known = NodeHistory(
+        (trouble("node-1", "health", 5), trouble("node-2", "health", 1), trouble("node-3", "health", 3))
+    )
+    found = {node.name: node for node in judge(known, Scoring(at_most=1), NOW)}
     assert {name: node.state for name, node in found.items()} == {
         "node-2": "excluded",
         "node-3": "left in",
         "node-1": "left in",
     }
-    assert found["node-3"].why.startswith("left in: at most 1 may be kept away from, and node-2 did worse")
-    assert set(states(*known.troubles, at_most=0).values()) == {"left in"}
+    assert found["node-3"].why.startswith("left in: at most 1 may be excluded, and node-2 did worse")
+    assert set(states(*known.incidents, at_most=0).values()) == {"left in"}
 
 
 @pytest.mark.parametrize(("nodes", "spares", "most"), [(1, 0, 1), (8, 0, 1), (8, 2, 2), (400, 0, 8), (400, 20, 20)])
 def test_the_margin(nodes: int, spares: int, most: int) -> None:
-    assert incidents.margin(nodes, spares) == most
+    assert margin(nodes, spares) == most
 
 
 def test_a_failure_that_goes_with_the_rank_blames_no_node() -> None:
@@ -108,7 +114,7 @@ def test_days_apart_it_is_not_the_same_failure_going_with_the_rank() -> None:
 
 def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
     for name, ago in (("old", 21 * 24), ("new", 19 * 24)):
-        book = incidents.Book(name)
+        book = incidents.IncidentLog(name)
         book.add([trouble("node-1")])
         book.write([tmp_path])
         at = hours(ago).timestamp()
@@ -136,18 +142,18 @@ def test_what_the_node_itself_witnesses_stays_where_it_is() -> None:
 
 def test_a_persons_word_goes_first_and_only_as_long_as_they_said() -> None:
     bad = trouble("node-1", "health")
-    assert states(bad, marks=(Mark("node-1", TRUST, NOW),)) == {"node-1": "trusted"}
-    assert states(marks=(Mark("node-2", EXCLUDE, hours(999)),), at_most=0) == {"node-2": "by hand"}
-    assert states(marks=(Mark("node-2", EXCLUDE, hours(9), until=hours(-1)),)) == {"node-2": "by hand"}
-    assert states(marks=(Mark("node-2", EXCLUDE, hours(9), until=hours(1)),)) == {}
-    assert states(bad, marks=(Mark("node-1", CLEARED, NOW),)) == {}
-    assert states(bad, marks=(Mark("node-1", CLEARED, hours(1)),)) == {"node-1": "excluded"}
+    assert states(bad, marks=(Override("node-1", TRUST, NOW),)) == {"node-1": "trusted"}
+    assert states(marks=(Override("node-2", EXCLUDE, hours(999)),), at_most=0) == {"node-2": "by hand"}
+    assert states(marks=(Override("node-2", EXCLUDE, hours(9), until=hours(-1)),)) == {"node-2": "by hand"}
+    assert states(marks=(Override("node-2", EXCLUDE, hours(9), until=hours(1)),)) == {}
+    assert states(bad, marks=(Override("node-1", CLEARED, NOW),)) == {}
+    assert states(bad, marks=(Override("node-1", CLEARED, hours(1)),)) == {"node-1": "excluded"}
 
 
 def test_the_runs_own_word_goes_before_that_of_all_runs() -> None:
-    everybodys = Mark("node-1", EXCLUDE, NOW, place="/shared")
-    assert states(marks=(Mark("node-1", TRUST, hours(9), place="/run"), everybodys)) == {"node-1": "trusted"}
-    assert states(marks=(everybodys, Mark("node-1", TRUST, hours(9), place="/shared"))) == {"node-1": "by hand"}
+    everybodys = Override("node-1", EXCLUDE, NOW, place="/shared")
+    assert states(marks=(Override("node-1", TRUST, hours(9), place="/run"), everybodys)) == {"node-1": "trusted"}
+    assert states(marks=(everybodys, Override("node-1", TRUST, hours(9), place="/shared"))) == {"node-1": "by hand"}
 
 
 # --------------------------------------------------------------------------------------------------------- whom it blames
@@ -228,7 +234,7 @@ def test_a_node_that_went_away_is_blamed_and_not_the_rank_that_died_of_it() -> N
 # ----------------------------------------------------------------------------------------------------------------- room
 
 H100 = {node: frozenset({"h100", "ib"} if node in "abz" else {"a100"}) for node in "abcdz"}
-ROOM = Room(frozenset("abcdz"), {"gpu": frozenset("abc"), "big": frozenset("abcd")}, features=H100)
+ROOM = NodeInventory(frozenset("abcdz"), {"gpu": frozenset("abc"), "big": frozenset("abcd")}, features=H100)
 
 
 @pytest.mark.parametrize(
@@ -269,14 +275,14 @@ def test_what_the_exit_code_of_a_health_command_says(code: int | None, word: str
 
 
 def test_where_it_ends_nowhere_no_node_is_at_fault() -> None:
-    hangs = health.Answer(health.NO_ANSWER)
+    hangs = health.HealthAnswer(health.NO_ANSWER)
     assert {one.word for one in health.judged({"a": hangs, "b": hangs}).values()} == {"unknown"}
-    assert health.judged({"a": hangs, "b": health.Answer(health.OK)})["a"].unfit
+    assert health.judged({"a": hangs, "b": health.HealthAnswer(health.OK)})["a"].unfit
 
 
 def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
     said = "1: hot\n0: \n0: ftsupervise-health 0 node-0\n 1: ftsupervise-health 1 node-1\nsrun: error: something\n"
-    assert health.parse(said) == {"node-0": health.Answer("ok"), "node-1": health.Answer("warning", "hot")}
+    assert health.parse(said) == {"node-0": health.HealthAnswer("ok"), "node-1": health.HealthAnswer("warning", "hot")}
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -284,14 +290,14 @@ def test_answers_are_told_apart_however_the_lines_of_the_tasks_mix() -> None:
 
 def test_each_writer_has_its_own_file_and_all_are_read_together(tmp_path: Path) -> None:
     run, shared = tmp_path / "run", tmp_path / "shared"
-    one, other = incidents.Book("r.88_1.node-0.12.99"), incidents.Book("s/../../x")
+    one, other = incidents.IncidentLog("r.88_1.node-0.12.99"), incidents.IncidentLog("s/../../x")
     for ago in (0, 1):
         one.add([trouble("node-1", ago=ago)])
         assert one.write((run, shared)) == ()
     other.add([trouble("node-2")])
     assert other.write((tmp_path / "other", shared)) == ()
-    assert len(incidents.read([run]).troubles) == 2
-    assert len(incidents.read([run, shared]).troubles) == 3, "what lies in both counts once"
+    assert len(incidents.read([run]).incidents) == 2
+    assert len(incidents.read([run, shared]).incidents) == 3, "what lies in both counts once"
     assert sorted(path.name for path in (shared / "troubles").iterdir()) == [
         "r.88_1.node-0.12.99.json",
         "s_.._.._x.json",
@@ -310,15 +316,15 @@ def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -
         '{"troubles": [1, {"node": "../x", "at": "2026-11-21"}, {"node": "a"}]}'
     )
     known = incidents.read([tmp_path])
-    assert [mark.node for mark in known.marks] == ["node-7"]
+    assert [mark.node for mark in known.overrides] == ["node-7"]
     assert len(known.problems) == 4
-    assert known.troubles == ()
+    assert known.incidents == ()
 
 
 def test_a_place_that_cannot_be_written_is_said_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    book = incidents.Book("w")
+    book = incidents.IncidentLog("w")
     book.add([trouble("node-1")])
     (problem,) = book.write((tmp_path / "file", tmp_path / "run"))
     assert "cannot write" in problem
-    assert incidents.read([tmp_path / "run"]).troubles
+    assert incidents.read([tmp_path / "run"]).incidents

@@ -1,4 +1,4 @@
-"""Whom those who wait are kept away from: what is ours is taken back, all of it, and only when it is known to be over."""
+"""The nodes excluded for waiting jobs: what we excluded is taken back, all of it, and only when it is known to be over."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, shared_store
 from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import Care, Nodes
+from ftsupervise.nodes.selector import NodePolicy, NodeSelector
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.allocation import Allocation
 from tests.neighbours.queue import Queue
 
 NOW = datetime.now(timezone.utc)
-BAD = incidents.Node("n7", 3.0, "excluded", "a failed health command")
+BAD = incidents.JudgedNode("n7", 3.0, "excluded", "a failed health command")
 ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 1)
 
 
@@ -28,6 +29,8 @@ ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
     found.marks.mkdir(parents=True)
+    (found.launches / "0001").mkdir(parents=True)
+    write_json(found.launches / "0001" / "launch.json", {"state": "submitted", "token": "t0"})
     return found
 
 
@@ -39,48 +42,48 @@ def test_of_an_array_with_several_records_all_are_given_back(tmp_path: Path, run
     """One that was requeued, or held by itself, stands beside the rest."""
     queue = Queue(tmp_path, ["n6", "n7", "n8"], jobs("88_1", "88_[3-10]"))
     queue.change(jobs={**jobs("88_1"), "88_[3-10]": {"excluded": ["n8"]}})
-    assert exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True).problem == ""
+    assert exclude.apply(rundir, queue.env, (BAD,), whole=True).problem == ""
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n8"]}, "n8 is a person's own, and n6 needs a reserve"
     queue.change(nodes=["n6", "n7", "n8", "n9"])
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_1": ["n7"], "88_[3-10]": ["n[7-8]"]}
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (), whole=True)
     assert queue.excluded() == {"88_1": [], "88_[3-10]": ["n8"]}
-    assert not incidents.any_applied(rundir.nodes)
+    assert not incidents.any_exclusions(rundir.nodes)
 
 
 def test_what_is_not_all_that_is_known_gives_no_node_back_and_still_adds_one(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n5", "n6", "n7", "n8"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
-    done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), "ftsupervise:x:", whole=False)
-    assert "none is given back" in done.problem
-    assert done.changed == ("job 88_[3-10] is kept away from n[6-7]",)
-    exclude.apply(rundir, queue.env, (), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
+    done = exclude.apply(rundir, queue.env, (BAD._replace(name="n6"),), whole=False)
+    assert "no exclusion is taken back" in done.problem
+    assert done.changed == ("job 88_[3-10] excludes n[6-7]",)
+    exclude.apply(rundir, queue.env, (), whole=True)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
-def test_once_the_run_has_finished_nobody_is_kept_away(tmp_path: Path, rundir: RunDir) -> None:
+def test_once_the_run_has_finished_nobody_is_excluded_for_two(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]"))
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     rundir.finished.touch()
-    exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=False)
+    exclude.apply(rundir, queue.env, (BAD,), whole=False)
     assert queue.excluded() == {"88_[3-10]": []}
 
 
 def test_who_is_held_takes_over_from_nobody(tmp_path: Path, rundir: RunDir) -> None:
     queue = Queue(tmp_path, ["n7", "n8", "n9"], jobs("88_[3-10]", reason="JobHeldUser"))
-    done = exclude.apply(rundir, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    done = exclude.apply(rundir, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
-    assert not done.avoid("n7")
+    assert not done.excludes("n7")
 
 
-def kept_away(tmp_path: Path, rundir: RunDir, nodes: list[str], *bad: str, **more: Any) -> list[str]:
-    """The nodes that members that need two are kept away from."""
+def excluded_for_two(tmp_path: Path, rundir: RunDir, nodes: list[str], *bad: str, **more: Any) -> list[str]:
+    """The nodes excluded for members that need two."""
     tmp_path.mkdir()
     queue = Queue(tmp_path, nodes, jobs("88_[3-10]", nodes=2, requeue=more.pop("requeue", False)))
     judged = tuple(BAD._replace(name=name) for name in bad)
-    assert exclude.apply(rundir, queue.env, judged, "ftsupervise:x:", whole=True, **more).problem == ""
+    assert exclude.apply(rundir, queue.env, judged, whole=True, **more).problem == ""
     return queue.excluded()["88_[3-10]"]
 
 
@@ -88,24 +91,24 @@ def test_a_batch_host_may_die_with_its_supervisor_and_the_next_member_can_start_
     tmp_path: Path, rundir: RunDir
 ) -> None:
     """Nobody is left who could give a node back: one more than are needed stay."""
-    assert kept_away(tmp_path / "a", rundir, ["n6", "n7", "n8"], "n7") == []
-    assert kept_away(tmp_path / "b", rundir, ["n6", "n7", "n8", "n9"], "n7") == ["n7"]
+    assert excluded_for_two(tmp_path / "a", rundir, ["n6", "n7", "n8"], "n7") == []
+    assert excluded_for_two(tmp_path / "b", rundir, ["n6", "n7", "n8", "n9"], "n7") == ["n7"]
 
 
 def test_nodes_that_do_not_answer_the_supervisor_count_as_gone_before_slurm_knows_it(
     tmp_path: Path, rundir: RunDir
 ) -> None:
     four = ["n6", "n7", "n8", "n9"]
-    assert kept_away(tmp_path / "a", rundir, four, "n7", gone=frozenset({"n8"})) == []
-    assert kept_away(tmp_path / "b", rundir, four, "n7", leaving=True, gone=frozenset({"n8"})) == ["n7"]
-    assert kept_away(tmp_path / "c", rundir, four, "n7", leaving=True, gone=frozenset({"n8", "n9"})) == []
+    assert excluded_for_two(tmp_path / "a", rundir, four, "n7", gone=frozenset({"n8"})) == []
+    assert excluded_for_two(tmp_path / "b", rundir, four, "n7", leaving=True, gone=frozenset({"n8"})) == ["n7"]
+    assert excluded_for_two(tmp_path / "c", rundir, four, "n7", leaving=True, gone=frozenset({"n8", "n9"})) == []
 
 
 def test_a_node_that_is_excluded_and_down_is_given_back_when_it_may_be_the_one_that_is_missing(
     tmp_path: Path, rundir: RunDir
 ) -> None:
     """Two are needed and one is up: once the bad one is back there are two."""
-    assert kept_away(tmp_path / "a", rundir, ["n6", "n7"], "n7", leaving=True, gone=frozenset({"n7"})) == []
+    assert excluded_for_two(tmp_path / "a", rundir, ["n6", "n7"], "n7", leaving=True, gone=frozenset({"n7"})) == []
 
 
 def test_a_supervisor_that_leaves_uses_the_reserve_up_unless_slurm_may_requeue_what_starts_then(
@@ -113,8 +116,8 @@ def test_a_supervisor_that_leaves_uses_the_reserve_up_unless_slurm_may_requeue_w
 ) -> None:
     """A job keeps the list that it started with, and one that is requeued stands in front of its array."""
     three = ["n6", "n7", "n8"]
-    assert kept_away(tmp_path / "a", rundir, three, "n7", leaving=True) == ["n7"]
-    assert kept_away(tmp_path / "b", rundir, three, "n7", leaving=True, requeue=True) == []
+    assert excluded_for_two(tmp_path / "a", rundir, three, "n7", leaving=True) == ["n7"]
+    assert excluded_for_two(tmp_path / "b", rundir, three, "n7", leaving=True, requeue=True) == []
 
 
 class Ring:
@@ -122,15 +125,15 @@ class Ring:
 
     def __init__(self, queue: Queue, rundir: RunDir, shared: Path | None, nodes: str) -> None:
         env = {**queue.env, "SLURM_JOB_ID": "89", "SLURM_ARRAY_JOB_ID": "88", "SLURM_JOB_NODELIST": nodes}
-        options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=Care(directory=shared))
-        self.nodes = Nodes(rundir, options.name, options.command, options.care, env, Allocation(env))
+        options = Options(rundir, ("srun", "-N2", "python", "t.py"), "x", care=NodePolicy(directory=shared))
+        self.nodes = NodeSelector(rundir, options.name, options.command, options.care, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
-        self.nodes._note([incidents.Trouble(node, kind, NOW, "x", "89")], None)
-        self.nodes.tell_the_chain(None)
+        self.nodes._note([incidents.Incident(node, kind, NOW, "x", "89")], None)
+        self.nodes.update_exclusions(None)
 
     def next(self, **states: str) -> str | Placement:
-        return self.nodes.next_place(ENDED, states)
+        return self.nodes.next(ENDED, states)
 
 
 @pytest.fixture
@@ -145,7 +148,7 @@ def ring(tmp_path: Path, rundir: RunDir) -> Callable[..., tuple[Ring, Queue]]:
 def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     ring: Callable[..., tuple[Ring, Queue]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    incidents.say(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    incidents.set_override(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
     monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 60.0)
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
@@ -180,6 +183,6 @@ def test_what_a_site_prints_at_every_start_is_no_answer_of_the_shared_directory(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import atexit; print('welcome'); atexit.register(print, 'bye')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    incidents.say(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
-    found = shared_store.visit(tmp_path / "share", None, 20.0)
-    assert found is not None and [mark.node for mark in found[1].marks] == ["n7"]
+    incidents.set_override(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
+    found = shared_store.read_bounded(tmp_path / "share", None, 20.0)
+    assert found is not None and [mark.node for mark in found[1].overrides] == ["n7"]

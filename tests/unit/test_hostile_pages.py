@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import incidents
+from ftsupervise.nodes.settings import Scoring
 from ftsupervise.run import exit_analysis
 from ftsupervise.rundir import beats, brake, launches, ledger, watchers
 from ftsupervise.rundir.paths import RunDir
@@ -53,7 +54,7 @@ def read_all(run: RunDir) -> list[str]:
         repr(ledger.ledger(run)),
         repr([(one, NOW - one.at, one.at.astimezone()) for one in launches.launches(run)]),
         repr(launches.people(run)),
-        repr((known, incidents.judge(known, incidents.Settings(), NOW), incidents.applied(run.nodes, "7"))),
+        repr((known, incidents.judge(known, Scoring(), NOW), incidents.our_exclusions(run.nodes, "7"))),
         repr([(one, one.late_by(NOW), NOW + (one.every or timedelta())) for one in watchers.look(run)[0]]),
         repr([(one, NOW - one.at) for one in beats.read_beats(run)]),
         repr((read_switch(run, KILL), exit_analysis.root_error(run.attempt(1) / "error.json"))),
@@ -174,10 +175,10 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     run = RunDir(tmp_path / "run")
     incidents.prepare(run.nodes)
     run.watch.mkdir()
-    incidents.say(run.nodes, incidents.EXCLUDE, "node-1", who="ada", why="ecc", now=NOW)
-    incidents.say(run.nodes, incidents.EXCLUDE, "node-2", who="ada", why="forged", now=NOW)
-    book = incidents.Book("w")
-    book.add([incidents.Trouble("node-3", "hardware", NOW)])
+    incidents.set_override(run.nodes, incidents.EXCLUDE, "node-1", who="ada", why="ecc", now=NOW)
+    incidents.set_override(run.nodes, incidents.EXCLUDE, "node-2", who="ada", why="forged", now=NOW)
+    book = incidents.IncidentLog("w")
+    book.add([incidents.Incident("node-3", "hardware", NOW)])
     book.write([run.nodes])
     watchers.beat(run, NOW, None)
     for path in (
@@ -187,8 +188,8 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     ):
         os.chown(path, 65534, 65534)
     known = incidents.read([run.nodes])
-    assert [mark.node for mark in known.marks] == ["node-1"]
-    assert known.troubles == ()
+    assert [mark.node for mark in known.overrides] == ["node-1"]
+    assert known.incidents == ()
     assert watchers.watchers(run) == ()
     assert any("node-2" in text and "nobody" in text and "not obeyed" in text for text in known.problems), (
         known.problems
@@ -205,7 +206,7 @@ def test_what_a_group_could_have_written_into_a_mark_is_not_read_but_the_mark_st
     mark.write_text(json.dumps({"who": "ada", "until": "2020-01-01T00:00:00+00:00"}))
     os.chown(mark, -1, 100)
     mark.chmod(0o664)
-    (found,) = incidents.read([run.nodes]).marks
+    (found,) = incidents.read([run.nodes]).overrides
     assert (found.who, found.until) == ("", None)
 
 

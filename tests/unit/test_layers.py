@@ -23,10 +23,8 @@ ROOMS = (
 )
 # Edges do not import each other: they meet in a story.
 APART = (("probe", "scheduler"), ("sandbox", "scheduler"), ("guard", "config"))
-# Arrows that are still to be turned, each with the files it is in.
-TO_BE_TURNED = {
-    ("scheduler.exclusions", "nodes"),
-}
+# Arrows that are still to be turned, each with the file it is in.
+TO_BE_TURNED: set[tuple[str, str]] = set()
 CIRCLES_TO_BE_OPENED: tuple[set[str], ...] = ()
 
 
@@ -130,6 +128,26 @@ def test_only_the_command_line_prints_or_exits() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit", "click.echo"):
                 wrong.append(f"{relative}:{node.lineno}")
     assert not wrong
+
+
+SLURM = {"squeue", "sbatch", "scontrol", "srun", "scancel", "sinfo", "sacct", "salloc"}
+
+
+def starts(tree: ast.AST) -> list[int]:
+    """Lines in which a command of Slurm's is written as one to be started: first in a list, or alone as an argument."""
+    words = [node.elts[:1] for node in ast.walk(tree) if isinstance(node, ast.List)]
+    words += [node.args[:1] for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [one.lineno for first in words for one in first if isinstance(one, ast.Constant) and one.value in SLURM]
+
+
+def test_slurm_is_asked_in_the_room_of_the_scheduler_alone() -> None:
+    """The sandbox, which makes a Slurm, asks its own."""
+    others = {name: path for name, path in modules().items() if name.split(".")[0] not in ("scheduler", "sandbox")}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}" for path in others.values() for line in starts(ast.parse(path.read_text()))
+    ]
+    assert not wrong
+    assert starts(ast.parse(modules()["scheduler.slurm"].read_text()))
 
 
 @pytest.mark.parametrize(

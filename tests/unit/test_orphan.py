@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.ranks.orphan import Shown, read, stays
+from ftsupervise.ranks.orphan import stays
+from ftsupervise.scheduler.batch_host import ShownJob, parse_shown_job
 
 LINE = (
     "JobId={id} {array}JobName=my run UserId=ann(1000) Requeue={requeue} Restarts=0 BatchFlag=1 JobState={state} Reason=None "
@@ -31,15 +32,15 @@ def line(id: str = "88", state: str = "RUNNING", nodes: str = "gpu-[1-2]", host:
     ],
 )
 def test_only_a_running_job_whose_batch_host_is_no_node_of_it_has_lost_it(shown: str, headless: bool | None) -> None:
-    assert read(shown, "88") == Shown("88", headless, requeue=False)
+    assert parse_shown_job(shown, "88") == ShownJob("88", headless, requeue=False)
 
 
 def test_a_member_is_named_so_that_its_array_is_left_alone() -> None:
     rest = line("90", array="ArrayJobId=88 ArrayTaskId=3-10%1 ", state="PENDING", nodes="", host="")
     last = line("88", array="ArrayJobId=88 ArrayTaskId=10 ", requeue=1)
-    assert read(f"{rest}\n{last}\n", "88") == Shown("88_10", True, requeue=True)
-    assert read(rest, "88") is None
-    assert read("slurm_load_jobs error: Unable to contact slurm controller", "88") is None
+    assert parse_shown_job(f"{rest}\n{last}\n", "88") == ShownJob("88_10", True, requeue=True)
+    assert parse_shown_job(rest, "88") is None
+    assert parse_shown_job("slurm_load_jobs error: Unable to contact slurm controller", "88") is None
 
 
 def test_a_few_nodes_stay() -> None:

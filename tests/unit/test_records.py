@@ -79,15 +79,15 @@ def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
     lay("node-exclusions-of-job", run.nodes / "applied" / "88")
     known = incidents.read([run.nodes])
     assert known.problems == ()
-    assert [tuple(one) for one in known.troubles] == [
+    assert [tuple(one) for one in known.incidents] == [
         ("node-3", "hardware", NOW, "gpt", "88_3", 6, "3", "killed by SIGBUS", "node-1", "NVRM: Xid 79"),
         ("node-4", "crashed", NOW - timedelta(hours=2), "", "", 0, "", "", "", ""),
     ]
-    assert [tuple(one)[:6] for one in known.marks] == [
+    assert [tuple(one)[:6] for one in known.overrides] == [
         ("node-5", "exclude", NOW, "ada", "ecc", NOW + timedelta(days=1)),
         ("node-6", "trust", NOW, "ada", "", None),
     ]
-    assert incidents.applied(run.nodes, "88") == {"node-3", "node-5"}
+    assert incidents.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
 
 
 def test_a_local_job_stays_readable(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.nodes.placement import is_away, place, text_of, wanted
+from ftsupervise.nodes.placement import place, text_of, wanted
+from ftsupervise.scheduler.parse import is_away
 from ftsupervise.scheduler.slurmd_ping import addresses, silent
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--nodes=2", "python", "-N", "9")

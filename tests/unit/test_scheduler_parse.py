@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ftsupervise import hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.scheduler import parse
-from ftsupervise.scheduler.slurm import new_form
+from ftsupervise.scheduler.slurm import new_format
 
-FORM = parse.Form(parse.QUEUE_LETTERS, "c0ffee")
+FORM = parse.SqueueFormat("c0ffee")
 ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "1-16:00:00", "None", "(null)"]
 
 
@@ -28,7 +28,11 @@ def record(
     row = list(ROW)
     for index, value in change.items():
         row[int(index[1:])] = value
-    return FORM.record + FORM.field.join([*row, nodes, directory, comment, name]) + "\n"
+    return (
+        FORM.record
+        + FORM.field.join([*row, "3", "gpu,big", "node-7", "(null)", nodes, directory, comment, name])
+        + "\n"
+    )
 
 
 def test_a_running_member_of_an_array_is_read_whole() -> None:
@@ -38,6 +42,7 @@ def test_a_running_member_of_an_array_is_read_whole() -> None:
     assert job.start_time == datetime.fromtimestamp(1795242924, timezone.utc)
     assert job.time_limit == timedelta(days=1, hours=16)
     assert (job.reason, job.dependency, job.directory) == ("", "", "/home/ada/run")
+    assert (job.nodes_wanted, job.partitions, job.excluded, job.features) == (3, ("gpu", "big"), ("node-7",), "")
 
 
 def test_an_empty_answer_is_an_empty_queue() -> None:
@@ -67,7 +72,7 @@ def test_a_name_or_comment_made_of_separators_shifts_no_field_and_hides_no_job(n
 
 
 def test_the_separators_of_one_question_are_not_those_of_the_next() -> None:
-    marks = {new_form(parse.QUEUE_LETTERS).mark for _ in range(100)}
+    marks = {new_format().mark for _ in range(100)}
     assert len(marks) == 100
     assert all(len(mark) == 12 and mark.isalnum() for mark in marks)
 

@@ -15,8 +15,8 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
-from ftsupervise.scheduler.ownership import Whose, by_mark, candidates, own_job_ids
-from ftsupervise.scheduler.ownership import jobs_of_run as jobs_of
+from ftsupervise.scheduler import ownership
+from ftsupervise.scheduler.ownership import RunIdentity, by_mark, candidates, own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.is_running import NEVER, check
@@ -24,13 +24,15 @@ from ftsupervise.watch.watchdogs.is_running import NEVER, check
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
 
-WHOSE = Whose(frozenset({"ada"}), "/scratch/ada/runs/tr11", lambda: frozenset({"/home/ada/project"}))
+def identity(name: str, launches: Iterable[LaunchRecord], own: frozenset[str] = frozenset()) -> RunIdentity:
+    found = ownership.identify(RunDir("/scratch/ada/runs/tr11"), name, launches, watch=own)
+    return found._replace(users=frozenset({"ada"}), places=lambda: frozenset({"/home/ada/project"}))
 
 
 def jobs_of_run(
     name: str, launches: Iterable[LaunchRecord], queue: Iterable[Job], own: frozenset[str]
 ) -> tuple[Job, ...]:
-    return jobs_of(name, launches, queue, own, WHOSE)
+    return ownership.jobs_of_run(identity(name, launches, own), queue)
 
 
 def job(job_id: str = "88_1", state: JobState = JobState.RUNNING, **more: object) -> Job:
@@ -147,7 +149,7 @@ LAUNCH = LaunchRecord(1, "submitted", "t0", NOW, "ada@login", "slurm", "array", 
 
 def test_jobs_are_known_by_comment_by_id_and_by_the_job_the_chain_is_attached_to() -> None:
     ours = [job("88_1"), job("90", comment="ftsupervise:tr11:t0", name="x"), job("87", comment="", name="by-hand")]
-    others = [job("95", comment="ftsupervise:tr12:t0", name="tr12"), job("96", comment="", name="other")]
+    others = [job("95", comment="ftsupervise:tr12:t1", name="tr12"), job("96", comment="", name="other")]
     assert jobs_of_run("tr11", [LAUNCH], [*ours, *others], frozenset()) == tuple(ours)
 
 
@@ -173,7 +175,7 @@ def test_the_short_cut_through_a_long_queue_finds_the_same_jobs() -> None:
     queue = (job("88_1"), REST, job("99", comment=""), other, job("55", comment="", name="older"))
     for after in ("", "55"):
         launched = [LaunchRecord(1, "submitted", "t0", NOW, "ada@login", "slurm", "array", 10, after, ("88",))]
-        few = candidates("tr11", launched, by_mark(queue))
+        few = candidates(identity("tr11", launched), by_mark(queue))
         assert other not in few
         assert set(jobs_of_run("tr11", launched, few, frozenset())) == set(
             jobs_of_run("tr11", launched, queue, frozenset())
@@ -219,6 +221,26 @@ def test_a_run_of_the_same_name_in_another_directory_is_not_this_one() -> None:
 def test_a_stranger_s_job_is_not_this_run_s_whatever_name_and_comment_it_has(comment: str) -> None:
     assert jobs_of_run("tr11", [], [job("70", comment=comment, user="nobody")], frozenset()) == ()
     assert jobs_of_run("tr11", [LAUNCH], [job("70", comment=comment, user="nobody")], frozenset()) == ()
+
+
+@pytest.mark.parametrize(
+    ("launch", "theirs"),
+    [
+        (LAUNCH, job("70", comment="")),  # submitted by hand under the run's name
+        (LAUNCH, job("87", comment="", name="older")),  # the launch waits for it
+        (LAUNCH._replace(token="", job_ids=()), job("88_1")),  # by a launch whose page cannot be read
+    ],
+)
+def test_a_job_of_which_nobody_can_tell_counts_as_alive_and_is_not_touched(launch: LaunchRecord, theirs: Job) -> None:
+    run = identity("tr11", [launch])
+    assert ownership.jobs_of_run(run, [theirs]) == (theirs,)
+    assert ownership.jobs_of_run(run, [theirs], certain=True) == ()
+    assert run.ownership(theirs) is ownership.Ownership.UNKNOWN
+
+
+def test_a_launch_that_has_written_no_page_yet_has_submitted_nothing() -> None:
+    claimed = LAUNCH._replace(token="", job_ids=(), after="", written=False)
+    assert jobs_of_run("tr11", [claimed], [job("99_1", comment="ftsupervise:tr11:0123456789ab")], frozenset()) == ()
 
 
 def test_a_stranger_s_job_with_an_id_that_a_page_of_the_run_claims_is_not_this_run_s() -> None:
