@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts import routes
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, Message, State, message_id, put
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import alert_id, step
 from ftsupervise.alerts.wording import clean, one_line
@@ -78,13 +78,13 @@ def record(
     told: list[Notice] = []
     first: list[Notice] = []
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         told.clear()
         own = [receiver_finding(state, name, now, run_name) for name in settings.named]
         state = reroute(state, settings, now, journal.home)
         return advance(state, (*seen, *own), about, told, beside=beside, partial=partial)
 
-    def say(state: State) -> State:
+    def say(state: JournalState) -> JournalState:
         told[:] = first
         return advance(state, (saved,), about, told, partial=True)
 
@@ -108,7 +108,7 @@ def announce(
     about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
     fresh = False
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         nonlocal fresh
         fresh = dedup not in state.announced
         if not fresh:
@@ -134,14 +134,14 @@ def place_of(journal: Journal) -> str:
 
 
 def advance(
-    state: State,
+    state: JournalState,
     findings: Sequence[Finding],
     about: About,
     told: list[Notice],
     *,
     beside: Sequence[Finding] = (),
     partial: bool = False,
-) -> State:
+) -> JournalState:
     """Pure: the state after these findings, messages included; what they say is added to ``told``.
 
     ``partial``: other subjects were not due in this call, so their absence says nothing.
@@ -197,7 +197,7 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
     return out
 
 
-def _causes(state: State, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
+def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
     """What is wrong now: bad in this tick, or firing and not seen to be good in it. Only what can explain anything."""
     now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
     still = [
@@ -242,7 +242,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     )
 
 
-def enqueue(state: State, receiver: str, notices: Sequence[Notice], about: About) -> State:
+def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
     """``notices`` as a message to ``receiver``, into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
     due = min((routes.due(about.settings, one.finding.severity, about.now) for one in items), default=about.now)

@@ -23,7 +23,7 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.outbox import State
+    from ftsupervise.alerts.outbox import JournalState
     from ftsupervise.findings import Alert
 
 
@@ -77,7 +77,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     firing = [a for journal in journals for a in journal.read().alerts.values() if a.state is AlertState.FIRING]
     key = _whole_id(key, [a.id for a in firing])
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         acked[:] = [
             replace(a, acked_by=who, acked_at=now, ack_note=one_line(reason))
             for a in state.alerts.values()
@@ -140,7 +140,7 @@ def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
     if not any(s.pattern == silence_id for s in live):
         silence_id = _whole_id(silence_id, [s.id for s in live])
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         ended[:] = [s for s in state.silences if s.id == silence_id or s.pattern == silence_id]
         left = tuple(s for s in state.silences if s not in ended)
         return replace(state, silences=left) if ended else state
@@ -238,7 +238,7 @@ def _journals_of(run: str | None) -> list[Journal]:
     return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]
 
 
-def _change(journal: Journal, make: Callable[[State], State], changed: list[Any]) -> list[Any]:
+def _change(journal: Journal, make: Callable[[JournalState], JournalState], changed: list[Any]) -> list[Any]:
     journal.change(make)
     _must_be_saved(journal)
     return list(changed)

@@ -51,6 +51,11 @@ WORDS = {
         "tell your storage people; nothing was changed",
         Severity.CRITICAL,
     ),
+    "host": Words(
+        "Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
+        "ls -ld ${{TMPDIR:-/tmp}}/ftsupervise-$(id -u)",
+        "have it removed, or set TMPDIR to a folder of your own",
+    ),
     "broken": Words(
         "What it looks after is not being looked after.",
         "ftsupervise check {name} {run_dir}",
@@ -60,7 +65,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Queue:
+class QueueAnswer:
     """What the scheduler answered this time: jobs, or why it could not be asked."""
 
     jobs: tuple[Job, ...] | None
@@ -74,7 +79,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunLook:
     """What one pass saw of one run."""
 
     run: Run
@@ -84,15 +89,15 @@ class Seen:
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def ask(scheduler: Scheduler, users: Sequence[str]) -> Queue:
+def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
     """The queue of ``users``, by one request."""
     try:
-        return Queue(scheduler.queue(users=users), kind=scheduler.kind)
+        return QueueAnswer(scheduler.queue(users=users), kind=scheduler.kind)
     except SchedulerUnavailable as error:
-        return Queue(None, error.message, scheduler.kind)
+        return QueueAnswer(None, error.message, scheduler.kind)
 
 
-def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
+def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
     """Whether the controller answers: an alert of its own, one for all runs."""
     blind = queue.jobs is None
     text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
@@ -119,24 +124,14 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
 def host_finding(why: str, now: datetime) -> Finding:
     """Could this account keep its spare copies on this host under the usual name? ``why`` not, "" if it could."""
     host = os.uname().nodename
-    return Finding(
-        run="",
-        watchdog="watch",
-        subject=f"own folder on {host}",
-        health=Health.BAD if why else Health.OK,
-        severity=Severity.WARNING,
-        summary=f"on {host}, {why}" if why else f"on {host}, this account has its own folder",
-        at=now,
-        meaning="Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
-        look="ls -ld ${TMPDIR:-/tmp}/ftsupervise-$(id -u)",
-        do="have it removed, or set TMPDIR to a folder of your own",
-    )
+    text = f"on {host}, {why or 'this account has its own folder'}"
+    return WORDS["host"].finding(("", "watch", f"own folder on {host}"), Health.of(bool(why)), text, now)
 
 
 def look_at(
     run: Run,
     rundir: RunDir,
-    queue: Queue,
+    queue: QueueAnswer,
     now: datetime,
     *,
     own: frozenset[str],
@@ -144,7 +139,7 @@ def look_at(
     due_only: bool = False,
     probe: Probe | None = None,
     at: Callable[[str], None] = lambda name: None,
-) -> Seen:
+) -> RunLook:
     """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
     ``at`` is told the name of each before it looks.
 
@@ -171,7 +166,7 @@ def look_at(
             continue
         at(name)
         findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name), settings)
-    return Seen(run, rundir, jobs, tuple(findings), memory)
+    return RunLook(run, rundir, jobs, tuple(findings), memory)
 
 
 def _due(memory: dict[str, Any], settings: object, now: datetime) -> bool:
