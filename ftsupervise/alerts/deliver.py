@@ -98,8 +98,8 @@ def deliver(
 
 def _nobody_knows(state: JournalState, message: Message) -> bool:
     """Is there something critical in it that has reached no receiver at all?"""
-    told = {notice.key for post in state.posts.values() for notice in post.notices}
-    return any(n.finding.severity is Severity.CRITICAL and n.key not in told for n in message.notices)
+    notified = {notice.key for post in state.posts.values() for notice in post.notices}
+    return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
 def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[_Attempt]:

@@ -8,7 +8,7 @@ over NFS: if somebody else was faster it says EEXIST, and the change is made ane
 compare-and-swap, so two watchers, a person who acknowledges and one that was frozen for an hour can all write.
 
 A file that is torn, from a newer version, or from an account that has no business here is never fatal: it is passed over and
-told (``problems``). What one generation may say, and whose word it is: ``generations.py``.
+reported (``problems``). What one generation may say, and whose word it is: ``generations.py``.
 When the directory cannot be written (full, read-only, gone), the spare directory on this host takes the generation;
 when that cannot be written either, the state lives on in this process and ``unsaved`` says why.
 """
@@ -295,7 +295,7 @@ def _sweep(directory: Path, before: float) -> None:
 def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalState:
     """``state`` with the messages that wait in ``aside`` and the alerts that fire there, as far as it knows neither.
 
-    So an alert that was told while the directory was away is told to be over when it is back.
+    So the end of an alert that was sent while the directory was away is sent when it is back.
     """
     known = {m.id for m in state.outbox} | set(state.posts)
     lost = tuple(m for m in aside.outbox if m.id not in known)

@@ -32,7 +32,7 @@ SKEW = timedelta(minutes=5)  # what is later than this was written by a clock th
 
 @dataclass(frozen=True)
 class Message:
-    """What one receiver is told about one run at one moment."""
+    """What one receiver is sent about one run at one moment."""
 
     id: str  # the dedup key; the same however often it is sent
     receiver: str
@@ -81,13 +81,13 @@ class ReceiverState:
 
     @property
     def works(self) -> bool:
-        """Can what must be told be given to it, as far as its last answer goes?"""
+        """Does it take messages, as far as its last answer goes?"""
         return not self.broken and not self.odd
 
 
 @dataclass(frozen=True)
 class Silence:
-    """A person's word that they know: matching alerts are not told until it ends."""
+    """A person says that they know: nobody is notified of matching alerts until it ends."""
 
     id: str
     pattern: str  # an alert's id, or a watchdog, or "watchdog: subject", with * and ?
@@ -167,7 +167,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _point_to(state: JournalState, post: str, message: Message) -> JournalState:
-    """Remember with each alert which message (``post``) first told of it to this receiver."""
+    """Remember with each alert which message (``post``) was the first of it to this receiver."""
     changed = {}
     for notice in message.notices:
         alert = state.alerts.get(notice.alert_id)

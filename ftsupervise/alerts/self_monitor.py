@@ -1,6 +1,6 @@
 """When notifying itself is in trouble: a receiver that is broken, a journal that cannot be written.
 
-These become findings like any other, with a firing and a resolved message, told through the receivers that work. How the
+These become findings like any other, with a firing and a resolved message, sent through the receivers that work. How the
 receivers stand is also said in the words of ``alerts``, ``status`` and ``notify test``.
 """
 
@@ -42,7 +42,7 @@ WORDS = {
         Severity.CRITICAL,
     ),
     "odd": Words(
-        "It may be an accident on the way: they are tried again and again, and told through another receiver.",
+        "It may be an accident on the way: they are tried again and again, and sent through another receiver.",
         "ftsupervise alerts",
         "see whether it still does: ftsupervise notify test --receiver {name}",
     ),
@@ -50,7 +50,7 @@ WORDS = {
     "partly": Words("The others were notified.", "ftsupervise alerts"),
     "works": Words(),
     "unsaved": Words(
-        "Alerts are still told; you may hear the same thing twice.",
+        "Alerts are still sent; you may get the same message twice.",
         "df -h; df -i; ls -l {place}",
         severity=Severity.CRITICAL,
     ),
@@ -102,7 +102,7 @@ def receiver_finding(state: JournalState, name: str, now: datetime, run: str) ->
 
 
 def reroute(state: JournalState, settings: Alerts, now: datetime, home: str) -> JournalState:
-    """What waits at a receiver that refuses or is no longer configured and nobody else was told: tell somebody else."""
+    """Give what waits at a receiver that refuses or is no longer configured to another one, unless another has it already."""
     known = settings.named
     working = [name for name in known if state.receiver(name).works]
     for message in state.outbox:
@@ -119,7 +119,7 @@ def hand_over(
     state: JournalState, message: Message, others: list[str], now: datetime, home: str
 ) -> tuple[JournalState, tuple[Notice, ...]]:
     """What of ``message`` none of the ``others`` has been given, to the first of them; and what that is."""
-    orphans = tuple(n for n in message.notices if not _told_elsewhere(state, n, message.receiver, others))
+    orphans = tuple(n for n in message.notices if not _notified_elsewhere(state, n, message.receiver, others))
     receiver = others[0] if others else ""
     if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot say of itself that it says nothing
         receiver = next((o for o in others if not any(about_itself(n.finding, o) for n in orphans)), receiver)
@@ -140,8 +140,8 @@ def hand_over(
     alerts = dict(state.alerts)
     for notice in items:
         alert = alerts.get(notice.alert_id)
-        if alert is not None and receiver not in alert.told_to:
-            alerts[alert.id] = replace(alert, told_to=(*alert.told_to, receiver))
+        if alert is not None and receiver not in alert.notified_to:
+            alerts[alert.id] = replace(alert, notified_to=(*alert.notified_to, receiver))
     return put(replace(state, alerts=alerts), copy), orphans
 
 
@@ -150,7 +150,7 @@ def about_itself(finding: Finding, receiver: str) -> bool:
     return finding.watchdog == RECEIVER and finding.subject == receiver
 
 
-def _told_elsewhere(state: JournalState, notice: Notice, receiver: str, working: list[str]) -> bool:
+def _notified_elsewhere(state: JournalState, notice: Notice, receiver: str, working: list[str]) -> bool:
     """Has another receiver that works been given this very notice, or is it waiting there?"""
     others = [m for m in (*state.outbox, *state.posts.values()) if m.receiver in working and m.receiver != receiver]
     return any(n.key == notice.key for m in others for n in m.notices)
