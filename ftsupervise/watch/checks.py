@@ -1,4 +1,4 @@
-"""One pass of looking: the queue once, then every watchdog of every run. Tells nobody; ``tick.py`` does that.
+"""The checks of one tick: the queue once, then every watchdog of a run. They notify nobody: that is done in ``tour.py``.
 
 A watchdog that breaks must not blind the others: its failure is a finding of its own.
 """
@@ -10,7 +10,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, jobs_of_run, whose_run
 from ftsupervise.truth import Health
-from ftsupervise.watch import Look
+from ftsupervise.watch import Look, due
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ WORDS = {
         "have it removed, or set TMPDIR to a folder of your own",
     ),
     "broken": Words(
-        "What it looks after is not being looked after.",
+        "What it checks is not being checked.",
         "ftsupervise check {name} {run_dir}",
         "report it with the lines below",
     ),
@@ -141,9 +141,9 @@ def look_at(
     at: Callable[[str], None] = lambda name: None,
 ) -> RunLook:
     """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
-    ``at`` is told the name of each before it looks.
+    ``at`` is given the name of each before it is run.
 
-    ``probe``: the bounded eyes of this tick, to be shared by all its runs; without one this run gets its own.
+    ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
     """
     if probe is None:
         with Probe() as own_probe:
@@ -162,26 +162,11 @@ def look_at(
         if settings is None or (only and name not in only):
             continue
         mine = memory.setdefault(name, {})
-        if due_only and not _due(mine, settings, now):
+        if due_only and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
         findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name), settings)
     return RunLook(run, rundir, jobs, tuple(findings), memory)
-
-
-def _due(memory: dict[str, Any], settings: object, now: datetime) -> bool:
-    """A watchdog with an ``every`` of its own is asked again when that has passed (less a tenth, for ticks that come
-    a little early); the others each time."""
-    every = getattr(settings, "every", None)
-    last = memory.get("_at")
-    due = (
-        not isinstance(every, timedelta)
-        or not isinstance(last, (int, float))
-        or not 0 <= now.timestamp() - last < every.total_seconds() * 0.9
-    )
-    if due:
-        memory["_at"] = now.timestamp()
-    return due
 
 
 def _check(look: Look, settings: object) -> list[Finding]:

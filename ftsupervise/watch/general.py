@@ -1,4 +1,4 @@
-"""What a tick tells that is nobody's in particular: Slurm's health, settings that cannot be read, run directories that do
+"""What a tick finds that belongs to no single run: Slurm's health, settings that cannot be read, run directories that do
 not answer or are gone; and the dead-man. It is kept in this account's state directory, because the runs' own cannot be written.
 
 Done by a child, as the runs are (``tick.py``). When the state directory itself hangs, another child does it without
@@ -49,7 +49,7 @@ class DeadManPinged(NamedTuple):
 
 
 def work(orders: TickOrders, progress: TickProgress, say: Say) -> None:
-    """What is left of it to be done."""
+    """Do what of it is left."""
     away = progress.away
     if progress.general is None:
         say.at(-1, KEEPS, BOUND)
@@ -71,7 +71,7 @@ def _report(progress: TickProgress, say: Say, event: NamedTuple) -> None:
 
 
 def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[tuple[RunReport, Journal, Alerts]]:
-    """Slurm's own health, one alert for all runs, and runs whose settings cannot be read: told to all who watch any run."""
+    """Slurm's own health, one alert for all runs, and runs whose settings cannot be read: sent to the receivers of all runs."""
     runs = progress.roster.runs
     if not runs:
         return []
@@ -141,14 +141,14 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 
 
 def blind(progress: TickProgress) -> str:
-    """Why this tick could not see all that it was to look at; "" if it could."""
+    """Why this tick could not see all that it was to check; "" if it could."""
     unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
     dark = [finding.summary for _, finding in sorted(progress.stored.items()) if finding.health is Health.BAD]
     return next(iter([*unasked, *dark]), "")
 
 
 def _ping(progress: TickProgress) -> list[str]:
-    """Tell each dead-man service once, whichever runs name it."""
+    """Ping each dead-man service once, whichever runs name it."""
     said = []
     done: set[str] = set()
     why = blind(progress) or next(iter(progress.complaints()), "")

@@ -1,8 +1,8 @@
-"""One tick over many runs: look, write down what changed, tell people, say that the watch lives.
+"""One tick over many runs: check them, write down what changed, notify people, say that the watch lives.
 
 This process reads no user's disk, so no dead mount can hold it: all of that is done by children (``tour.py``, ``general.py``)
-that are watched while they do it. One child does all healthy runs. Where it hangs on a run, it is given up; that run is told
-not to answer, and new children go on with the others: those on the same device each in its own, for they may hang as well.
+that are watched while they do it. One child does all healthy runs. Where it hangs on a run, it is given up; that run is
+reported as not answering, and new children go on with the others: those on the same device each in its own, for they may hang as well.
 
 Order matters. Everything that was found is saved with its messages before the first is sent, so a tick that is killed half-way
 is finished by the next one. The dead-man is pinged last, and only if this tick could see.
@@ -48,12 +48,12 @@ class TickResult:
 
     @property
     def saw_all(self) -> bool:
-        """Was every run that was named looked at?"""
+        """Was every run that was named checked?"""
         return not (self.progress.trouble or self.progress.hung)
 
 
 def tick(roster: Roster, orders: TickOrders) -> TickResult:
-    """Look at every run once and tell what changed. Bounded in time whatever any run's storage does.
+    """Check every run once and notify people of what changed. Bounded in time whatever any run's storage does.
 
     ``roster`` keeps the settings that were read, for the next tick.
     """
@@ -61,7 +61,7 @@ def tick(roster: Roster, orders: TickOrders) -> TickResult:
     progress = TickProgress(roster)
     party = _Children(orders, progress)
     party.go()
-    party.tell_in_general()
+    party.do_general()
     return _ticked(orders, progress)
 
 
@@ -131,7 +131,7 @@ class _Children:
             self.running[errand] = group
 
     def _look_after(self, errand: Errand, group: list[int]) -> list[list[int]]:
-        """Hear one child; the groups that are to be started because it cannot go on."""
+        """Apply what one child reports. Returns the groups that are to be started because it cannot go on."""
         for event in errand.heard():
             self.progress.apply(event)
         if errand.ended and not errand.died:
@@ -179,7 +179,7 @@ class _Children:
             self.progress.notes.append(f"could not {at.words or 'begin'}: {why}")
 
     def _dark(self, index: int, seconds: float, doing: str, why: str) -> None:
-        """Nobody goes near this run again in this tick; only where its settings hang and are known it is looked at."""
+        """This run is not touched again in this tick. Only where its settings hang, and are known, it is still checked."""
         progress, known = self.progress, self.progress.roster.known.get(index)
         if doing in (FINDS, READS) and index not in progress.settled:
             progress.settled.add(index)
@@ -226,8 +226,8 @@ class _Children:
                 progress.hung.add(index)
                 progress.trouble[index] = Unanswered(f"its directory cannot be looked up: {why}")
 
-    def tell_in_general(self) -> None:
-        """What is nobody's in particular. A state directory that hangs costs one bound."""
+    def do_general(self) -> None:
+        """What belongs to no single run. A state directory that hangs costs one bound."""
         progress, names = self.progress, self.progress.roster.names
         if progress.found and not progress.away:
             rosters.remember({str(names[i]): where for i, where in progress.found.items()})
@@ -261,4 +261,4 @@ def _silence(state: Path, seconds: float) -> str:
 
 
 def _what(note: Note) -> str:
-    return note.what or "look at it"
+    return note.what or "check it"

@@ -17,7 +17,7 @@ from ftsupervise.watch.roster import KnownRun, Roster
 
 @dataclass(frozen=True)
 class RunReport:
-    """What one tick found and told about one run (or, with no run, about Slurm itself)."""
+    """What one tick found and sent about one run (or, with no run, about Slurm itself)."""
 
     name: str
     findings: tuple[Finding, ...]  # those that are not fine
@@ -70,7 +70,7 @@ class TickProgress:
         )
 
     def stands(self, index: int) -> bool:
-        """Can this run be looked at, as far as is known?"""
+        """Can this run be checked, as far as is known?"""
         finding = self.stored.get(index)
         return index in self.roster.known and finding is not None and finding.health is Health.OK
 

@@ -1,7 +1,7 @@
-"""What the child of a tick does: everything that touches a disk which may be dead, or asks somebody who may be silent.
+"""What the child of a tick does: everything that touches a disk which may be dead, or a service that may not answer.
 
-Before each step it says at which run it is, at what, and how long that may take; each thing it has done it tells. Its parent
-(``tick.py``) keeps the same account (``TickProgress``) from what it was told, so that another child can go on where one hung.
+Before each step the child says which run it is at, what it does, and how long that may take; it reports each thing it has done.
+Its parent (``tick.py``) keeps the same ``TickProgress`` from these reports, so that another child can go on where one hung.
 """
 
 from __future__ import annotations
@@ -51,12 +51,10 @@ if TYPE_CHECKING:
 
 BOUND = 8.0  # seconds that a step on somebody's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
-SENDING = (
-    80.0  # … that a delivery may be silent: it ends by itself after about 45, and the last message may take 20 more
-)
+SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
-FINDS, READS, STANDS = "find where it lies", "read its settings", "look at its directory"
+FINDS, READS, STANDS = "find where it lies", "read its settings", "check its directory"
 SENDS, RELIEVES = "send its messages", "take nodes back for it"
 
 
@@ -152,7 +150,7 @@ class Tour:
         for root, pin in pins:
             try:
                 why = "" if pin is None else pinned.another_than_noted(RunDir(root), pin)
-            except OSError:  # what cannot be seen is told by those who look
+            except OSError:  # a check reports what it cannot see
                 continue
             if why:
                 return run_dir_check.replaced(known.run, root, why, self.orders.state, self.orders.now)
@@ -182,7 +180,7 @@ class Tour:
     def _look(self, index: int, probe: Probe) -> None:
         run, orders = self.progress.roster.known[index].run, self.orders
         rundir = RunDir(str(run.run_dir))
-        self.say.at(index, "look at it", BOUND)
+        self.say.at(index, "check it", BOUND)
         journal = self._journal(index)
         try:
             seen = look_at(
@@ -194,14 +192,14 @@ class Tour:
                 only=orders.only,
                 due_only=not orders.only,
                 probe=probe,
-                at=lambda name: self.say.at(index, f"look at it (watchdog {name})", BOUND),
+                at=lambda name: self.say.at(index, f"check it (watchdog {name})", BOUND),
             )
             self.say.at(index, "write down what was found", BOUND)
-            told = _tell(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
-            self.say.at(index, "write down that it was looked at", BOUND)
+            report = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
+            self.say.at(index, "write down that it was checked", BOUND)
             trouble = tuple(_remember(seen, orders.now, orders.every))
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
-            self.tell(RunChecked(index, told, trouble, waits))
+            self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
             self.tell(RunDirChecked(index, run_dir_check.unusable(run, error, orders.now)))
 
@@ -247,7 +245,7 @@ def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
 
 
 def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
-    """What may explain a finding of any run, and is told by itself."""
+    """What may explain a finding of any run, and has an alert of its own."""
     found = [settings_finding(progress.roster.label(i), why, now) for i, why in progress.trouble.items()]
     queue = slurm_queue(progress)
     if queue is not None and queue.jobs is None:
@@ -259,7 +257,7 @@ def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
     return next((queue for queue in (progress.queues or {}).values() if queue.kind == "slurm"), None)
 
 
-def _tell(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:
+def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
@@ -289,7 +287,7 @@ def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
 
 
 def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:
-    """The watchdogs' memory, and this watcher's own beat, which the run's guard and other watchers look at."""
+    """Write the watchdogs' memory, and this watch's own beat, which the run's guard and other watches read."""
     try:
         write_memory(seen.rundir, seen.memory)
         watchers.beat(seen.rundir, now, every)

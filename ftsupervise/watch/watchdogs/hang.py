@@ -17,6 +17,7 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
 from ftsupervise.watch.watchdogs.stall_judge import (
     START,
@@ -87,8 +88,7 @@ def _kill_switch_age(look: Look) -> float | None:
     listing = look.probe.listing(look.rundir.switches, most=1000)
     if not isinstance(listing, Listing):
         return None
-    ahead = look.probe.clock_ahead(look.rundir.switches)
-    now = look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
+    now = server_now(look, look.rundir.switches)
     return next((max(0.0, now - one.mtime) for one in listing.entries if one.name == KILL and one.is_file), None)
 
 
@@ -118,10 +118,9 @@ def _past(memory: dict[str, Any]) -> ProgressHistory:
 
 
 def _learn(look: Look, signs: Signs, verdict: StallVerdict) -> None:
-    """What was a pause at the last look and is over now was a healthy one, if nobody called it a hang by then.
+    """A pause at the last check that is over now was a healthy one, if it was not called a hang by then.
 
-    Only looks count, so a pause is taken for no longer than it was seen to be: the memory errs to the short side, and
-    the bounds make up for it.
+    A pause counts for no longer than the checks saw it: the memory errs to the short side, and the bounds make up for it.
     """
     memory = look.memory
     now = look.now.timestamp()
@@ -139,7 +138,7 @@ def _learn(look: Look, signs: Signs, verdict: StallVerdict) -> None:
 
 
 def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase: str) -> None:
-    """The mean time of the steps since the last look, from where to where the step number moved."""
+    """The mean time of the steps since the last check, from where to where the step number moved."""
     pace = memory.get("pace")
     if step is None:
         return

@@ -24,7 +24,7 @@ START = "start"
 UNTOLD = ""  # no guard tells the phase
 _DAY = 86_400.0
 _OFTEN = 3  # sightings of a phase that make its length known
-_MORE = 600.0  # seconds: looks are minutes apart, so a pause was longer than it was seen to be
+_MORE = 600.0  # seconds: checks are minutes apart, so a pause was longer than it was seen to be
 
 
 @dataclass(frozen=True)
