@@ -70,7 +70,8 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     from ftsupervise.config.load import loads
     from ftsupervise.scheduler.slurm import Slurm
     from ftsupervise.watch.roster import Roster
-    from ftsupervise.watch.tick import Orders, tick
+    from ftsupervise.watch.tick import tick
+    from ftsupervise.watch.tour import TickOrders
 
     runs = [
         loads(
@@ -85,7 +86,7 @@ def measured(folder: Path, count: int) -> dict[str, float]:
     for _ in range(2):
         began = time.perf_counter()
         now = datetime.now(timezone.utc)
-        orders = Orders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
+        orders = TickOrders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
         done = tick(Roster.of(runs), orders)
         seconds.append(time.perf_counter() - began)
     findings = sum(told.looks for told in done.runs)

@@ -61,7 +61,7 @@ class Finding:
 
 
 class Words(NamedTuple):
-    """What people are told about one kind of subject, whatever was found: a line in a watchdog's table.
+    """What people read about one kind of subject, whatever was found: a line in a watchdog's table.
 
     ``finding`` puts its ``names`` in the place of the words in braces.
     """
@@ -70,7 +70,7 @@ class Words(NamedTuple):
     look: str = ""
     do: str = ""
     severity: Severity = Severity.WARNING
-    watchdog: str = ""  # under whose name it is told, where that is another than the watchdog's own
+    watchdog: str = ""  # the alert's name, where it is not the watchdog's own
 
     def finding(
         self,
@@ -107,7 +107,7 @@ class AlertState(Enum):
     QUIET = "quiet"  # nothing known to be wrong
     PENDING = "pending"  # wrong, but not yet for as long as ``hold`` asks
     FIRING = "firing"
-    RESOLVED = "resolved"  # told that it is over; falls back to QUIET
+    RESOLVED = "resolved"  # people were notified that it is over; falls back to QUIET
 
 
 class Reason(Enum):
@@ -122,7 +122,7 @@ class Reason(Enum):
     UNWATCHED = (
         "unwatched"  # it fired, and nobody has looked at its subject for so long that it ends without an all-clear
     )
-    ANNOUNCED = "announced"  # an event that is told once and has no end: started, finished, handed over
+    ANNOUNCED = "announced"  # an event that is sent once and has no end: started, finished, handed over
 
 
 class EventKind(Enum):
@@ -142,23 +142,25 @@ class Alert:
     finding: Finding  # the newest that was BAD
     seen: datetime  # the last time anybody looked, whatever was seen
     state: AlertState = AlertState.QUIET
-    looks: str = ""  # what was seen, newest last: "-" bad, "+" good; UNKNOWN is not a look; at most 21
+    checks: str = ""  # what was seen, newest last: "-" bad, "+" good; UNKNOWN is not a look; at most 21
     since: datetime | None = None  # when the trouble began
     fired: datetime | None = None
     good_since: datetime | None = None  # it fires, but the last looks were good
     ended: datetime | None = None
     incident: int = 0  # counts the firings; part of the dedup key
-    told: datetime | None = None  # the last message of this incident
-    told_severity: Severity | None = None  # the worst that was told
-    told_to: tuple[str, ...] = ()  # receivers
-    tellings: int = 0
-    posts: dict[str, str] = field(default_factory=dict)  # receiver -> id of the message that first told of the incident
-    escalated: bool = False  # told again because nobody acknowledged it
+    notified: datetime | None = None  # the last message of this incident
+    notified_severity: Severity | None = None  # the worst of them
+    notified_to: tuple[str, ...] = ()  # receivers
+    notifications: int = 0
+    posts: dict[str, str] = field(
+        default_factory=dict
+    )  # receiver -> id of the message that was the first of the incident
+    escalated: bool = False  # sent again because nobody acknowledged it
     flapping: bool = False
     acked_by: str = ""
     acked_at: datetime | None = None
     ack_note: str = ""
-    muted: str = ""  # why nobody is told at present: a silence, or what inhibits it
+    muted: str = ""  # why nobody is notified at present: a silence, or what inhibits it
     blind_since: datetime | None = None  # nobody could see it since
 
 
@@ -175,4 +177,4 @@ class Notice:
     count: int = 1  # the how-manieth telling of this incident
     event: EventKind | None = None
     note: str = ""  # one sentence more: "flapping", "no longer checked", "nobody has acknowledged it for 1h"
-    post: str = ""  # id of the message (to the same receiver) that first told of this incident
+    post: str = ""  # id of the message (to the same receiver) that was the first of this incident

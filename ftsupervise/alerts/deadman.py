@@ -1,7 +1,7 @@
 """A ping to an outside service that calls somebody when the pings stop: the watch of the watch.
 
 Speaks healthchecks.io's form: URL for success, URL/start, URL/fail, URL/log. It is sent only after a tick that could see
-and left nothing critical undelivered; a watcher that is blind or dumb must look dead to the outside.
+and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import Message, ReceiverState, State
+from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(seconds=20)  # for one message, whatever the receiver's own timeouts make of it
 TOGETHER = 0.01  # seconds: outcomes this close are written in one commit
 ROUNDS = 50
-FINE = ReceiverState()
 
 
 @dataclass(frozen=True)
@@ -97,17 +96,17 @@ def deliver(
     return Delivered(tuple(sent), tuple(failed), sum(len(state.outbox) for state in states), critical)
 
 
-def _nobody_knows(state: State, message: Message) -> bool:
+def _nobody_knows(state: JournalState, message: Message) -> bool:
     """Is there something critical in it that has reached no receiver at all?"""
-    told = {notice.key for post in state.posts.values() for notice in post.notices}
-    return any(n.finding.severity is Severity.CRITICAL and n.key not in told for n in message.notices)
+    notified = {notice.key for post in state.posts.values() for notice in post.notices}
+    return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
 def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         out.clear()
         state = _mend(state, settings, now)
         chosen = [m for m in outbox.due(state, now) if m.receiver in named]
@@ -124,14 +123,14 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[
     return out
 
 
-def _mend(state: State, settings: Alerts, now: datetime) -> State:
+def _mend(state: JournalState, settings: Alerts, now: datetime) -> JournalState:
     """A receiver that was given up gets another chance after a change of its settings, or after a while: a day, an hour
     when there is no other."""
     for name, receiver in settings.named.items():
         health = state.receivers.get(name)
         if health is None or health.works:
             continue
-        others = [n for n in settings.named if n != name and state.receivers.get(n, FINE).works]
+        others = [n for n in settings.named if n != name and state.receiver(n).works]
         rest = outbox.BROKEN_FOR if others else outbox.BROKEN_ALONE
         since = health.broken_since
         rested = bool(health.broken) and (since is None or since > now + outbox.SKEW or now - since >= rest)
@@ -155,19 +154,19 @@ def fingerprint(receiver: Receiver) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _parcel(state: State, message: Message, settings: Alerts, now: datetime) -> Parcel:
+def _parcel(state: JournalState, message: Message, settings: Alerts, now: datetime) -> Parcel:
     earlier = tuple(state.posts[post] for post in message.posts if post in state.posts)
     over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
     owed = outbox.owed(state, message)
     return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates, owed=owed)
 
 
-def _ended(state: State, notice: Notice, now: datetime) -> datetime:
+def _ended(state: JournalState, notice: Notice, now: datetime) -> datetime:
     alert = state.alerts.get(notice.alert_id)
     return alert.ended if alert is not None and alert.ended is not None else now
 
 
-def _is_over(state: State, notice: Notice, post: Message) -> bool:
+def _is_over(state: JournalState, notice: Notice, post: Message) -> bool:
     alert = state.alerts.get(notice.alert_id)
     return alert is None or alert.state is not AlertState.FIRING or alert.posts.get(post.receiver) != post.id
 
@@ -222,7 +221,7 @@ def _write_down(attempts: list[_Attempt], who: str, now: datetime, jitter: Calla
     journal = attempts[0].journal
     jitters = [jitter() for _ in attempts]
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         for attempt, fraction in zip(attempts, jitters, strict=True):
             state = _outcome(state, attempt, who, now, fraction)
         return state
@@ -230,7 +229,7 @@ def _write_down(attempts: list[_Attempt], who: str, now: datetime, jitter: Calla
     journal.change(make)
 
 
-def _outcome(state: State, attempt: _Attempt, who: str, now: datetime, fraction: float) -> State:
+def _outcome(state: JournalState, attempt: _Attempt, who: str, now: datetime, fraction: float) -> JournalState:
     message, error, home = attempt.message, attempt.error, attempt.journal.home
     if error is None:
         receipt = attempt.receipt or {}
@@ -245,7 +244,7 @@ def _outcome(state: State, attempt: _Attempt, who: str, now: datetime, fraction:
         return _refused(state, attempt, str(error), now, fraction)
     if isinstance(error, Partly):
         return _to_some(state, attempt, error, now, fraction)
-    failures = state.receivers.get(message.receiver, FINE).failures + 1
+    failures = state.receiver(message.receiver).failures + 1
     asked = error.after if isinstance(error, TryLater) else None
     wait = max(outbox.backoff(failures, fraction), asked or timedelta(0))
     odd = isinstance(error, Doubtful)
@@ -254,7 +253,7 @@ def _outcome(state: State, attempt: _Attempt, who: str, now: datetime, fraction:
     return _say(reroute(state, attempt.settings, now, home), attempt, now) if odd else state
 
 
-def _to_some(state: State, attempt: _Attempt, error: Partly, now: datetime, fraction: float) -> State:
+def _to_some(state: JournalState, attempt: _Attempt, error: Partly, now: datetime, fraction: float) -> JournalState:
     """Some recipients have it. Those who are left are tried for as long as mail servers try."""
     message = attempt.message
     if now - message.created > outbox.PUT_OFF_FOR:
@@ -265,11 +264,11 @@ def _to_some(state: State, attempt: _Attempt, error: Partly, now: datetime, frac
     return _say(state, attempt, now) if error.refused else state
 
 
-def _refused(state: State, attempt: _Attempt, error: str, now: datetime, fraction: float) -> State:
+def _refused(state: JournalState, attempt: _Attempt, error: str, now: datetime, fraction: float) -> JournalState:
     message, home = attempt.message, attempt.journal.home
     if not message.plain:
         return outbox.put_back_plain(state, message, error)
-    others = [n for n in attempt.settings.named if n != message.receiver and state.receivers.get(n, FINE).works]
+    others = [n for n in attempt.settings.named if n != message.receiver and state.receiver(n).works]
     state, _ = hand_over(state, message, others, now, home)
     if now - message.created > outbox.GIVE_UP_AFTER:
         return _say(outbox.gave_up(state, message, error), attempt, now)
@@ -277,7 +276,7 @@ def _refused(state: State, attempt: _Attempt, error: str, now: datetime, fractio
     return _say(state, attempt, now)
 
 
-def _say(state: State, attempt: _Attempt, now: datetime) -> State:
+def _say(state: JournalState, attempt: _Attempt, now: datetime) -> JournalState:
     """Tell the others now, not at the next tick."""
     message = attempt.message
     finding = receiver_finding(state, message.receiver, now, message.run)

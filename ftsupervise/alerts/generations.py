@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftsupervise.alerts.outbox import Silence, State
+from ftsupervise.alerts.outbox import JournalState, Silence
 from ftsupervise.findings import Alert
 from ftsupervise.host import files
 from ftsupervise.host.modes import is_shared, may_be_changed, stranger
@@ -41,7 +41,7 @@ _Word = tuple[object, ...]  # a silence or an acknowledgement, all but who said 
 class Generation(NamedTuple):
     """A whole State, the number in the journal's directory that it was made from, and the account that wrote it."""
 
-    state: State
+    state: JournalState
     base: int
     owner: int
 
@@ -98,7 +98,7 @@ def distrust(directory: Path, folder: os.stat_result) -> str:
     return stranger(above, folder)
 
 
-def render(state: State, number: int, base: int) -> bytes:
+def render(state: JournalState, number: int, base: int) -> bytes:
     """The bytes of a generation. Raises OSError (EFBIG) when there are too many of them to be read again."""
     import errno
 
@@ -114,7 +114,7 @@ def render(state: State, number: int, base: int) -> bytes:
     return whole
 
 
-def parse(raw: bytes, number: int | None = None) -> tuple[State, int]:
+def parse(raw: bytes, number: int | None = None) -> tuple[JournalState, int]:
     """The State in a generation's bytes, and the number it was made from. Raises ValueError when it is not whole, or when it
     is not generation ``number`` (an old one under a new name)."""
     head, found, rest = raw.partition(b', "state": ')
@@ -132,7 +132,7 @@ def parse(raw: bytes, number: int | None = None) -> tuple[State, int]:
         base = about.get("base", -1)
         if type(base) is not int or not -1 <= base < 10**12:
             raise ValueError("it does not say what it was made from")
-        return decode(State, json.loads(body.decode("utf-8", "surrogatepass"))), base
+        return decode(JournalState, json.loads(body.decode("utf-8", "surrogatepass"))), base
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -140,7 +140,7 @@ def parse(raw: bytes, number: int | None = None) -> tuple[State, int]:
 # ---------------------------------------------------------------------------------------------------------- authors
 
 
-def signed(line: Sequence[Generation], name: Callable[[int], str], me: int) -> State:
+def signed(line: Sequence[Generation], name: Callable[[int], str], me: int) -> JournalState:
     """The State of the last generation in ``line`` (oldest first, without gaps), with the authors that the files' owners prove.
 
     The first is the ground: what stands in one that ``me`` or root wrote was proved before. In another's it was not, so its
@@ -169,12 +169,12 @@ def _ack(alert: Alert) -> _Word:
     return (alert.id, alert.incident, alert.acked_at, alert.ack_note)
 
 
-def _words(state: State) -> list[tuple[_Word, str]]:
+def _words(state: JournalState) -> list[tuple[_Word, str]]:
     acks = [(_ack(alert), alert.acked_by) for alert in state.alerts.values() if alert.acked_by]
     return [*((_silence(one), one.author) for one in state.silences), *acks]
 
 
-def _with(state: State, known: dict[_Word, str]) -> State:
+def _with(state: JournalState, known: dict[_Word, str]) -> JournalState:
     alerts = {key: replace(a, acked_by=known[_ack(a)]) if a.acked_by else a for key, a in state.alerts.items()}
     silences = tuple(replace(silence, author=known[_silence(silence)]) for silence in state.silences)
     return replace(state, silences=silences, alerts=alerts)

@@ -8,7 +8,7 @@ over NFS: if somebody else was faster it says EEXIST, and the change is made ane
 compare-and-swap, so two watchers, a person who acknowledges and one that was frozen for an hour can all write.
 
 A file that is torn, from a newer version, or from an account that has no business here is never fatal: it is passed over and
-told (``problems``). What one generation may say, and whose word it is: ``generations.py``.
+reported (``problems``). What one generation may say, and whose word it is: ``generations.py``.
 When the directory cannot be written (full, read-only, gone), the spare directory on this host takes the generation;
 when that cannot be written either, the state lives on in this process and ``unsaved`` says why.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ftsupervise.alerts import generations
 from ftsupervise.alerts.generations import LEAP, Generation, numbers, render, signed
-from ftsupervise.alerts.outbox import State
+from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
@@ -62,7 +62,7 @@ class Journal:
         self.away = away
         self.problems: list[str] = []  # what was passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
-        self._adrift: State | None = None
+        self._adrift: JournalState | None = None
         self._read: dict[Path, Generation] = {}  # the newest ones, parsed: a generation never changes
 
     def __repr__(self) -> str:
@@ -73,11 +73,11 @@ class Journal:
         """What tells this journal from others in dedup keys."""
         return str(self.directory.absolute())
 
-    def read(self) -> State:
+    def read(self) -> JournalState:
         """The newest whole state; an empty one when there is none. Never raises for what lies in the directory."""
         return self._adrift if self._adrift is not None else self._newest()[0]
 
-    def change(self, make: Callable[[State], State]) -> State:
+    def change(self, make: Callable[[JournalState], JournalState]) -> JournalState:
         """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when somebody else was faster.
 
         Does not raise when nothing can be written: see ``unsaved``.
@@ -113,11 +113,11 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def _newest(self) -> tuple[State, int]:
+    def _newest(self) -> tuple[JournalState, int]:
         """(state, highest number seen). The number counts files that could not be read, too: it is taken."""
         self.problems = []
         if self.away:
-            return self._newest_in(self.spare)[:2] if _private(self.spare) else (State(), 0)
+            return self._newest_in(self.spare)[:2] if _private(self.spare) else (JournalState(), 0)
         state, highest, _ = self._newest_in(self.directory)
         if not _private(self.spare):
             return state, highest
@@ -126,14 +126,14 @@ class Journal:
             return aside, max(number, highest)  # nothing happened in the directory since: the spare goes on from it
         return _with_what_waits_in(aside, state), max(number, highest)
 
-    def _newest_in(self, directory: Path) -> tuple[State, int, int]:
+    def _newest_in(self, directory: Path) -> tuple[JournalState, int, int]:
         """(state, highest number that is taken, the number in the directory that it was made from)"""
         before = list(self.problems)
         folder, why = _folder(directory)
         if why:
             self.problems.append(f"passed over all of {directory}: {why}; ls -ld {directory}")
         if folder is None:
-            return State(), 0, -1
+            return JournalState(), 0, -1
         for _ in range(5):
             self.problems = list(before)
             there = sorted(numbers(directory), reverse=True)
@@ -151,8 +151,8 @@ class Journal:
                     if passed <= TOLD:
                         self.problems.append(f"passed over {path.name} in {directory}: {error}")
             else:
-                return State(), _reached(there, 0), -1
-        return State(), _reached(there, 0), -1
+                return JournalState(), _reached(there, 0), -1
+        return JournalState(), _reached(there, 0), -1
 
     def _read_one(self, path: Path, number: int, folder: os.stat_result) -> Generation:
         if path not in self._read:
@@ -160,7 +160,7 @@ class Journal:
             self._read = {p: g for p, g in self._read.items() if p.parent != path.parent} | {path: found}
         return self._read[path]
 
-    def _signed(self, directory: Path, number: int, folder: os.stat_result) -> State:
+    def _signed(self, directory: Path, number: int, folder: os.stat_result) -> JournalState:
         """The state of that generation. Was it written by another account, then its silences and acknowledgements bear the
         names of the accounts that wrote them, as far back as there are generations."""
         newest = self._read_one(directory / f"{number:08d}.json", number, folder)
@@ -179,7 +179,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def _commit(self, state: State, highest: int) -> None:
+    def _commit(self, state: JournalState, highest: int) -> None:
         if self.away:
             raise OSError(errno.ETIMEDOUT, self.away, str(self.directory))
         # RUN/watch/journal, but never RUN: when its file system is away, that would be made on the disk beneath
@@ -194,12 +194,12 @@ class Journal:
                 if number <= highest:  # it is all in the directory now
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
-    def _commit_to_spare(self, state: State, highest: int) -> None:
+    def _commit_to_spare(self, state: JournalState, highest: int) -> None:
         if private(self.spare) is None:
             raise PermissionError(errno.EPERM, "not a private directory of this account", str(self.spare))
         self._link(self.spare, state, highest)
 
-    def _link(self, directory: Path, state: State, highest: int) -> None:
+    def _link(self, directory: Path, state: JournalState, highest: int) -> None:
         number = highest + 1
         here = numbers(self.directory) if not self.away and _folder(self.directory)[0] else set()
         base = -1 if self.away else _reached(here, highest)
@@ -292,10 +292,10 @@ def _sweep(directory: Path, before: float) -> None:
         pass
 
 
-def _with_what_waits_in(aside: State, state: State) -> State:
+def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalState:
     """``state`` with the messages that wait in ``aside`` and the alerts that fire there, as far as it knows neither.
 
-    So an alert that was told while the directory was away is told to be over when it is back.
+    So the end of an alert that was sent while the directory was away is sent when it is back.
     """
     known = {m.id for m in state.outbox} | set(state.posts)
     lost = tuple(m for m in aside.outbox if m.id not in known)

@@ -32,7 +32,7 @@ SKEW = timedelta(minutes=5)  # what is later than this was written by a clock th
 
 @dataclass(frozen=True)
 class Message:
-    """What one receiver is told about one run at one moment."""
+    """What one receiver is sent about one run at one moment."""
 
     id: str  # the dedup key; the same however often it is sent
     receiver: str
@@ -74,22 +74,20 @@ class ReceiverState:
     broken: str = ""  # why it will not take anything until somebody changes something
     broken_since: datetime | None = None
     print: str = ""  # of its settings when it broke
-    odd: str = (
-        ""  # the last answer was a refusal that may be an accident: it is tried again, and others are told meanwhile
-    )
+    odd: str = ""  # it refused, perhaps by accident: it is tried again, and others are notified meanwhile
     error: str = ""
     refused: str = ""  # the last message went, but not to everybody: whom it refused
     last_sent: datetime | None = None
 
     @property
     def works(self) -> bool:
-        """Can what must be told be given to it, as far as its last answer goes?"""
+        """Does it take messages, as far as its last answer goes?"""
         return not self.broken and not self.odd
 
 
 @dataclass(frozen=True)
 class Silence:
-    """A person's word that they know: matching alerts are not told until it ends."""
+    """A person says that they know: nobody is notified of matching alerts until it ends."""
 
     id: str
     pattern: str  # an alert's id, or a watchdog, or "watchdog: subject", with * and ?
@@ -101,7 +99,7 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class State:
+class JournalState:
     """One generation. Treat the dicts as frozen too: change by ``replace`` with a new one."""
 
     alerts: dict[str, Alert] = field(default_factory=dict)
@@ -111,6 +109,9 @@ class State:
     silences: tuple[Silence, ...] = ()
     announced: dict[str, datetime] = field(default_factory=dict)
 
+    def receiver(self, name: str) -> ReceiverState:
+        return self.receivers.get(name) or ReceiverState()
+
 
 def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) -> str:
     """Stable: two watchers that see the same transitions make the same id."""
@@ -118,7 +119,7 @@ def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) 
     return sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
-def put(state: State, message: Message) -> State:
+def put(state: JournalState, message: Message) -> JournalState:
     """``message`` into the outbox, joined to the newest one for that receiver and run that nobody has tried yet."""
     said = {n.key for m in state.outbox if m.receiver == message.receiver for n in m.notices}
     message = replace(message, notices=tuple(n for n in message.notices if n.key not in said))
@@ -165,8 +166,8 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
-def _point_to(state: State, post: str, message: Message) -> State:
-    """Remember with each alert which message (``post``) first told of it to this receiver."""
+def _point_to(state: JournalState, post: str, message: Message) -> JournalState:
+    """Remember with each alert which message (``post``) was the first of it to this receiver."""
     changed = {}
     for notice in message.notices:
         alert = state.alerts.get(notice.alert_id)
@@ -176,7 +177,7 @@ def _point_to(state: State, post: str, message: Message) -> State:
     return replace(state, alerts={**state.alerts, **changed}) if changed else state
 
 
-def due(state: State, now: datetime) -> tuple[Message, ...]:
+def due(state: JournalState, now: datetime) -> tuple[Message, ...]:
     """The next message for each receiver and run that may be tried now: oldest first, one at a time, in order.
 
     A recipient to whom an earlier message is owed waits for that one; the others are not held up by it. What a clock that
@@ -194,7 +195,7 @@ def due(state: State, now: datetime) -> tuple[Message, ...]:
         heads.setdefault(to, message)
     out = []
     for message in heads.values():
-        health = state.receivers.get(message.receiver, ReceiverState())
+        health = state.receiver(message.receiver)
         held = message.claimed_until is not None and now < message.claimed_until <= now + LEASE + SKEW
         rests = health.not_before is not None and now < health.not_before <= now + RETRY_AFTER_MOST + SKEW
         if not (held or now < _when(message, now) or health.broken or rests):
@@ -209,7 +210,7 @@ def _when(message: Message, now: datetime) -> datetime:
     return now if ahead or (tried and message.due > now + BACKOFF_MOST + SKEW) else message.due
 
 
-def owed(state: State, message: Message) -> frozenset[str]:
+def owed(state: JournalState, message: Message) -> frozenset[str]:
     """Recipients of ``message`` to whom an earlier one about the same run is still to be delivered."""
     earlier: set[str] = set()
     for one in state.outbox:
@@ -220,7 +221,7 @@ def owed(state: State, message: Message) -> frozenset[str]:
     return frozenset(earlier)
 
 
-def claim(state: State, ids: frozenset[str], who: str, now: datetime, lease: timedelta = LEASE) -> State:
+def claim(state: JournalState, ids: frozenset[str], who: str, now: datetime, lease: timedelta = LEASE) -> JournalState:
     """Mark messages as being sent by ``who``; nobody else touches them for ``lease``."""
     outbox = tuple(
         replace(m, tries=m.tries + 1, claimed_by=who, claimed_until=now + lease) if m.id in ids else m
@@ -229,12 +230,12 @@ def claim(state: State, ids: frozenset[str], who: str, now: datetime, lease: tim
     return replace(state, outbox=outbox)
 
 
-def mine(state: State, message: Message, who: str) -> bool:
+def mine(state: JournalState, message: Message, who: str) -> bool:
     """Does ``who`` still hold this message? Another may have taken it after the lease."""
     return any(m.id == message.id and m.claimed_by == who for m in state.outbox)
 
 
-def sent(state: State, message: Message, receipt: dict[str, str], now: datetime) -> State:
+def sent(state: JournalState, message: Message, receipt: dict[str, str], now: datetime) -> JournalState:
     """It arrived. Idempotent: a second report of the same message changes nothing but the receipt."""
     done = replace(message, sent=now, receipt=receipt, left=(), claimed_by="", claimed_until=None)
     health = ReceiverState(last_sent=now, refused=receipt.get("refused", "") or message.refused)
@@ -247,18 +248,18 @@ def sent(state: State, message: Message, receipt: dict[str, str], now: datetime)
 
 
 def sent_to_some(
-    state: State, message: Message, left: tuple[str, ...], refused: str, error: str, *, due: datetime, now: datetime
-) -> State:
+    state: JournalState,
+    message: Message,
+    left: tuple[str, ...],
+    refused: str,
+    error: str,
+    *,
+    due: datetime,
+    now: datetime,
+) -> JournalState:
     """It arrived, but not at ``left``: they get it later, the others do not get it again."""
-    again = replace(
-        message,
-        left=left,
-        refused=refused or message.refused,
-        due=due,
-        error=error,
-        claimed_by="",
-        claimed_until=None,
-    )
+    again = replace(message, left=left, refused=refused or message.refused, due=due)
+    again = replace(again, error=error, claimed_by="", claimed_until=None)
     state = sent(state, replace(message, refused=again.refused), {}, now)
     return replace(state, outbox=_in_order(state.outbox, again))
 
@@ -272,7 +273,7 @@ def _in_order(outbox: tuple[Message, ...], message: Message) -> tuple[Message, .
     return (*outbox, message)
 
 
-def _kept(state: State, posts: dict[str, Message]) -> dict[str, Message]:
+def _kept(state: JournalState, posts: dict[str, Message]) -> dict[str, Message]:
     wanted = {post for alert in state.alerts.values() for post in alert.posts.values()}
     wanted |= {n.post for m in state.outbox for n in m.notices}
     others = [post for post in posts if post not in wanted]
@@ -282,7 +283,7 @@ def _kept(state: State, posts: dict[str, Message]) -> dict[str, Message]:
 
 
 def put_back(
-    state: State,
+    state: JournalState,
     message: Message,
     error: str,
     *,
@@ -290,11 +291,11 @@ def put_back(
     now: datetime,
     odd: bool = False,
     fingerprint: str = "",
-) -> State:
+) -> JournalState:
     """It did not arrive, for a reason that may pass: the receiver rests until ``not_before``.
 
     ``odd``: it was refused, so a change of its settings (their ``fingerprint``) ends the rest."""
-    old = state.receivers.get(message.receiver, ReceiverState())
+    old = state.receiver(message.receiver)
     ahead = old.not_before is not None and old.not_before > now + RETRY_AFTER_MOST + SKEW
     health = replace(
         old,
@@ -308,24 +309,24 @@ def put_back(
     return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
 
 
-def put_back_plain(state: State, message: Message, error: str) -> State:
+def put_back_plain(state: JournalState, message: Message, error: str) -> JournalState:
     """The receiver took offence at this very message: once more, as short plain text."""
     freed = _freed(state, message, error)
     return replace(freed, outbox=tuple(replace(m, plain=True) if m.id == message.id else m for m in freed.outbox))
 
 
-def refuse(state: State, message: Message, error: str, *, due: datetime) -> State:
+def refuse(state: JournalState, message: Message, error: str, *, due: datetime) -> JournalState:
     """The receiver takes others, but not this one, not even as plain text: again at ``due``, out of the others' way."""
     freed = _freed(state, message, error)
-    old = state.receivers.get(message.receiver, ReceiverState())
+    old = state.receiver(message.receiver)
     health = ReceiverState(refused=f"it refuses a message: {error}", last_sent=old.last_sent)
     outbox = tuple(replace(m, due=due) if m.id == message.id else m for m in freed.outbox)
     return replace(freed, outbox=outbox, receivers={**state.receivers, message.receiver: health})
 
 
-def broke(state: State, message: Message, error: str, fingerprint: str, now: datetime) -> State:
+def broke(state: JournalState, message: Message, error: str, fingerprint: str, now: datetime) -> JournalState:
     """The receiver said no for good. Its messages wait for the day somebody mends it."""
-    old = state.receivers.get(message.receiver, ReceiverState())
+    old = state.receiver(message.receiver)
     health = replace(
         old,
         failures=old.failures + 1,
@@ -339,20 +340,20 @@ def broke(state: State, message: Message, error: str, fingerprint: str, now: dat
     return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
 
 
-def mend(state: State, receiver: str) -> State:
+def mend(state: JournalState, receiver: str) -> JournalState:
     """Try a broken receiver again."""
-    old = state.receivers.get(receiver, ReceiverState())
+    old = state.receiver(receiver)
     health = replace(old, broken="", broken_since=None, not_before=None, odd="")
     return replace(state, receivers={**state.receivers, receiver: health})
 
 
-def free(state: State, receiver: str, now: datetime) -> State:
+def free(state: JournalState, receiver: str, now: datetime) -> JournalState:
     """The receiver has just been seen to work: nothing of the past holds its messages, but for quiet hours.
 
     A message that somebody is sending at this moment stays theirs. The same state when there was nothing to free.
     """
     outbox = tuple(_free(m, now) if m.receiver == receiver else m for m in state.outbox)
-    old = state.receivers.get(receiver, ReceiverState())
+    old = state.receiver(receiver)
     held = old.broken or old.odd or old.failures or old.not_before is not None
     if not held and outbox == state.outbox:
         return state
@@ -372,18 +373,18 @@ def _free(message: Message, now: datetime) -> Message:
     )
 
 
-def gave_up(state: State, message: Message, error: str) -> State:
+def gave_up(state: JournalState, message: Message, error: str) -> JournalState:
     """The receiver has refused this very message for too long; how that stands is with the receiver from now on."""
-    old = state.receivers.get(message.receiver, ReceiverState())
+    old = state.receiver(message.receiver)
     health = replace(old, refused=f"gave up on a message of {message.created:%Y-%m-%d %H:%M} UTC: {error}")
     return replace(drop(state, message), receivers={**state.receivers, message.receiver: health})
 
 
-def drop(state: State, message: Message) -> State:
+def drop(state: JournalState, message: Message) -> JournalState:
     return replace(state, outbox=tuple(m for m in state.outbox if m.id != message.id))
 
 
-def _freed(state: State, message: Message, error: str) -> State:
+def _freed(state: JournalState, message: Message, error: str) -> JournalState:
     outbox = tuple(
         replace(m, claimed_by="", claimed_until=None, error=error) if m.id == message.id else m for m in state.outbox
     )

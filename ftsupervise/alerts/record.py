@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts import routes
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, Message, State, message_id, put
+from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
 from ftsupervise.alerts.step import alert_id, step
 from ftsupervise.alerts.wording import clean, one_line
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NOT_ASKED = timedelta(days=3)
 _ANNOUNCED_KEPT = 500
-_TELLING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED)
+_NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, Reason.UNWATCHED)
 
 
 @dataclass(frozen=True)
@@ -69,35 +69,35 @@ def record(
 
     ``findings`` is all that this tick found about the run: a subject that is not among them has not been checked;
     unless ``partial``: then this caller checks these subjects only, and others are somebody else's.
-    ``beside`` are findings told in another journal that may explain some of these (slurm unreachable). ``where`` is
-    the argument that names the run in the commands people are told to type; default: the run directory the journal
+    ``beside`` are findings of another journal that may explain some of these (slurm unreachable). ``where`` is
+    the argument that names the run in the commands people are to type; default: the run directory the journal
     lies in. Never raises for a full disk: see ``Recorded.unsaved``.
     """
     seen = tuple(findings)
     about = About(settings, now, run_name, journal.home, place_of(journal) if where is None else where)
-    told: list[Notice] = []
+    notified: list[Notice] = []
     first: list[Notice] = []
 
-    def make(state: State) -> State:
-        told.clear()
+    def make(state: JournalState) -> JournalState:
+        notified.clear()
         own = [receiver_finding(state, name, now, run_name) for name in settings.named]
         state = reroute(state, settings, now, journal.home)
-        return advance(state, (*seen, *own), about, told, beside=beside, partial=partial)
+        return advance(state, (*seen, *own), about, notified, beside=beside, partial=partial)
 
-    def say(state: State) -> State:
-        told[:] = first
-        return advance(state, (saved,), about, told, partial=True)
+    def say(state: JournalState) -> JournalState:
+        notified[:] = first
+        return advance(state, (saved,), about, notified, partial=True)
 
     state = journal.change(make)
     problems, unsaved = tuple(journal.problems), journal.unsaved
     saved = journal_finding(run_name, journal.problems, unsaved, now)  # known only now that it has been written
     if saved.health is Health.BAD or alert_id(saved) in state.alerts:
-        first[:] = told
+        first[:] = notified
         state = journal.change(say)
     name = one_line(run_name, 100)
     firing = [a for a in state.alerts.values() if a.state is AlertState.FIRING and a.finding.run == name]
     firing.sort(key=lambda a: (-a.finding.severity, a.fired or now))
-    return Recorded(tuple(told), tuple(firing), journal.unsaved, problems)
+    return Recorded(tuple(notified), tuple(firing), journal.unsaved, problems)
 
 
 def announce(
@@ -108,7 +108,7 @@ def announce(
     about = About(settings, at, raw.run, journal.home, place_of(journal) if where is None else where)
     fresh = False
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         nonlocal fresh
         fresh = dedup not in state.announced
         if not fresh:
@@ -134,15 +134,15 @@ def place_of(journal: Journal) -> str:
 
 
 def advance(
-    state: State,
+    state: JournalState,
     findings: Sequence[Finding],
     about: About,
-    told: list[Notice],
+    notified: list[Notice],
     *,
     beside: Sequence[Finding] = (),
     partial: bool = False,
-) -> State:
-    """Pure: the state after these findings, messages included; what they say is added to ``told``.
+) -> JournalState:
+    """Pure: the state after these findings, messages included; their notices are added to ``notified``.
 
     ``partial``: other subjects were not due in this call, so their absence says nothing.
     """
@@ -165,13 +165,13 @@ def advance(
         if new is None:
             alerts.pop(ident, None)
             continue
-        if reason in _TELLING:
-            told.append(_notice(new, reason, now, finding))
+        if reason in _NOTIFYING:
+            notified.append(_notice(new, reason, now, finding))
             receivers = _whom(new, reason, settings, now)
             for name in receivers:
                 post = "" if reason is Reason.FIRED else old.posts.get(name, "")
-                parcels.setdefault(name, []).append(replace(told[-1], post=post))
-            new = _told(new, reason, receivers)
+                parcels.setdefault(name, []).append(replace(notified[-1], post=post))
+            new = _notified(new, reason, receivers)
         alerts[ident] = new
     state = replace(state, alerts=alerts)
     for name, notices in parcels.items():
@@ -179,10 +179,10 @@ def advance(
     return state
 
 
-def _told(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert:
+def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert:
     if reason in (Reason.RESOLVED, Reason.UNWATCHED):
         return replace(alert, posts={})
-    return replace(alert, told_to=tuple(dict.fromkeys((*alert.told_to, *receivers))))
+    return replace(alert, notified_to=tuple(dict.fromkeys((*alert.notified_to, *receivers))))
 
 
 def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
@@ -197,7 +197,7 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
     return out
 
 
-def _causes(state: State, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
+def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
     """What is wrong now: bad in this tick, or firing and not seen to be good in it. Only what can explain anything."""
     now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
     still = [
@@ -211,12 +211,12 @@ def _causes(state: State, by_id: dict[str, Finding], beside: Sequence[Finding]) 
 def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
     others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
     if reason in (Reason.RESOLVED, Reason.UNWATCHED):
-        return tuple(name for name in alert.told_to if name in others)
+        return tuple(name for name in alert.notified_to if name in others)
     wanted = routes.receivers(settings, alert.finding, now, escalated=alert.escalated)
     if reason is Reason.ESCALATED:
-        wanted = (*alert.told_to, *wanted)
-    told = tuple(name for name in dict.fromkeys(wanted) if name in others)
-    return told if told or not wanted else others  # the route leads to none but the receiver that is in trouble
+        wanted = (*alert.notified_to, *wanted)
+    notified = tuple(name for name in dict.fromkeys(wanted) if name in others)
+    return notified if notified or not wanted else others  # the route leads to none but the receiver that is in trouble
 
 
 def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None) -> Notice:
@@ -224,25 +224,25 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     if reason is Reason.RESOLVED and newest is not None and newest.summary:
         note = f"Now: {newest.summary}"
     elif reason is Reason.UNWATCHED:
-        note = f"Last looked at {alert.seen:%Y-%m-%d %H:%M} UTC."
+        note = f"Last checked {alert.seen:%Y-%m-%d %H:%M} UTC."
     elif reason is Reason.ESCALATED and alert.escalated and not alert.acked_by:
         note = "Nobody has acknowledged it so far."
     elif alert.flapping:
-        note = "It is flapping: it will be told to be over when it has been calm for a while."
+        note = "It is flapping: you are notified of its end when it has been calm for a while."
     end = alert.ended if reason is Reason.RESOLVED and alert.ended else now
     return Notice(
-        key=f"{alert.id}.{alert.incident}.{reason.value}.{alert.tellings}",
+        key=f"{alert.id}.{alert.incident}.{reason.value}.{alert.notifications}",
         reason=reason,
         finding=alert.finding,
         at=end,
         alert_id=alert.id,
         since=alert.since,
-        count=alert.tellings,
+        count=alert.notifications,
         note=one_line(note, 500),
     )
 
 
-def enqueue(state: State, receiver: str, notices: Sequence[Notice], about: About) -> State:
+def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
     """``notices`` as a message to ``receiver``, into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
     due = min((routes.due(about.settings, one.finding.severity, about.now) for one in items), default=about.now)

@@ -1,4 +1,4 @@
-"""Which receivers are notified, and from when; and what need not be told, because another alert explains it or a person has
+"""Which receivers are notified, and from when; and what is muted, because another alert explains it or a person has
 silenced it. Pure."""
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def policy(settings: Alerts, finding: Finding) -> Policy:
         general: timedelta | None = getattr(settings, name)
         return own if own is not None else general
 
-    bad, total = (int(n) for n in ((rule.looks if rule else None) or settings.looks).split(" of "))
+    bad, total = (int(n) for n in ((rule.checks if rule else None) or settings.checks).split(" of "))
     return Policy(
         hold=of("hold") or timedelta(0),
         clear=of("clear") or timedelta(0),
         repeat=of("repeat"),
         escalate_after=of("escalate_after"),
-        bad_looks=min(bad, total),
-        of_looks=total,
+        bad_checks=min(bad, total),
+        of_checks=total,
         forget_after=settings.forget_after,
     )
 
@@ -73,7 +73,7 @@ def receivers(settings: Alerts, finding: Finding, now: datetime, *, escalated: b
 
 
 def due(settings: Alerts, severity: Severity, now: datetime) -> datetime:
-    """When this may be told: now, or at the end of the quiet hours."""
+    """When this may be sent: now, or at the end of the quiet hours."""
     quiet = settings.quiet
     if quiet is None or severity >= Severity[quiet.below.upper()]:
         return now
@@ -104,7 +104,7 @@ def _zone(settings: Alerts) -> tzinfo | None:
     return ZoneInfo(settings.timezone)
 
 
-# ------------------------------------------------------------------------------------------------- what is not told
+# ------------------------------------------------------------------------------------------------- -------- muted
 
 
 def explained_by(cause: Finding) -> tuple[str, ...]:

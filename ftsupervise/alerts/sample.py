@@ -39,7 +39,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
     yield _one(run, where, again, _notice(free, Reason.REPEATED, again, begin))
     end = begin + timedelta(hours=4, minutes=15)
     yield _one(run, where, end, _notice(free, Reason.RESOLVED, end, begin, "Now: 8.1 TB free on /scratch"))
-    yield _one(run, where, end, _notice(free, Reason.UNWATCHED, end, begin, "Last looked at 02:10 UTC."))
+    yield _one(run, where, end, _notice(free, Reason.UNWATCHED, end, begin, "Last checked 02:10 UTC."))
     both = (_notice(free, Reason.FIRED, begin, begin), _notice(log, Reason.FIRED, begin, begin))
     yield _one(run, where, begin, *both, more={"disk fired": 137})
     yield _one(

@@ -1,6 +1,6 @@
 """When notifying itself is in trouble: a receiver that is broken, a journal that cannot be written.
 
-These become findings like any other, with a firing and a resolved message, told through the receivers that work. How the
+These become findings like any other, with a firing and a resolved message, sent through the receivers that work. How the
 receivers stand is also said in the words of ``alerts``, ``status`` and ``notify test``.
 """
 
@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import RETRY_AFTER_MOST, SKEW, Message, ReceiverState, State, drop, message_id, put
+from ftsupervise.alerts.outbox import (
+    RETRY_AFTER_MOST,
+    SKEW,
+    JournalState,
+    Message,
+    drop,
+    message_id,
+    put,
+)
 from ftsupervise.alerts.wording import one_line, stamp
 from ftsupervise.findings import Finding, Notice, Severity, Words
 from ftsupervise.truth import Health
@@ -34,7 +42,7 @@ WORDS = {
         Severity.CRITICAL,
     ),
     "odd": Words(
-        "It may be an accident on the way: they are tried again and again, and told through another receiver.",
+        "It may be an accident on the way: they are tried again and again, and sent through another receiver.",
         "ftsupervise alerts",
         "see whether it still does: ftsupervise notify test --receiver {name}",
     ),
@@ -42,7 +50,7 @@ WORDS = {
     "partly": Words("The others were notified.", "ftsupervise alerts"),
     "works": Words(),
     "unsaved": Words(
-        "Alerts are still told; you may hear the same thing twice.",
+        "Alerts are still sent; you may get the same message twice.",
         "df -h; df -i; ls -l {place}",
         severity=Severity.CRITICAL,
     ),
@@ -61,9 +69,9 @@ def journal_finding(run: str, problems: list[str], unsaved: str, now: datetime) 
     return words.finding((run, JOURNAL, ""), Health.of(bool(unsaved or problems)), one_line(text), now, names=names)
 
 
-def receiver_finding(state: State, name: str, now: datetime, run: str) -> Finding:
+def receiver_finding(state: JournalState, name: str, now: datetime, run: str) -> Finding:
     """How the receiver ``name`` is."""
-    health = state.receivers.get(name, ReceiverState())
+    health = state.receiver(name)
     bad: bool | None = True
     severity = None
     waiting = sum(1 for m in state.outbox if m.receiver == name)
@@ -93,10 +101,10 @@ def receiver_finding(state: State, name: str, now: datetime, run: str) -> Findin
     )
 
 
-def reroute(state: State, settings: Alerts, now: datetime, home: str) -> State:
-    """What waits at a receiver that refuses or is no longer configured and nobody else was told: tell somebody else."""
+def reroute(state: JournalState, settings: Alerts, now: datetime, home: str) -> JournalState:
+    """Give what waits at a receiver that refuses or is no longer configured to another one, unless another has it already."""
     known = settings.named
-    working = [name for name in known if state.receivers.get(name, ReceiverState()).works]
+    working = [name for name in known if state.receiver(name).works]
     for message in state.outbox:
         gone = message.receiver not in known
         if not gone and message.receiver in working:
@@ -108,10 +116,10 @@ def reroute(state: State, settings: Alerts, now: datetime, home: str) -> State:
 
 
 def hand_over(
-    state: State, message: Message, others: list[str], now: datetime, home: str
-) -> tuple[State, tuple[Notice, ...]]:
+    state: JournalState, message: Message, others: list[str], now: datetime, home: str
+) -> tuple[JournalState, tuple[Notice, ...]]:
     """What of ``message`` none of the ``others`` has been given, to the first of them; and what that is."""
-    orphans = tuple(n for n in message.notices if not _told_elsewhere(state, n, message.receiver, others))
+    orphans = tuple(n for n in message.notices if not _notified_elsewhere(state, n, message.receiver, others))
     receiver = others[0] if others else ""
     if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot say of itself that it says nothing
         receiver = next((o for o in others if not any(about_itself(n.finding, o) for n in orphans)), receiver)
@@ -132,8 +140,8 @@ def hand_over(
     alerts = dict(state.alerts)
     for notice in items:
         alert = alerts.get(notice.alert_id)
-        if alert is not None and receiver not in alert.told_to:
-            alerts[alert.id] = replace(alert, told_to=(*alert.told_to, receiver))
+        if alert is not None and receiver not in alert.notified_to:
+            alerts[alert.id] = replace(alert, notified_to=(*alert.notified_to, receiver))
     return put(replace(state, alerts=alerts), copy), orphans
 
 
@@ -142,7 +150,7 @@ def about_itself(finding: Finding, receiver: str) -> bool:
     return finding.watchdog == RECEIVER and finding.subject == receiver
 
 
-def _told_elsewhere(state: State, notice: Notice, receiver: str, working: list[str]) -> bool:
+def _notified_elsewhere(state: JournalState, notice: Notice, receiver: str, working: list[str]) -> bool:
     """Has another receiver that works been given this very notice, or is it waiting there?"""
     others = [m for m in (*state.outbox, *state.posts.values()) if m.receiver in working and m.receiver != receiver]
     return any(n.key == notice.key for m in others for n in m.notices)
@@ -163,9 +171,9 @@ def telling(directory: Path, now: datetime) -> tuple[str, ...]:
     return tuple(f"{name}: {words}" for name in names if (words := standing(state, name, now)))
 
 
-def standing(state: State, name: str, now: datetime) -> str:
+def standing(state: JournalState, name: str, now: datetime) -> str:
     """How the receiver ``name`` stands, for those who list it: "given up since …"; "" if all is well."""
-    health = state.receivers.get(name, ReceiverState())
+    health = state.receiver(name)
     waiting = sum(1 for m in state.outbox if m.receiver == name)
     wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""
     if health.broken:
@@ -181,7 +189,7 @@ def standing(state: State, name: str, now: datetime) -> str:
     return f"does not reach everybody: {refused}{wait}" if refused else ""
 
 
-def put_off(state: State, name: str, now: datetime) -> str:
+def put_off(state: JournalState, name: str, now: datetime) -> str:
     """The recipients that have been put off for too long to be greylisting alone, and why."""
     late = next((m for m in state.outbox if m.receiver == name and m.left and now - m.created >= SLOW), None)
     return f"{', '.join(late.left)} put off since {stamp(late.created)}, tried again: {late.error}" if late else ""

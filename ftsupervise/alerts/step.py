@@ -1,17 +1,18 @@
-"""The one question of this room: who must hear what, and why? Pure, so that a whole night fits in a table.
+"""The one question of this room: who must be notified of what, and why? Pure, so that a whole night fits in a table.
 
-``step`` takes an alert as it was, what one look saw, the policy and the time, and gives the alert as it is now and
-one reason. Nothing here writes or sends; ``tick.py`` does, from the answer.
+``step`` takes an alert as it was, what one check found, the policy and the time, and gives the alert as it is now and
+one reason. Nothing here writes or sends; ``record.py`` and ``deliver.py`` do.
 
 Rules worth knowing at 3 a.m.:
 
-- A look that could not see (UNKNOWN) moves nothing: it neither fires, resolves, repeats nor escalates.
-- A trouble becomes an alert after ``hold``, when at least N of the last M looks were bad; it is over when a look is
+- A check that could not see (UNKNOWN) moves nothing: it neither fires, resolves, repeats nor escalates.
+- A trouble becomes an alert after ``hold``, when at least N of the last M checks were bad; it is over when a check is
   good, fewer than N of the last M are bad, and it has been good for ``clear``.
-- While it flaps (Nagios's formula: more than 30 % weighted change over the last 21 looks, until it falls below 20 %)
+- While it flaps (Nagios's formula: more than 30 % weighted change over the last 21 checks, until it falls below 20 %)
   a firing alert stays firing; the one resolved message comes when it has calmed.
-- What was told is always told to be over, also when it has been silenced meanwhile. What was never told ends silently.
-- A firing alert nobody looks at any more (a watchdog switched off, a checkpoint directory renamed) ends after
+- People who were notified of an alert are also notified of its end, even if it has been silenced meanwhile. An alert that
+  nobody was notified of ends silently.
+- A firing alert that is not checked any more (a watchdog switched off, a checkpoint directory renamed) ends after
   ``forget_after`` with UNWATCHED: not an all-clear, and not a lie that lingers for ever. (``advance`` waits for three
   days when the whole watchdog was silent: it may have an interval of its own, or be switched off.)
 """
@@ -26,20 +27,20 @@ from itertools import pairwise
 from ftsupervise.findings import Alert, AlertState, Finding, Reason
 from ftsupervise.truth import Health
 
-LOOKS = 21  # Nagios keeps 21 states, that is 20 possible changes
-_WEIGHTS = tuple(0.75 + 0.5 * change / 19 for change in range(LOOKS - 1))  # oldest change first
+CHECKS = 21  # Nagios keeps 21 states, that is 20 possible changes
+_WEIGHTS = tuple(0.75 + 0.5 * change / 19 for change in range(CHECKS - 1))  # oldest change first
 
 
 @dataclass(frozen=True)
 class Policy:
     """How patient to be with one alert."""
 
-    hold: timedelta = timedelta(0)  # bad for so long before anybody is told
+    hold: timedelta = timedelta(0)  # bad for so long before anybody is notified
     clear: timedelta = timedelta(0)  # good for so long before it counts as over
-    repeat: timedelta | None = timedelta(hours=4)  # None: told once
-    escalate_after: timedelta | None = None  # told again, louder, if nobody acknowledges it
-    bad_looks: int = 1  # N of …
-    of_looks: int = 1  # … M
+    repeat: timedelta | None = timedelta(hours=4)  # None: sent once
+    escalate_after: timedelta | None = None  # sent again, louder, if nobody acknowledges it
+    bad_checks: int = 1  # N of …
+    of_checks: int = 1  # … M
     flap_high: float = 0.30
     flap_low: float = 0.20
     forget_after: timedelta = timedelta(hours=1)
@@ -50,21 +51,21 @@ def alert_id(finding: Finding) -> str:
     return sha256("\0".join(finding.key).encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
-def flap_share(looks: str) -> float:
-    """Nagios's percent state change as a share 0–1: 21 alternating looks are 1.0, one newest change 0.0625."""
-    recent = looks[-LOOKS:]
+def flap_share(checks: str) -> float:
+    """Nagios's percent state change as a share 0–1: 21 alternating checks are 1.0, one newest change 0.0625."""
+    recent = checks[-CHECKS:]
     changes = [a != b for a, b in pairwise(recent)]
     weights = _WEIGHTS[len(_WEIGHTS) - len(changes) :]
-    return sum(w for w, changed in zip(weights, changes, strict=True) if changed) / (LOOKS - 1)
+    return sum(w for w, changed in zip(weights, changes, strict=True) if changed) / (CHECKS - 1)
 
 
 def step(
     alert: Alert | None, finding: Finding | None, policy: Policy, now: datetime, *, muted: str = ""
 ) -> tuple[Alert | None, Reason]:
-    """The alert after this look, and what people must be told. None: there is nothing worth remembering.
+    """The alert after this check, and why people must be notified. None: there is nothing worth remembering.
 
-    ``finding`` None means that the subject was not among what was looked at. ``muted`` says why people are not to be
-    told now (a silence, an inhibition); what it holds back is told when it ends, if it still fires then.
+    ``finding`` None means that the subject was not checked. ``muted`` says why people are not to be notified now (a silence,
+    an inhibition); what it holds back is sent when it ends, if the alert still fires then.
     """
     if finding is None:
         return _unwatched(alert, policy, now) if alert else (None, Reason.NOTHING)
@@ -78,14 +79,14 @@ def step(
         seen=now,
         blind_since=None,
         finding=finding if bad else alert.finding,
-        looks=(alert.looks + ("-" if bad else "+"))[-max(LOOKS, policy.of_looks) :],
+        checks=(alert.checks + ("-" if bad else "+"))[-max(CHECKS, policy.of_checks) :],
     )
     alert = _flapping(alert, policy)
-    enough = alert.looks[-policy.of_looks :].count("-") >= policy.bad_looks
+    enough = alert.checks[-policy.of_checks :].count("-") >= policy.bad_checks
     if alert.state is AlertState.FIRING:
         return _still(alert, policy, now, muted) if bad or enough else _over(alert, policy, now, muted)
     if not bad:
-        if "-" not in alert.looks:
+        if "-" not in alert.checks:
             return None, Reason.NOTHING
         waiting = enough and alert.state is AlertState.PENDING
         quiet = alert if waiting else replace(alert, state=AlertState.QUIET, since=None, muted="")
@@ -108,10 +109,10 @@ def _bad(
         good_since=None,
         ended=None,
         incident=alert.incident + 1,
-        told=None,
-        told_severity=None,
-        told_to=(),
-        tellings=0,
+        notified=None,
+        notified_severity=None,
+        notified_to=(),
+        notifications=0,
         posts={},
         escalated=False,
         acked_by="",
@@ -125,26 +126,26 @@ def _still(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Ale
     """It fires: is there something to say that has not been said?"""
     alert = replace(alert, good_since=None, muted=muted)
     if muted:
-        return alert, Reason.HELD if alert.told is None else Reason.NOTHING
+        return alert, Reason.HELD if alert.notified is None else Reason.NOTHING
     severity = alert.finding.severity
-    if alert.told is None or alert.told_severity is None:
-        return _telling(alert, now), Reason.FIRED
-    if severity > alert.told_severity:
-        return replace(_telling(alert, now), acked_by="", acked_at=None, ack_note=""), Reason.ESCALATED
+    if alert.notified is None or alert.notified_severity is None:
+        return _notify(alert, now), Reason.FIRED
+    if severity > alert.notified_severity:
+        return replace(_notify(alert, now), acked_by="", acked_at=None, ack_note=""), Reason.ESCALATED
     if alert.acked_by:
         return alert, Reason.NOTHING
     waited = now - (alert.fired or now)
     if policy.escalate_after is not None and not alert.escalated and waited >= policy.escalate_after:
-        return replace(_telling(alert, now), escalated=True), Reason.ESCALATED
-    if policy.repeat is not None and now - alert.told >= policy.repeat:
-        return _telling(alert, now), Reason.REPEATED
+        return replace(_notify(alert, now), escalated=True), Reason.ESCALATED
+    if policy.repeat is not None and now - alert.notified >= policy.repeat:
+        return _notify(alert, now), Reason.REPEATED
     return alert, Reason.NOTHING
 
 
-def _telling(alert: Alert, now: datetime) -> Alert:
+def _notify(alert: Alert, now: datetime) -> Alert:
     severity = alert.finding.severity
-    worst = severity if alert.told_severity is None else max(severity, alert.told_severity)
-    return replace(alert, told=now, told_severity=worst, tellings=alert.tellings + 1)
+    worst = severity if alert.notified_severity is None else max(severity, alert.notified_severity)
+    return replace(alert, notified=now, notified_severity=worst, notifications=alert.notifications + 1)
 
 
 def _over(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Alert, Reason]:
@@ -152,23 +153,27 @@ def _over(alert: Alert, policy: Policy, now: datetime, muted: str) -> tuple[Aler
     alert = replace(alert, good_since=good_since, muted=muted)
     if alert.flapping or now - good_since < policy.clear:
         return alert, Reason.NOTHING
-    return _end(alert, good_since), Reason.NOTHING if alert.told is None else Reason.RESOLVED
+    return _end(alert, good_since), Reason.NOTHING if alert.notified is None else Reason.RESOLVED
 
 
 def _end(alert: Alert, at: datetime) -> Alert:
-    return replace(alert, state=AlertState.RESOLVED, ended=at, good_since=None, muted="", tellings=alert.tellings + 1)
+    return replace(
+        alert, state=AlertState.RESOLVED, ended=at, good_since=None, muted="", notifications=alert.notifications + 1
+    )
 
 
 def _unwatched(alert: Alert, policy: Policy, now: datetime) -> tuple[Alert | None, Reason]:
     if now - alert.seen < policy.forget_after:
         return alert, Reason.NOTHING
     if alert.state is AlertState.FIRING:
-        return replace(_end(alert, alert.seen), seen=now), (Reason.NOTHING if alert.told is None else Reason.UNWATCHED)
+        return replace(_end(alert, alert.seen), seen=now), (
+            Reason.NOTHING if alert.notified is None else Reason.UNWATCHED
+        )
     return None, Reason.NOTHING
 
 
 def _flapping(alert: Alert, policy: Policy) -> Alert:
-    share = flap_share(alert.looks)
+    share = flap_share(alert.checks)
     if share > policy.flap_high:
         return replace(alert, flapping=True)
     return replace(alert, flapping=alert.flapping and share >= policy.flap_low)

@@ -1,4 +1,4 @@
-"""``ftsupervise alerts``: what fires, since when, who was told; acknowledge and silence.
+"""``ftsupervise alerts``: what fires, since when, and who was notified; acknowledge and silence.
 
 Reads and changes the run's journal and this account's own (for what belongs to no single run). Light: no pydantic.
 """
@@ -23,18 +23,18 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.alerts.outbox import State
+    from ftsupervise.alerts.outbox import JournalState
     from ftsupervise.findings import Alert
 
 
 @click.group(cls=Listing)
 def alerts() -> None:
-    """What fires, since when, and who was told.
+    """What fires, since when, and who was notified.
 
     \b
     ftsupervise alerts                     what fires in the run of this directory
     ftsupervise alerts ack 3f9a1c20        seen: no repeats, no escalation
-    ftsupervise alerts silence disk        nobody is told of it for 4h (--for 4h)
+    ftsupervise alerts silence disk        nobody is notified of it for 4h (--for 4h)
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
@@ -47,7 +47,7 @@ _RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 @_RUNS
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
-    """What fires, since when, and who was told (the default)."""
+    """What fires, since when, and who was notified (the default)."""
     now = datetime.now(timezone.utc)
     journals = _journals(runs)
     if as_json:
@@ -77,7 +77,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     firing = [a for journal in journals for a in journal.read().alerts.values() if a.state is AlertState.FIRING]
     key = _whole_id(key, [a.id for a in firing])
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         acked[:] = [
             replace(a, acked_by=who, acked_at=now, ack_note=one_line(reason))
             for a in state.alerts.values()
@@ -102,7 +102,7 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
 
     PATTERN is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the
     shell. What
-    still fires when the silence ends is told then; what was told before is told to be over in any case.
+    still fires when the silence ends is sent then; people who were notified before are also notified of its end.
     """
     import os
 
@@ -130,7 +130,7 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
 @click.argument("silence_id", metavar="ID")
 @_RUNS
 def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
-    """End a silence. What fires is told at the next tick.
+    """End a silence. People are notified of what fires at the next tick.
 
     ID is the silence's own, its beginning, or the pattern that was silenced.
     """
@@ -140,7 +140,7 @@ def unsilence(silence_id: str, runs: tuple[str, ...]) -> None:
     if not any(s.pattern == silence_id for s in live):
         silence_id = _whole_id(silence_id, [s.id for s in live])
 
-    def make(state: State) -> State:
+    def make(state: JournalState) -> JournalState:
         ended[:] = [s for s in state.silences if s.id == silence_id or s.pattern == silence_id]
         left = tuple(s for s in state.silences if s not in ended)
         return replace(state, silences=left) if ended else state
@@ -238,7 +238,7 @@ def _journals_of(run: str | None) -> list[Journal]:
     return [Journal(rundir.watch / "journal"), *(Journal(path) for path in kept), *beside]
 
 
-def _change(journal: Journal, make: Callable[[State], State], changed: list[Any]) -> list[Any]:
+def _change(journal: Journal, make: Callable[[JournalState], JournalState], changed: list[Any]) -> list[Any]:
     journal.change(make)
     _must_be_saved(journal)
     return list(changed)
@@ -298,8 +298,12 @@ def _alert_lines(alert: Alert, now: datetime) -> list[str]:
     found = alert.finding
     run = f"{found.run}: " if found.run else ""
     since = f"since {stamp(alert.since)}, {show_duration((now - alert.since).total_seconds())}" if alert.since else ""
-    told = f"told {stamp(alert.told)} to {', '.join(alert.told_to) or 'nobody'}" if alert.told else "nobody told yet"
-    more = [told]
+    notified = (
+        f"notified {stamp(alert.notified)} to {', '.join(alert.notified_to) or 'nobody'}"
+        if alert.notified
+        else "nobody notified yet"
+    )
+    more = [notified]
     if alert.muted:
         more.append(alert.muted)
     if alert.acked_by:

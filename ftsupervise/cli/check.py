@@ -17,7 +17,7 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.findings import Finding
-    from ftsupervise.watch.checks import Seen
+    from ftsupervise.watch.checks import RunLook
 
 SCHEMA_VERSION = 1
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -119,21 +119,20 @@ def _switched_on(run: Run, name: str) -> Run:
     """The run with watchdog ``name`` on, by its defaults where it was off. Raises UsageError where it has none."""
     from pydantic import ValidationError
 
-    from ftsupervise.config import watchdogs as sections
+    from ftsupervise.config.watchdogs import Watch
     from ftsupervise.errors import UsageError
 
     key = name.replace("-", "_")
     if getattr(run.watch, key) not in (None, ()):
         return run
     try:
-        default = getattr(sections, key.title().replace("_", ""))()
+        default = getattr(Watch.model_validate({key: [{}] if key in ("disk", "exec") else {}}), key)
     except ValidationError:
         raise UsageError(f"{name} has nothing to run", hint=f"say in ftsupervise.yaml what: watch.{key}") from None
-    section = (default,) if key in ("disk", "exec") else default
-    return run.model_copy(update={"watch": run.watch.model_copy(update={key: section})})
+    return run.model_copy(update={"watch": run.watch.model_copy(update={key: default})})
 
 
-def _look(run: Run, names: Sequence[str]) -> tuple[Seen, tuple[str, ...]]:
+def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
     from ftsupervise.cli.patience import ANSWER, allow
     from ftsupervise.probe import Probe
     from ftsupervise.rundir.paths import RunDir
@@ -183,12 +182,12 @@ def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
 def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
     """What Nagios shows. A "|" would begin its performance figures."""
     worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
-    said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'look')}, all well"]
+    said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'check')}, all well"]
     text = "; ".join(said).replace("|", "/").replace("\n", " ")
     return f"{name.upper()} {_WORDS[code]} - {text[:2000]}"
 
 
-def _record(run: Run, seen: Seen, complaints: Sequence[str]) -> dict[str, object]:
+def _record(run: Run, seen: RunLook, complaints: Sequence[str]) -> dict[str, object]:
     code = verdict(seen.findings, complaints)
     return {
         "run": run.name,

@@ -65,7 +65,7 @@ def look_at_terminals() -> bool:
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 look", "2 looks"."""
+    """ "1 check", "2 checks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

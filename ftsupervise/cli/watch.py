@@ -16,9 +16,9 @@ from ftsupervise.cli.saying import count, say
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.findings import Finding
-    from ftsupervise.watch.account import Told
     from ftsupervise.watch.roster import Roster
-    from ftsupervise.watch.tick import Ticked
+    from ftsupervise.watch.tick import TickResult
+    from ftsupervise.watch.tick_progress import RunReport
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:
@@ -125,11 +125,11 @@ class Shown:
                 say("\n".join(known.said), err=True)
 
 
-def _refuse(done: Ticked) -> None:
+def _refuse(done: TickResult) -> None:
     """What is wrong with the settings of the only run is said at once, with its exit code."""
-    for error in done.account.errors.values():
+    for error in done.progress.errors.values():
         raise error
-    for label, why in zip(done.account.roster.names, done.account.trouble.values(), strict=False):
+    for label, why in zip(done.progress.roster.names, done.progress.trouble.values(), strict=False):
         from ftsupervise.errors import NoAnswer
 
         raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
@@ -173,13 +173,14 @@ def _take_leave(roster: Roster) -> None:
         say(f"watch: could not take leave of every run: {error}", err=True)
 
 
-def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> Ticked:
+def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
     from ftsupervise.config.find_run import state_dir
     from ftsupervise.nodes.release_starved import relieve
     from ftsupervise.scheduler import open_scheduler
-    from ftsupervise.watch.tick import Orders, tick
+    from ftsupervise.watch.tick import tick
+    from ftsupervise.watch.tour import TickOrders
 
-    orders = Orders(
+    orders = TickOrders(
         now=datetime.now(timezone.utc),
         state=state_dir(),
         env=dict(os.environ),
@@ -192,7 +193,7 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
     return tick(roster, orders)
 
 
-def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
+def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:
     from ftsupervise.truth import Health
 
     stamp = done.at.astimezone().strftime("%H:%M:%S")
@@ -206,7 +207,7 @@ def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
         state = [f"{f.health.value}: {f.watchdog}: {f.summary}" for f in (*bad, *unseen)]
         if quiet or not shown.new(f"state {told.name}", state):
             continue
-        for line in state or [f"ok ({count(told.looks, 'look')})"]:
+        for line in state or [f"ok ({count(told.checks, 'check')})"]:
             say(f"{stamp} {told.name}: {line}")
     for name, sentence in done.relief:
         say(f"{stamp} {name}: it waits; {sentence}")
@@ -219,14 +220,14 @@ def _print(done: Ticked, shown: Shown, *, quiet: bool) -> None:
                 say(f"{stamp} {line}", err=True)
 
 
-def _own_trouble(told: Told) -> list[Finding]:
+def _own_trouble(told: RunReport) -> list[Finding]:
     """That telling itself is in trouble is found while it tells, so it does not stand among the findings."""
     from ftsupervise.alerts.self_monitor import JOURNAL, RECEIVER
 
     return [alert.finding for alert in told.firing if alert.finding.watchdog in (JOURNAL, RECEIVER)]
 
 
-def _exit_code(done: Ticked) -> int:
+def _exit_code(done: TickResult) -> int:
     """Nagios: the worst of what was found; 3 only if nothing is known to be bad and something could not be seen."""
     from ftsupervise.findings import Severity
     from ftsupervise.truth import Health

@@ -1,4 +1,4 @@
-"""The ``alerts:`` section: who is told what, when, and how often.
+"""The ``alerts:`` section: who is notified of what, when, and how often.
 
 No setting holds a secret: passwords, tokens and webhook addresses are named by a file or an environment variable and
 read when a message is sent.
@@ -19,7 +19,7 @@ Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", 
 Url = Annotated[
     str, Matching(r"https?://[^\s@/]+(/\S*)?", "an address without a password in it", "https://example.org/x")
 ]
-Looks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "so many bad looks of the last so many", "2 of 3")]
+Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "so many bad checks of the last so many", "2 of 3")]
 Word = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,40}", "a short name", "night-shift")]
 SeverityWord = Literal["info", "warning", "critical"]
 DayWord = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -169,11 +169,11 @@ class Rule(Strict):
     clear: Duration | None = None
     repeat: Duration | None = None
     escalate_after: Duration | None = None
-    looks: Looks | None = None
+    checks: Checks | None = None
 
 
 class Route(Strict):
-    """Who is told: the first route whose conditions all hold decides; without any, everybody is."""
+    """Who is notified: the first route whose conditions all hold decides; without any, everybody is."""
 
     severity: SeverityWord | None = None
     """This or worse."""
@@ -227,14 +227,14 @@ def _no_watchdog(name: str) -> str:
 
 
 class Alerts(Strict):
-    """Who is told what, when, and how often."""
+    """Who is notified of what, when, and how often."""
 
     receivers: tuple[Receiver, ...] = ()
     hold: Duration = timedelta(0)
-    """Bad for so long before anybody is told."""
+    """Bad for so long before anybody is notified."""
     clear: Duration = timedelta(0)
     """Good for so long before it counts as over."""
-    looks: Looks = "1 of 1"
+    checks: Checks = "1 of 1"
     """So many bad looks of the last so many make an alert."""
     repeat: Duration | None = timedelta(hours=4)
     escalate_after: Duration | None = None

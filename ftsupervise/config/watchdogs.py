@@ -89,7 +89,7 @@ class Hang(Section):
         return _pattern(value)
 
 
-class Limits(Strict):
+class DiskLimits(Strict):
     """Limits of one file system; each is off when null."""
 
     free: Size | None = None
@@ -104,7 +104,7 @@ class Limits(Strict):
     """How many more checkpoints there must be room for."""
 
 
-class Critical(Limits):
+class CriticalDisk(DiskLimits):
     """Limits beyond which it is critical."""
 
     used: Some | None = 0.97
@@ -137,7 +137,7 @@ class Quota(Strict):
         return self
 
 
-class Disk(Limits, Section):
+class Disk(DiskLimits, Section):
     """One file system: enough space, enough inodes, and for how long."""
 
     path: Path | None = None
@@ -148,7 +148,7 @@ class Disk(Limits, Section):
     inodes: Some | None = 0.9
     left: Span | None = 24 * _H
     checkpoints: Count | None = 5
-    critical: Critical = Critical()
+    critical: CriticalDisk = CriticalDisk()
     """The same limits, beyond which it is critical."""
     checkpoint: Size | None = None
     """Size of one checkpoint; default: measured, where the checkpoints lie on this file system."""
@@ -200,7 +200,7 @@ class Gpu(Section):
     """How long a GPU of a running job may be without any work; null: for ever."""
 
 
-class Checkpoints(Section):
+class CheckpointsSection(Section):
     """Do checkpoints come when they should, whole and of the usual size?"""
 
     path: Path | None = None
@@ -264,7 +264,7 @@ class Watchers(Section):
     """Do the others who watch this run still look?"""
 
 
-class Brake(Section):
+class BrakeSection(Section):
     """Has the chain been stopped, because the same failure came again without progress (launch.restart)?"""
 
 
@@ -275,7 +275,7 @@ class Watch(Strict):
     """How often ``ftsupervise watch`` is meant to look."""
     is_running: IsRunning = IsRunning()
     """Is a job of the run in the queue?"""
-    brake: Brake = Brake()
+    brake: BrakeSection = BrakeSection()
     """Has the chain been stopped because it failed without progress?"""
     recovery: Recovery = Recovery()
     """Has the run come on again after its last failure?"""
@@ -289,7 +289,7 @@ class Watch(Strict):
     """Host, job and process memory."""
     gpu: Gpu | None = None
     """GPUs of this node."""
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointsSection | None = None
     """Do checkpoints come, whole and of the usual size?"""
     throughput: Throughput | None = None
     """Is it as fast as it was?"""

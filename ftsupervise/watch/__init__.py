@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -65,3 +65,16 @@ class Look:
 # for each subject. It is bounded in time whatever the file system does, and never raises for a bad subject: what could
 # not be seen is a Finding with Health.UNKNOWN.
 Check = Callable[[Look, Any], Iterable[Finding]]
+
+
+def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
+    """Is a check due that is made ``every`` so often (None: at each tick)? ``memory`` keeps when it last was.
+
+    It may come a tenth early, for ticks that do.
+    """
+    last = memory.get("_at")
+    if every is not None and isinstance(last, (int, float)):
+        if 0 <= now.timestamp() - last < every.total_seconds() * 0.9:
+            return False
+    memory["_at"] = now.timestamp()
+    return True

@@ -1,4 +1,4 @@
-"""One pass of looking: the queue once, then every watchdog of every run. Tells nobody; ``tick.py`` does that.
+"""The checks of one tick: the queue once, then every watchdog of a run. They notify nobody: that is done in ``tour.py``.
 
 A watchdog that breaks must not blind the others: its failure is a finding of its own.
 """
@@ -10,7 +10,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
 from ftsupervise.truth import Health
-from ftsupervise.watch import Look
+from ftsupervise.watch import Look, due
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 if TYPE_CHECKING:
@@ -51,8 +51,13 @@ WORDS = {
         "tell your storage people; nothing was changed",
         Severity.CRITICAL,
     ),
+    "host": Words(
+        "Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
+        "ls -ld ${{TMPDIR:-/tmp}}/ftsupervise-$(id -u)",
+        "have it removed, or set TMPDIR to a folder of your own",
+    ),
     "broken": Words(
-        "What it looks after is not being looked after.",
+        "What it checks is not being checked.",
         "ftsupervise check {name} {run_dir}",
         "report it with the lines below",
     ),
@@ -60,7 +65,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Queue:
+class QueueAnswer:
     """What the scheduler answered this time: jobs, or why it could not be asked."""
 
     jobs: tuple[Job, ...] | None
@@ -74,7 +79,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunLook:
     """What one pass saw of one run."""
 
     run: Run
@@ -84,15 +89,15 @@ class Seen:
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def ask(scheduler: Scheduler, users: Sequence[str]) -> Queue:
+def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
     """The queue of ``users``, by one request."""
     try:
-        return Queue(scheduler.queue(users=users), kind=scheduler.kind)
+        return QueueAnswer(scheduler.queue(users=users), kind=scheduler.kind)
     except SchedulerUnavailable as error:
-        return Queue(None, error.message, scheduler.kind)
+        return QueueAnswer(None, error.message, scheduler.kind)
 
 
-def slurm_finding(queue: Queue, now: datetime, runs: Iterable[str]) -> Finding:
+def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
     """Whether the controller answers: an alert of its own, one for all runs."""
     blind = queue.jobs is None
     text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
@@ -119,24 +124,14 @@ def settings_finding(name: str, why: str, now: datetime) -> Finding:
 def host_finding(why: str, now: datetime) -> Finding:
     """Could this account keep its spare copies on this host under the usual name? ``why`` not, "" if it could."""
     host = os.uname().nodename
-    return Finding(
-        run="",
-        watchdog="watch",
-        subject=f"own folder on {host}",
-        health=Health.BAD if why else Health.OK,
-        severity=Severity.WARNING,
-        summary=f"on {host}, {why}" if why else f"on {host}, this account has its own folder",
-        at=now,
-        meaning="Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
-        look="ls -ld ${TMPDIR:-/tmp}/ftsupervise-$(id -u)",
-        do="have it removed, or set TMPDIR to a folder of your own",
-    )
+    text = f"on {host}, {why or 'this account has its own folder'}"
+    return WORDS["host"].finding(("", "watch", f"own folder on {host}"), Health.of(bool(why)), text, now)
 
 
 def look_at(
     run: Run,
     rundir: RunDir,
-    queue: Queue,
+    queue: QueueAnswer,
     now: datetime,
     *,
     own: frozenset[str],
@@ -144,11 +139,11 @@ def look_at(
     due_only: bool = False,
     probe: Probe | None = None,
     at: Callable[[str], None] = lambda name: None,
-) -> Seen:
+) -> RunLook:
     """Every watchdog of ``run`` once. ``only`` names some of them; ``due_only`` keeps to their own intervals.
-    ``at`` is told the name of each before it looks.
+    ``at`` is given the name of each before it is run.
 
-    ``probe``: the bounded eyes of this tick, to be shared by all its runs; without one this run gets its own.
+    ``probe``: the bounded reads of this tick, shared by all its runs; without one this run gets its own.
     """
     if probe is None:
         with Probe() as own_probe:
@@ -164,26 +159,11 @@ def look_at(
         if settings is None or (only and name not in only):
             continue
         mine = memory.setdefault(name, {})
-        if due_only and not _due(mine, settings, now):
+        if due_only and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
         findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name), settings)
-    return Seen(run, rundir, jobs, tuple(findings), memory)
-
-
-def _due(memory: dict[str, Any], settings: object, now: datetime) -> bool:
-    """A watchdog with an ``every`` of its own is asked again when that has passed (less a tenth, for ticks that come
-    a little early); the others each time."""
-    every = getattr(settings, "every", None)
-    last = memory.get("_at")
-    due = (
-        not isinstance(every, timedelta)
-        or not isinstance(last, (int, float))
-        or not 0 <= now.timestamp() - last < every.total_seconds() * 0.9
-    )
-    if due:
-        memory["_at"] = now.timestamp()
-    return due
+    return RunLook(run, rundir, jobs, tuple(findings), memory)
 
 
 def _check(look: Look, settings: object) -> list[Finding]:

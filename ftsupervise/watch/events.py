@@ -1,7 +1,7 @@
-"""What happened to a run since the last look, from its ledger: pure. Events are told once and have no end.
+"""What happened to a run since the last tick, from its ledger: pure. Events are sent once and have no end.
 
-A fault that is over before anybody looked (an attempt dies, the next array member takes over within seconds) is no alert,
-but people who sleep want to find it in the morning: it is told as one event with both halves in it.
+A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
+but people want to find it in the morning: it is sent as one event with both halves in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftsupervise.units import show_duration
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. ``dedup`` names it for ever: telling it twice is impossible, whoever watches."""
+    """One thing that happened. ``dedup`` names it for ever: it is never sent twice, whoever watches."""
 
     kind: EventKind
     dedup: str
@@ -27,11 +27,11 @@ class Event:
 
 
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tuple[Event, ...]:
-    """Every event of the run so far, oldest first; the journal drops those it has told."""
-    told: list[Event] = []
+    """Every event of the run so far, oldest first; the journal drops those that were sent."""
+    found: list[Event] = []
     for before, attempt in zip([None, *attempts], attempts, strict=False):
-        told += _begin(before, attempt)
-        told += _end(attempt)
+        found += _begin(before, attempt)
+        found += _end(attempt)
     if finished_at is not None:
         last = attempts[-1] if attempts else None
         step = f" at step {last.last_step}" if last and last.last_step is not None else ""
@@ -40,8 +40,8 @@ def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tupl
         if attempts:
             total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
         text = f"done{step}{total}{count}"
-        told.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
-    return tuple(told)
+        found.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
+    return tuple(found)
 
 
 def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
@@ -66,7 +66,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
 
 
 def _end(attempt: Attempt) -> list[Event]:
-    """Only the end that nobody takes over by itself. A failure is the recovery watchdog's, until it is over."""
+    """Only the end after which nothing takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRun:
     """The settings of a run as they were last read."""
 
     path: Path
@@ -40,7 +40,7 @@ class Roster:
     """``names``: what was typed (a directory, a file, a name; None is this directory); ``known`` by its place among them."""
 
     names: tuple[str | None, ...]
-    known: dict[int, Known] = field(default_factory=dict)
+    known: dict[int, KnownRun] = field(default_factory=dict)
     trust: bool = False  # use the settings of others too, commands included
     away: str = ""  # why the state directory must not be touched in the next tick
     slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
@@ -48,7 +48,7 @@ class Roster:
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Roster:
         """Runs whose settings are known and stay as they are."""
-        known = {index: Known(Path(), None, run) for index, run in enumerate(runs)}
+        known = {index: KnownRun(Path(), None, run) for index, run in enumerate(runs)}
         return cls(tuple(str(run.run_dir) for run in runs), known)
 
     @property
@@ -97,7 +97,7 @@ def target(name: str | None) -> str | None:
         return None
 
 
-def read(name: str | None, known: Known | None, *, trust: bool = False) -> Known:
+def read(name: str | None, known: KnownRun | None, *, trust: bool = False) -> KnownRun:
     """The settings of a run, ``known`` itself where its file has not changed. Raises Error. May hang."""
     if known is not None and known.stamp is None:
         return known
@@ -109,7 +109,7 @@ def read(name: str | None, known: Known | None, *, trust: bool = False) -> Known
         if known is not None and known.stamp == stamp:
             return known
         found = load_believed(path, trust=trust)
-        return Known(path, stamp, found.run, found.sentences(path))
+        return KnownRun(path, stamp, found.run, found.sentences(path))
     except OSError as error:
         raise from_os_error(error, f"read the settings of {name or 'this directory'}") from None
 

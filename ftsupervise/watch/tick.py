@@ -1,8 +1,9 @@
-"""One tick over many runs: look, write down what changed, tell people, say that the watch lives.
+"""One tick over many runs: check them, write down what changed, notify people, say that the watch lives.
 
 This process reads no user's disk, so no dead mount can hold it: all of that is done by children (``tour.py``, ``general.py``)
-that are watched while they do it. One child does all healthy runs. Where it hangs on a run, it is given up; that run is told
-not to answer, and new children go on with the others: those on the same device each in its own, for they may hang as well.
+that are watched while they do it. One child does all healthy runs. Where it hangs on a run, it is given up; that run is
+reported as not answering, and new children go on with the others: those on the same device each in its own, for they may
+hang as well.
 
 Order matters. Everything that was found is saved with its messages before the first is sent, so a tick that is killed half-way
 is finished by the next one. The dead-man is pinged last, and only if this tick could see.
@@ -24,76 +25,80 @@ from ftsupervise.probe.server import Mounts, read_mounts
 from ftsupervise.units import show_duration
 from ftsupervise.watch import general, run_dir_check
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch.account import Account, Told
-from ftsupervise.watch.checks import Queue, Unanswered
+from ftsupervise.watch.checks import QueueAnswer, Unanswered
 from ftsupervise.watch.general import KEEPS
 from ftsupervise.watch.roster import Roster
-from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, Orders, Tour
+from ftsupervise.watch.tick_progress import RunReport, TickProgress
+from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, TickOrders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
-
-__all__ = ["Orders", "Roster", "Ticked", "Told", "tick"]
 
 _AT_ONCE = 8  # children
 
 
 @dataclass(frozen=True)
-class Ticked:
+class TickResult:
     """The whole tick, for the person who ran it by hand."""
 
     at: datetime
-    runs: tuple[Told, ...]
+    runs: tuple[RunReport, ...]
     blind: str
-    account: Account
+    progress: TickProgress
     delivered: Delivered = field(default_factory=Delivered)
     trouble: tuple[str, ...] = ()  # what the watch itself could not do
     relief: tuple[tuple[str, str], ...] = ()  # (run, what was done for it while all its jobs wait)
 
     @property
     def saw_all(self) -> bool:
-        """Was every run that was named looked at?"""
-        return not (self.account.trouble or self.account.hung)
+        """Was every run that was named checked?"""
+        return not (self.progress.trouble or self.progress.hung)
 
 
-def tick(roster: Roster, orders: Orders) -> Ticked:
-    """Look at every run once and tell what changed. Bounded in time whatever any run's storage does.
+def tick(roster: Roster, orders: TickOrders) -> TickResult:
+    """Check every run once and notify people of what changed. Bounded in time whatever any run's storage does.
 
     ``roster`` keeps the settings that were read, for the next tick.
     """
     _import_all(orders)
-    account = Account(roster)
-    party = _Party(orders, account)
+    progress = TickProgress(roster)
+    party = _Children(orders, progress)
     party.go()
-    party.tell_in_general()
-    return _ticked(orders, account)
+    party.do_general()
+    return _ticked(orders, progress)
 
 
-def _ticked(orders: Orders, account: Account) -> Ticked:
-    first, last = account.in_general or ((), ())
-    told = (*first, *(account.told[index] for index in sorted(account.told)), *last)
-    why = general.blind(account)
-    return Ticked(
-        orders.now, told, why, account, account.all_delivered(), tuple(account.complaints()), tuple(account.relief)
+def _ticked(orders: TickOrders, progress: TickProgress) -> TickResult:
+    runs = (progress.reports[index] for index in sorted(progress.reports))
+    reports = (*(progress.general or ()), *runs, *progress.storage)
+    why = general.blind(progress)
+    return TickResult(
+        orders.now,
+        reports,
+        why,
+        progress,
+        progress.all_delivered(),
+        tuple(progress.complaints()),
+        tuple(progress.relief),
     )
 
 
-def _import_all(orders: Orders) -> None:
+def _import_all(orders: TickOrders) -> None:
     """What a child imports is gone with it: the next one would pay for it again."""
     for name in orders.only or WATCHDOGS:
         load_watchdog(name)
 
 
-class _Party:
+class _Children:
     """The children of one tick."""
 
-    def __init__(self, orders: Orders, account: Account) -> None:
-        self.orders, self.account, self.notes = orders, account, Notes()
+    def __init__(self, orders: TickOrders, progress: TickProgress) -> None:
+        self.orders, self.progress, self.notes = orders, progress, Notes()
         self.mounts = Mounts(read_mounts())
         self.running: dict[Errand, list[int]] = {}
 
     # -------------------------------------------------------------------------------------------------------- the runs
 
     def go(self) -> None:
-        roster = self.account.roster
+        roster = self.progress.roster
         stuck = {note.key: note for note in self.notes.stuck()}
         note = stuck.get(self._state_key)
         if roster.away or note is not None:
@@ -102,7 +107,7 @@ class _Party:
             note = stuck.get(roster.key(index))
             if note is not None:
                 self._dark(index, note.seconds, _what(note), f"process {note.pid} hangs on it and cannot be killed")
-        left = [index for index in range(len(roster.names)) if index not in self.account.hung]
+        left = [index for index in range(len(roster.names)) if index not in self.progress.hung]
         slow, roster.slow = roster.slow, set()
         waiting = deque([[i for i in left if i not in slow], *([i] for i in left if i in slow)])
         try:
@@ -119,17 +124,17 @@ class _Party:
 
     def _may_start(self) -> bool:
         """The scheduler is asked once: until it has answered there is one child, which asks it."""
-        return not self.running or (self.account.queues is not None and len(self.running) < _AT_ONCE)
+        return not self.running or (self.progress.queues is not None and len(self.running) < _AT_ONCE)
 
     def _start(self, group: list[int]) -> None:
         if group:
-            errand = Errand(lambda say: Tour(self.orders, self.account, group, say).go(), notes=self.notes)
+            errand = Errand(lambda say: Tour(self.orders, self.progress, group, say).go(), notes=self.notes)
             self.running[errand] = group
 
     def _look_after(self, errand: Errand, group: list[int]) -> list[list[int]]:
-        """Hear one child; the groups that are to be started because it cannot go on."""
+        """Apply what one child reports. Returns the groups that are to be started because it cannot go on."""
         for event in errand.heard():
-            self.account.hear(event)
+            self.progress.apply(event)
         if errand.ended and not errand.died:
             del self.running[errand]
             errand.finish("messages", "a receiver")  # a sender may still hang, in a thread of it
@@ -140,7 +145,7 @@ class _Party:
             return []
         del self.running[errand]
         at, silent = errand.at, errand.silent
-        key = self._state_key if at.words == FINDS else self.account.roster.key(at.item) if at.item >= 0 else at.words
+        key = self._state_key if at.words == FINDS else self.progress.roster.key(at.item) if at.item >= 0 else at.words
         gone = errand.finish(key, at.words)
         why = errand.died or f"no answer within {silent:.0f} s" + (f"; process {errand.pid} hangs on it" * (not gone))
         self._give_up(at, silent, why, group)
@@ -148,58 +153,58 @@ class _Party:
 
     def _give_up(self, at: At, seconds: float, why: str, group: Sequence[int]) -> None:
         """The child did not come back from ``at``: say so, and see to it that the next one does not go there."""
-        account = self.account
+        progress = self.progress
         if at.item < 0:
             self._give_up_for_all(at, why, group)
         elif at.words == FINDS:
             self._state_is_away(_silence(self.orders.state, seconds))
         elif at.words == SENDS:
-            account.sent.add(at.item)
-            account.notes.append(f"{account.roster.label(at.item)}: could not {SENDS}: {why}")
+            progress.sent.add(at.item)
+            progress.notes.append(f"{progress.roster.label(at.item)}: could not {SENDS}: {why}")
             self._dark(at.item, seconds, at.words, why)
         elif at.words == RELIEVES:
-            account.waiting.discard(at.item)
-            account.notes.append(f"{account.roster.label(at.item)}: could not {RELIEVES}: {why}")
+            progress.waiting.discard(at.item)
+            progress.notes.append(f"{progress.roster.label(at.item)}: could not {RELIEVES}: {why}")
         else:
             self._dark(at.item, seconds, at.words, why)
         if at.item >= 0:
-            account.roster.slow.add(at.item)
+            progress.roster.slow.add(at.item)
 
     def _give_up_for_all(self, at: At, why: str, group: Sequence[int]) -> None:
-        if self.account.queues is None:
-            words = {run.scheduler for run in self.account.roster.runs}
-            self.account.queues = {word: Queue(None, f"could not {at.words}: {why}", word) for word in words}
-            self.account.asked = None
+        if self.progress.queues is None:
+            words = {run.scheduler for run in self.progress.roster.runs}
+            self.progress.queues = {word: QueueAnswer(None, f"could not {at.words}: {why}", word) for word in words}
+            self.progress.asked = None
         else:
-            self.account.sent.update(group)
-            self.account.notes.append(f"could not {at.words or 'begin'}: {why}")
+            self.progress.sent.update(group)
+            self.progress.notes.append(f"could not {at.words or 'begin'}: {why}")
 
     def _dark(self, index: int, seconds: float, doing: str, why: str) -> None:
-        """Nobody goes near this run again in this tick; only where its settings hang and are known it is looked at."""
-        account, known = self.account, self.account.roster.known.get(index)
-        if doing in (FINDS, READS) and index not in account.settled:
-            account.settled.add(index)
-            account.trouble[index] = Unanswered(f"its storage does not answer: could not {doing}: {why}")
+        """This run is not touched again in this tick. Only where its settings hang, and are known, it is still checked."""
+        progress, known = self.progress, self.progress.roster.known.get(index)
+        if doing in (FINDS, READS) and index not in progress.settled:
+            progress.settled.add(index)
+            progress.trouble[index] = Unanswered(f"its storage does not answer: could not {doing}: {why}")
             if known is None:
-                account.hung.add(index)
+                progress.hung.add(index)
             return
-        account.hung.add(index)
-        account.told.pop(index, None)
+        progress.hung.add(index)
+        progress.reports.pop(index, None)
         if known is not None:
-            account.stored[index] = run_dir_check.silent(known.run, seconds, doing, why, self.orders.now)
+            progress.stored[index] = run_dir_check.silent(known.run, seconds, doing, why, self.orders.now)
 
     def _done(self, index: int) -> bool:
-        account = self.account
-        if index in account.hung or (index in account.settled and index not in account.roster.known):
+        progress = self.progress
+        if index in progress.hung or (index in progress.settled and index not in progress.roster.known):
             return True
-        return index in account.sent and index not in account.waiting
+        return index in progress.sent and index not in progress.waiting
 
     def _divided(self, hung: int, left: list[int]) -> list[list[int]]:
         """Those that share their device with the one that hung may hang as well: each goes alone."""
         if hung < 0:
             return [left]
-        device = self.mounts.of(self.account.roster.place(hung))
-        alone = [index for index in left if self.mounts.of(self.account.roster.place(index)) == device]
+        device = self.mounts.of(self.progress.roster.place(hung))
+        alone = [index for index in left if self.mounts.of(self.progress.roster.place(index)) == device]
         return [[index for index in left if index not in alone], *([index] for index in alone)]
 
     # --------------------------------------------------------------------------------------------- the state directory
@@ -210,31 +215,31 @@ class _Party:
 
     def _state_is_away(self, why: str) -> None:
         """It is not touched again: what names mean is remembered on this host."""
-        account, before = self.account, rosters.directories()
-        account.away = why
-        for index, name in enumerate(account.roster.names):
-            if index in account.roster.known or index in account.found or name is None or not rosters.is_name(name):
+        progress, before = self.progress, rosters.directories()
+        progress.away = why
+        for index, name in enumerate(progress.roster.names):
+            if index in progress.roster.known or index in progress.found or name is None or not rosters.is_name(name):
                 continue
             if name in before:
-                account.found[index] = before[name]
+                progress.found[index] = before[name]
             else:
-                account.settled.add(index)
-                account.hung.add(index)
-                account.trouble[index] = Unanswered(f"its directory cannot be looked up: {why}")
+                progress.settled.add(index)
+                progress.hung.add(index)
+                progress.trouble[index] = Unanswered(f"its directory cannot be looked up: {why}")
 
-    def tell_in_general(self) -> None:
-        """What is nobody's in particular. A state directory that hangs costs one bound."""
-        account, names = self.account, self.account.roster.names
-        if account.found and not account.away:
-            rosters.remember({str(names[i]): where for i, where in account.found.items()})
+    def do_general(self) -> None:
+        """What belongs to no single run. A state directory that hangs costs one bound."""
+        progress, names = self.progress, self.progress.roster.names
+        if progress.found and not progress.away:
+            rosters.remember({str(names[i]): where for i, where in progress.found.items()})
         for _ in range(3):
-            errand = Errand(lambda say: general.work(self.orders, account, say), notes=self.notes)
+            errand = Errand(lambda say: general.work(self.orders, progress, say), notes=self.notes)
             try:
                 while not errand.ended and not errand.late:
                     for event in errand.wait(0.2):
-                        account.hear(event)
+                        progress.apply(event)
                 for event in errand.heard():
-                    account.hear(event)
+                    progress.apply(event)
             finally:
                 at, silent = errand.at, errand.silent
                 errand.finish(self._state_key if at.words == KEEPS and not errand.ended else "messages", at.words)
@@ -242,14 +247,14 @@ class _Party:
                 raise errand.error
             if errand.ended and not errand.died:
                 break
-            if at.words == KEEPS and not account.away:
+            if at.words == KEEPS and not progress.away:
                 self._state_is_away(_silence(self.orders.state, silent))
                 continue
-            account.notes.append(f"could not {at.words}: {errand.died or f'no answer within {silent:.0f} s'}")
-            account.pinged = account.pinged or at.words == general.PINGS
-            account.in_general = account.in_general or ((), ())
-        if account.away:
-            account.notes.append(account.away)
+            progress.notes.append(f"could not {at.words}: {errand.died or f'no answer within {silent:.0f} s'}")
+            progress.pinged = progress.pinged or at.words == general.PINGS
+            progress.general = progress.general or ()
+        if progress.away:
+            progress.notes.append(progress.away)
 
 
 def _silence(state: Path, seconds: float) -> str:
@@ -257,4 +262,4 @@ def _silence(state: Path, seconds: float) -> str:
 
 
 def _what(note: Note) -> str:
-    return note.what or "look at it"
+    return note.what or "check it"

@@ -18,7 +18,7 @@ import pytest
 
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import Message, Silence, State
+from ftsupervise.alerts.outbox import JournalState, Message, Silence
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Notice, Reason
 from tests.faults.test_switch_owners import MEMBER, OWNER, STRANGER, as_user
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 HUSH = Silence("f0f0f0", "*", OWNER, "all is well", T0 - timedelta(hours=1), T0 + timedelta(days=30))
 SPAM = Notice("spam", Reason.ANNOUNCED, replace(bad(), summary="click http://evil.example"), T0)
-FORGED = State(silences=(HUSH,), outbox=(Message("spam", "file", RUN, (SPAM,), created=T0, due=T0),))
+FORGED = JournalState(silences=(HUSH,), outbox=(Message("spam", "file", RUN, (SPAM,), created=T0, due=T0),))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,7 +98,7 @@ def attack(run: Path, act: Callable[[Path], object], *, who: str = STRANGER) -> 
 
 def forgeries(folder: Path) -> None:
     lay(folder, "00000050", generation(FORGED, 50, 1))
-    lay(folder, "00000051", generation(State(), 51, "1e309"))
+    lay(folder, "00000051", generation(JournalState(), 51, "1e309"))
     lay(folder, "00000052", generation('{"receivers": {"file": {"not_before": "9999-12-31T23:59:59-14:00"}}}', 52))
     lay(folder, "9" * 249, b"")
     lay(folder, "999999999999", generation(FORGED, 999999999999, 1))
@@ -188,7 +188,7 @@ def shared(run: Path) -> Path:
     return run
 
 
-def change(run: Path, who: str, make: Callable[[State], State]) -> None:
+def change(run: Path, who: str, make: Callable[[JournalState], JournalState]) -> None:
     def act() -> str:
         journal = journal_of(run)
         journal.change(make)
@@ -197,11 +197,11 @@ def change(run: Path, who: str, make: Callable[[State], State]) -> None:
     assert as_user(who, act) == ""
 
 
-def read_by(run: Path, who: str) -> State:
+def read_by(run: Path, who: str) -> JournalState:
     from ftsupervise.rundir.records import decode, encode
 
     raw = as_user(who, lambda: json.dumps(encode(journal_of(run).read())))
-    return decode(State, json.loads(str(raw)))
+    return decode(JournalState, json.loads(str(raw)))
 
 
 def test_who_silenced_is_the_account_that_wrote_it_whatever_the_text_says(shared: Path) -> None:
@@ -220,7 +220,7 @@ def test_who_silenced_is_the_account_that_wrote_it_whatever_the_text_says(shared
 def test_who_acknowledged_is_the_account_that_wrote_it_whatever_the_text_says(shared: Path) -> None:
     watch(shared, 0)
 
-    def forge(state: State) -> State:
+    def forge(state: JournalState) -> JournalState:
         alerts = {k: replace(a, acked_by=OWNER, acked_at=T0, ack_note="fine") for k, a in state.alerts.items()}
         return replace(state, alerts=alerts)
 
@@ -279,10 +279,10 @@ def test_a_stranger_is_not_believed_in_a_shared_watch_either(shared: Path) -> No
 
 
 def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> None:
-    from ftsupervise.crontab.claims import _who
+    from ftsupervise.host.users import user_name
 
     def who() -> str:
         os.environ.update(LOGNAME=OWNER, USER=OWNER, LNAME=OWNER, USERNAME=OWNER)
-        return _who()
+        return user_name()
 
     assert as_user(STRANGER, who) == STRANGER

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import State
+from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.host import private
 from ftsupervise.probe.abandoned import Notes
 from ftsupervise.watch import roster
@@ -52,7 +52,7 @@ def laid(place: Path, how: str) -> Path:
 def test_the_spare_of_the_journal_the_notes_and_the_names_have_a_second_place(shared_tmp: Path, how: str) -> None:
     theirs = laid(shared_tmp, how)
     away = shared_tmp / "no" / "such" / "run" / "journal"  # it cannot be written
-    Journal(away).change(lambda state: State(announced={"one": NOW}))
+    Journal(away).change(lambda state: JournalState(announced={"one": NOW}))
     assert Journal(away).read().announced == {"one": NOW}, "another process finds the spare"
     assert Notes().directory is not None
     roster.remember({"thesis": "/somewhere"})

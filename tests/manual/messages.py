@@ -16,7 +16,8 @@ from ftsupervise.config.load import load
 from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState
 from ftsupervise.watch.roster import Roster
-from ftsupervise.watch.tick import Orders, tick
+from ftsupervise.watch.tick import tick
+from ftsupervise.watch.tour import TickOrders
 from tests.neighbours.slack import TOKEN, Post, SlackServer
 from tests.neighbours.smtp import MailServer
 
@@ -90,7 +91,7 @@ def _play(folder: Path, mail: MailServer, slack: SlackServer) -> dict[str, str]:
     for hours, job in night:
         queue.jobs = members(job) if job else ()
         now = NIGHT - timedelta(minutes=15) + timedelta(hours=hours)
-        orders = Orders(now=now, state=folder / "state", env={}, scheduler=lambda _: queue)  # type: ignore[arg-type,return-value]
+        orders = TickOrders(now=now, state=folder / "state", env={}, scheduler=lambda _: queue)  # type: ignore[arg-type,return-value]
         tick(Roster.of([load(config)]), orders)
         if not mail.mails:
             continue

@@ -28,7 +28,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.parse import is_held
 from ftsupervise.scheduler.slurm import Slurm
-from ftsupervise.watch.checks import Queue, look_at
+from ftsupervise.watch.checks import QueueAnswer, look_at
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root]
 NAME = "twin"
@@ -88,7 +88,7 @@ def twins(sandbox: Sandbox) -> Iterator[Twins]:
 
 
 def test_watch_sees_the_jobs_of_its_own_run(twins: Twins) -> None:
-    queue = Queue(tuple(twins.queue().values()), kind="slurm")
+    queue = QueueAnswer(tuple(twins.queue().values()), kind="slurm")
     for rundir in (twins.one, twins.other):
         seen = look_at(
             twins.run(rundir), rundir, queue, datetime.now(timezone.utc), own=frozenset(), only=["is-running"]

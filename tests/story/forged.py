@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.alerts.outbox import State
+from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.rundir.records import encode
 
 
-def generation(state: State | str, number: Any, base: Any = None) -> bytes:
+def generation(state: JournalState | str, number: Any, base: Any = None) -> bytes:
     """The bytes of generation ``number``. ``state`` as text and ``base`` as text go in as they are."""
     text = state if isinstance(state, str) else json.dumps(encode(state))
     data = text.encode()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.outbox import Message, ReceiverState, Silence, State
+from ftsupervise.alerts.outbox import JournalState, Message, ReceiverState, Silence
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import T0, bad, good, journal_in, mailbox, minutes, settings, tick
 from tests.story.forged import generation, lay
@@ -23,11 +23,11 @@ FAR = '"9999-12-31T23:59:59-14:00"'
 EARLY = '"0001-01-01T00:00:00+14:00"'
 RECEIVER = '{"receivers": {"email": {"broken": "no", "broken_since": %s}}}'
 DAMAGED = {
-    "base beyond all numbers": generation(State(), 2, "1e309"),
-    "base of four thousand digits": generation(State(), 2, "9" * 4000),
-    "base that is a text": generation(State(), 2, '"1"'),
-    "base that is true": generation(State(), 2, "true"),
-    "base below": generation(State(), 2, "-7"),
+    "base beyond all numbers": generation(JournalState(), 2, "1e309"),
+    "base of four thousand digits": generation(JournalState(), 2, "9" * 4000),
+    "base that is a text": generation(JournalState(), 2, '"1"'),
+    "base that is true": generation(JournalState(), 2, "true"),
+    "base below": generation(JournalState(), 2, "-7"),
     "a date that UTC does not have": generation(RECEIVER % FAR, 2),
     "a date before all dates": generation(RECEIVER % EARLY, 2),
     "a date in the year 9000": generation(RECEIVER % '"9000-01-01T00:00:00+00:00"', 2),
@@ -36,7 +36,7 @@ DAMAGED = {
     "failures that are none": generation('{"receivers": {"email": {"failures": NaN}}}', 2),
     "nested": generation('{"announced": ' + "[" * 100_000 + "]" * 100_000 + "}", 2),
     "a list for a state": generation("[]", 2),
-    "another generation under its name": generation(State(), 1),
+    "another generation under its name": generation(JournalState(), 1),
 }
 
 
@@ -191,7 +191,7 @@ def test_a_claim_of_a_watcher_whose_clock_was_ahead_is_none(mail: MailServer, jo
     mail.mood = "MAIL 451"
     tick(journal, alerts, T0, bad())
 
-    def claimed(state: State) -> State:
+    def claimed(state: JournalState) -> JournalState:
         return replace(state, outbox=tuple(replace(m, claimed_by="x", claimed_until=YEAR) for m in state.outbox))
 
     journal.change(claimed)
@@ -204,7 +204,7 @@ def test_quiet_hours_still_hold_what_is_to_wait_for_the_morning() -> None:
     from ftsupervise.alerts.outbox import due
 
     message = Message("m", "email", "run", (), created=T0, due=T0 + timedelta(hours=9))
-    state = State(outbox=(message,), receivers={"email": ReceiverState()})
+    state = JournalState(outbox=(message,), receivers={"email": ReceiverState()})
     assert not due(state, T0 + timedelta(hours=8)) and due(state, T0 + timedelta(hours=9))
     assert due(replace(state, outbox=(replace(message, created=YEAR, due=YEAR),)), T0), (
         "written by a clock that was ahead"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.alerts.journal import KEEP, Journal, Lost
-from ftsupervise.alerts.outbox import Message, State
+from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Reason
 from tests.story.alerting_scene import RUN, good, minutes, settings
@@ -28,7 +28,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "journal", spare=tmp_path / "private" / "spare")
 
 
-def say(journal: Journal, word: str) -> State:
+def say(journal: Journal, word: str) -> JournalState:
     return journal.change(lambda state: replace(state, announced={**state.announced, word: T0}))
 
 
@@ -55,7 +55,7 @@ def test_a_change_that_changes_nothing_writes_nothing(journal: Journal) -> None:
 def test_the_slower_of_two_writers_makes_its_change_anew_on_what_the_faster_wrote(journal: Journal) -> None:
     calls = []
 
-    def slow(state: State) -> State:
+    def slow(state: JournalState) -> JournalState:
         if not calls:
             say(Journal(journal.directory), "faster")
         calls.append(state)

@@ -350,12 +350,12 @@ def test_notify_test_frees_what_a_clock_that_was_ahead_holds(
 
 def test_notify_test_leaves_quiet_hours_and_a_message_that_somebody_sends_alone(journal: Journal) -> None:
 
-    from ftsupervise.alerts.outbox import Message, ReceiverState, State, free
+    from ftsupervise.alerts.outbox import JournalState, Message, ReceiverState, free
 
     morning, lease = T0 + timedelta(hours=5), T0 + timedelta(seconds=90)
     waits = Message("a", "email", RUN, (), created=T0, due=morning)
     sending = Message("b", "email", RUN, (), created=T0, due=T0, tries=1, claimed_by="x", claimed_until=lease)
-    state = State(outbox=(waits, sending), receivers={"email": ReceiverState(failures=3, not_before=lease)})
+    state = JournalState(outbox=(waits, sending), receivers={"email": ReceiverState(failures=3, not_before=lease)})
     assert free(state, "email", T0).outbox == (waits, sending)
     fine = replace(state, receivers={})
     assert free(fine, "email", T0) is fine

@@ -105,7 +105,7 @@ def test_the_version_has_a_short_option() -> None:
 
 
 def test_one_look_is_one_look() -> None:
-    assert (count(1, "look"), count(0, "look"), count(2, "look")) == ("1 look", "0 looks", "2 looks")
+    assert (count(1, "check"), count(0, "check"), count(2, "check")) == ("1 check", "0 checks", "2 checks")
 
 
 def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, until: Until) -> None:
@@ -129,7 +129,7 @@ def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, unt
         assert log.read_text().count("bad: is-running: no job of this run") == 1, log.read_text()
         assert log.read_text().count("alerts.receivers is empty: nobody is told when quiet stops") == 1
         rundir.finished.write_text("{}")
-        until(lambda: re.search(r"quiet: ok \(\d+ looks\)", log.read_text()), "what has changed to be said")
+        until(lambda: re.search(r"quiet: ok \(\d+ checks\)", log.read_text()), "what has changed to be said")
     finally:
         watch.terminate()
         assert watch.wait(60) == 0

@@ -99,9 +99,9 @@ def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
 
 
 def test_a_rule_for_one_watchdog_leaves_the_others_alone() -> None:
-    alerts = settings(hold="1m", watchdogs={"is_running": {"hold": "10m", "looks": "2 of 3"}})
+    alerts = settings(hold="1m", watchdogs={"is_running": {"hold": "10m", "checks": "2 of 3"}})
     assert routes.policy(alerts, finding("is-running")).hold == timedelta(minutes=10)
-    assert routes.policy(alerts, finding("is-running")).of_looks == 3
+    assert routes.policy(alerts, finding("is-running")).of_checks == 3
     assert routes.policy(alerts, finding()).hold == timedelta(minutes=1)
 
 

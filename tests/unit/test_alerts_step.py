@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.alerts.step import LOOKS, Policy, flap_share, step
+from ftsupervise.alerts.step import CHECKS, Policy, flap_share, step
 from ftsupervise.findings import Alert, AlertState, Finding, Reason, Severity
 from ftsupervise.truth import Health
 
@@ -123,7 +123,7 @@ def test_a_trouble_that_comes_back_at_once_is_a_new_one_with_a_beginning_of_its_
 
 def test_two_of_three_looks_must_be_bad() -> None:
     assert not night(
-        Policy(bad_looks=2, of_looks=3, repeat=None),
+        Policy(bad_checks=2, of_checks=3, repeat=None),
         """
         0 bad  -> held
         1 good -> nothing
@@ -166,7 +166,7 @@ def test_a_clock_that_jumps_back_neither_repeats_nor_breaks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("looks", "share"),
+    ("checks", "share"),
     [
         ("+-" * 10 + "+", 1.0),
         ("+" * 20 + "-", 0.0625),
@@ -177,8 +177,8 @@ def test_a_clock_that_jumps_back_neither_repeats_nor_breaks() -> None:
         ("", 0.0),
     ],
 )
-def test_the_flap_share_is_nagios_s(looks: str, share: float) -> None:
-    assert flap_share(looks) == pytest.approx(share, abs=5e-5)
+def test_the_flap_share_is_nagios_s(checks: str, share: float) -> None:
+    assert flap_share(checks) == pytest.approx(share, abs=5e-5)
 
 
 def test_flapping_is_told_to_be_over_once_when_it_has_calmed() -> None:
@@ -196,13 +196,13 @@ LOOK = st.sampled_from([Health.BAD, Health.OK, Health.UNKNOWN, None])
 
 @given(st.lists(st.tuples(LOOK, st.booleans(), st.integers(0, 90)), max_size=60), st.booleans())
 def test_every_firing_is_followed_by_exactly_one_end(
-    looks: list[tuple[Health | None, bool, int]], clears: bool
+    checks: list[tuple[Health | None, bool, int]], clears: bool
 ) -> None:
     """Whatever the night: FIRED and its end alternate, and after enough good looks nothing is left open."""
     policy = Policy(hold=minutes(3), clear=minutes(7 if clears else 0), repeat=minutes(60), escalate_after=minutes(30))
     now, alert, open_ = T0, None, False
-    calm = [(Health.OK, False, 5)] * (2 * LOOKS)
-    for health, muted, wait in [*looks, *calm]:
+    calm = [(Health.OK, False, 5)] * (2 * CHECKS)
+    for health, muted, wait in [*checks, *calm]:
         now += minutes(wait)
         look = None if health is None else finding(health)
         alert, reason = step(alert, look, policy, now, muted="silenced" if muted else "")

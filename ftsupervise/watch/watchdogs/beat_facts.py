@@ -7,6 +7,7 @@ The watch often runs on another node than the job, so what a rank says about its
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Entry, Missing, NotSeen
@@ -16,7 +17,7 @@ from ftsupervise.truth import Beat
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
-_RANKS = 256  # beats read at each look; a run that stands still shows in any of them
+_RANKS = 256  # beats read at each check; a run that stands still shows in any of them
 
 
 def number(text: str | None) -> float | None:
@@ -67,9 +68,9 @@ def _why_none(look: Look) -> str:
     return f"{look.rundir.beats} is gone: no rank can write its beats there" if isinstance(begun, Entry) else ""
 
 
-def server_now(look: Look) -> float:
-    """Now by the clock of the run directory's file server; by this node's own where it cannot be asked."""
-    for folder in (look.rundir.watch, look.rundir.root):
+def server_now(look: Look, *folders: Path) -> float:
+    """Now by the clock of the file server of ``folders`` (the run directory's); by this node's own where it cannot be asked."""
+    for folder in folders or (look.rundir.watch, look.rundir.root):
         ahead = look.probe.clock_ahead(folder)
         if isinstance(ahead, float):
             return look.now.timestamp() + ahead

@@ -15,7 +15,7 @@ from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
-_WALKS = 2  # trees measured anew in one look
+_WALKS = 2  # trees measured anew in one check
 _UNFINISHED = ("tmp", ".tmp", "incomplete", "partial", ".part", "staging")
 
 
@@ -67,7 +67,7 @@ def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Wri
 
 
 def _measure(look: Look, folder: Path, entry: Entry, before: list[Any] | None, sizes: dict[str, list[Any]]) -> None:
-    """Walk one; it is settled when two walks at two looks gave the same."""
+    """Walk one; it is settled when two walks at two checks gave the same."""
     tree = look.probe.tree(folder / entry.name)
     if isinstance(tree, Tree) and not tree.more:
         same = before is not None and before[1:3] == [tree.size, tree.files]

@@ -15,7 +15,7 @@ from ftsupervise.watch.watchdogs.checkpoint_rate import Written, folder_of, usua
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
 if TYPE_CHECKING:
-    from ftsupervise.config.watchdogs import Checkpoints as Settings
+    from ftsupervise.config.watchdogs import CheckpointsSection as Settings
     from ftsupervise.watch import Look
 
 WORDS = {

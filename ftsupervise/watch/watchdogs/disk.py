@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
+from ftsupervise.watch import due
 from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota
 from ftsupervise.watch.watchdogs.disk_forecast import Forecast, Left, Level, Sample, forecast, left, level, remember
 from ftsupervise.watch.watchdogs.disk_words import finding
@@ -24,22 +25,13 @@ def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
     for one in settings:
         path = one.path if one.path is not None else look.rundir.root
         memory = look.memory.setdefault(str(path), {})
-        if not _due(look, one, memory):
+        if not due(memory, one.every, look.now):
             continue
         yield from _check(look, one, path, memory)
         if one.quota is not None and not mounted.trusted(memory):
             yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
         elif one.quota is not None:
             yield from quota.check(look, one, path, memory.setdefault("quota", {}))
-
-
-def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
-    if settings.every is None:
-        return True
-    due = not 0 <= look.now.timestamp() - memory.get("asked", 0.0) < settings.every.total_seconds() * 0.9
-    if due:
-        memory["asked"] = look.now.timestamp()
-    return due
 
 
 def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:

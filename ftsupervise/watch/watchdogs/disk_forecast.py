@@ -26,7 +26,7 @@ def level(
     value: float, warning: float | None, critical: float | None, *, rising: bool, was: Level, margin: float
 ) -> Level:
     """Which limit ``value`` is beyond. ``rising``: large values are bad. A limit once passed is left only ``margin`` back
-    from it, so that a value that plays around a limit is told once. Beyond the critical one counts as beyond both."""
+    from it, so that a value that plays around a limit is notified once. Beyond the critical one counts as beyond both."""
 
     def beyond(limit: float | None, passed: bool) -> bool:
         if limit is None:

@@ -1,4 +1,4 @@
-"""What is told about a file system: the words that *disk*, *mounted* and *quota* have in common."""
+"""The words about a file system: those that *disk*, *mounted* and *quota* have in common."""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftsupervise.errors import about
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.paths import ENV_RUN, ENV_RUN_DIR
 from ftsupervise.truth import Health
+from ftsupervise.watch import due
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Exec as Settings
@@ -23,16 +24,8 @@ _CODES = {0: (Health.OK, Severity.CRITICAL), 1: (Health.BAD, Severity.WARNING), 
 
 def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
     for one in settings:
-        if _due(look, one, look.memory.setdefault(one.name, {})):
+        if due(look.memory.setdefault(one.name, {}), one.every, look.now):
             yield _check(look, one)
-
-
-def _due(look: Look, settings: Settings, memory: dict[str, Any]) -> bool:
-    now = look.now.timestamp()
-    if settings.every is not None and 0 <= now - memory.get("asked", 0.0) < settings.every.total_seconds() * 0.9:
-        return False
-    memory["asked"] = now
-    return True
 
 
 def _check(look: Look, settings: Settings) -> Finding:
@@ -43,7 +36,7 @@ def _check(look: Look, settings: Settings) -> Finding:
         health, severity = _CODES.get(ran.code, (Health.UNKNOWN, Severity.CRITICAL))
         text = (ran.out.strip() or ran.err.strip()).decode("utf-8", "replace")
         said, _, rest = text.partition("\n")
-        said = said.partition("|")[0].strip()[:300] or f"exit {ran.code} and no words"
+        said = said.partition("|")[0].strip()[:300] or f"exit {ran.code} and no output"
         if health is Health.UNKNOWN:
             said = f"could not see: {said} (exit {ran.code})"
     elif isinstance(ran, Ran):

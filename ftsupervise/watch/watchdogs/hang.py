@@ -17,8 +17,18 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
-from ftsupervise.watch.watchdogs.stall_judge import START, TRAIN, UNTOLD, Past, Patience, State, Verdict, judge
+from ftsupervise.watch.watchdogs.stall_judge import (
+    START,
+    TRAIN,
+    UNTOLD,
+    Progress,
+    ProgressHistory,
+    StallLimits,
+    StallVerdict,
+    judge,
+)
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings
@@ -51,8 +61,8 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         return
     job = next((job for job in look.jobs or () if job.state in AT_WORK), None)
     signs = gather(look, settings, job)
-    patience = _patience(settings, signs)
-    verdict = judge(signs.signals, signs.started, signs.phases, _past(look.memory), patience)
+    limits = _limits(settings, signs)
+    verdict = judge(signs.signals, signs.started, signs.phases, _past(look.memory), limits)
     _learn(look, signs, verdict)
     yield _say(look, signs, verdict, job)
 
@@ -78,14 +88,13 @@ def _kill_switch_age(look: Look) -> float | None:
     listing = look.probe.listing(look.rundir.switches, most=1000)
     if not isinstance(listing, Listing):
         return None
-    ahead = look.probe.clock_ahead(look.rundir.switches)
-    now = look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
+    now = server_now(look, look.rundir.switches)
     return next((max(0.0, now - one.mtime) for one in listing.entries if one.name == KILL and one.is_file), None)
 
 
-def _patience(settings: Settings, signs: Signs) -> Patience:
+def _limits(settings: Settings, signs: Signs) -> StallLimits:
     slack = 3 * signs.beat_every  # at 100,000 ranks a beat may be minutes apart
-    return Patience(
+    return StallLimits(
         at_least=max(settings.at_least.total_seconds(), slack),
         quiet=settings.quiet.total_seconds(),
         slow=settings.slow.total_seconds(),
@@ -98,9 +107,9 @@ def _patience(settings: Settings, signs: Signs) -> Patience:
 # --------------------------------------------------------------------------------------------------------- learning
 
 
-def _past(memory: dict[str, Any]) -> Past:
+def _past(memory: dict[str, Any]) -> ProgressHistory:
     pauses = memory.get("pauses", {})
-    return Past(
+    return ProgressHistory(
         step_times=memory.get("step_times", []),
         pauses=pauses,
         watched=memory.get("watched", 0.0),
@@ -108,11 +117,10 @@ def _past(memory: dict[str, Any]) -> Past:
     )
 
 
-def _learn(look: Look, signs: Signs, verdict: Verdict) -> None:
-    """What was a pause at the last look and is over now was a healthy one, if nobody called it a hang by then.
+def _learn(look: Look, signs: Signs, verdict: StallVerdict) -> None:
+    """A pause at the last check that is over now was a healthy one, if it was not called a hang by then.
 
-    Only looks count, so a pause is taken for no longer than it was seen to be: the memory errs to the short side, and
-    the bounds make up for it.
+    A pause counts for no longer than the checks saw it: the memory errs to the short side, and the bounds make up for it.
     """
     memory = look.memory
     now = look.now.timestamp()
@@ -130,7 +138,7 @@ def _learn(look: Look, signs: Signs, verdict: Verdict) -> None:
 
 
 def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase: str) -> None:
-    """The mean time of the steps since the last look, from where to where the step number moved."""
+    """The mean time of the steps since the last check, from where to where the step number moved."""
     pace = memory.get("pace")
     if step is None:
         return
@@ -151,7 +159,7 @@ def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase:
 # ---------------------------------------------------------------------------------------------------------- telling
 
 
-def _say(look: Look, signs: Signs, verdict: Verdict, job: Job | None) -> Finding:
+def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Finding:
     if verdict.age == float("inf"):
         why = f": {look.blind}" if look.blind else ""
         text = f"nothing tells that it was ever started, nor if it runs now{why}"
@@ -159,24 +167,24 @@ def _say(look: Look, signs: Signs, verdict: Verdict, job: Job | None) -> Finding
     age, limit = show_duration(verdict.age), show_duration(verdict.bound)
     last = f", the last being {verdict.words}" if verdict.words else " since it started"
     clock = f"\nAges are by this node's own clock: {signs.naive}" if signs.naive else ""
-    if verdict.state is State.MOVING:
+    if verdict.state is Progress.MOVING:
         text = f"{verdict.words or 'it was started'}, {age} ago"
         return look.finding("progress", Health.OK, text, WORDS, value=age, limit=limit, detail=clock.strip())
     blind = "; ".join(signal.blind for signal in signs.signals if signal.blind)
-    if verdict.state is State.UNSEEN:
+    if verdict.state is Progress.UNSEEN:
         text = f"no progress could be seen for {age}: {blind}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if look.jobs is None:
         why = look.blind or "the scheduler was not asked"
         text = f"no progress for {age}, but nobody knows if it is running: {why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
-    if verdict.state is State.NOTHING:
+    if verdict.state is Progress.NOTHING:
         text = f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log"
         return look.finding("progress", Health.UNKNOWN, text, UNSEEN)
     return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
 
 
-def _hung(look: Look, signs: Signs, verdict: Verdict, job: Job | None, summary: str, clock: str) -> Finding:
+def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summary: str, clock: str) -> Finding:
     doing = f" in phase {verdict.phase}" if verdict.phase not in (TRAIN, UNTOLD) else ""
     switch = _kill_switch_age(look)
     if switch is not None:

@@ -60,7 +60,7 @@ NEVER = {
     ),
     "job_requeued_in_held_state": ("it was requeued and is held", "scontrol release JOBID"),
 }
-# "chain" and "switches" have alerts of their own: is-running may be muted, and they are told all the same.
+# "chain" and "switches" have alerts of their own, which are sent also while is-running is muted.
 _STATUS = "ftsupervise status {run_dir}"
 WORDS = {
     "job": Words(look=_STATUS, severity=Severity.CRITICAL),
@@ -158,7 +158,7 @@ def _switches(look: Look) -> Iterator[Finding]:
     for name, wish in ((KILL, "stop"), (SAVE, "save")):
         switch = read_switch(look.rundir, name)
         if switch.health is Health.UNKNOWN:
-            continue  # not launched yet, or storage that does not answer, which is told by itself
+            continue  # not launched yet, or storage that does not answer, which has an alert of its own
         text = switch.problem or f"nothing odd in the place of the {name}"
         names = {"wish": wish, "verb": name.partition("-")[0], "switches": shlex.quote(str(look.rundir.switches))}
         yield look.finding(name, Health.of(bool(switch.problem)), text, WORDS["switch"], names=names)

@@ -23,7 +23,7 @@ MOST = 262_144  # bytes looked at per tick
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new in a log: the file, its facts, the bytes since the last look (or its end), and if it is a new file."""
+    """What is new in a log: the file, its facts, the bytes since the last check (or its end), and if it is a new file."""
 
     path: Path
     entry: Entry
@@ -64,7 +64,7 @@ def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | N
 
 
 def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece | Missing | NotSeen:
-    """What came since the last look; ``memory`` (this log's own) is brought up to date."""
+    """What came since the last check; ``memory`` (this log's own) is brought up to date."""
     found = newest(look, setting)
     if not isinstance(found, tuple):
         return found

@@ -30,28 +30,28 @@ WORDS = Words(
 
 
 @dataclass(frozen=True)
-class Judged:
+class LossVerdict:
     bad: bool
     broken: bool  # not a number
     words: str
 
 
-def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> Judged:
+def judge(past: Sequence[float], new: Sequence[float], spike: float | None) -> LossVerdict:
     """``past``: finite losses before ``new``, oldest first. The last of ``new`` decide: what recovered is over."""
     latest = [*past, *new][-_NOW:]
     broken = [value for value in latest if not math.isfinite(value)]
     if latest and not math.isfinite(latest[-1]):
-        return Judged(True, True, f"loss is {latest[-1]} ({len(broken)} of the last {len(latest)})")
+        return LossVerdict(True, True, f"loss is {latest[-1]} ({len(broken)} of the last {len(latest)})")
     finite = [value for value in latest if math.isfinite(value)]
     if not finite:
-        return Judged(False, False, "no loss seen yet")
+        return LossVerdict(False, False, "no loss seen yet")
     now = median(finite)
     base = [value for value in past if math.isfinite(value)]
     if spike is None or len(base) < _KNOWN or median(base) <= 0:
-        return Judged(False, False, f"loss {now:.4g}")
+        return LossVerdict(False, False, f"loss {now:.4g}")
     usual = median(base)
     words = f"loss {now:.4g}, {now / usual:.2g} times its recent {usual:.4g}"
-    return Judged(now > spike * usual, False, words)
+    return LossVerdict(now > spike * usual, False, words)
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Settings that are well written and still wrong: told in words when a person is there to read them, at launch and check.
+"""Settings that are well written and still wrong: said when a person is there to read it, at launch and check.
 
 What can only be known by looking: a path that is not there, a log pattern that never matched, a program that does not
 exist. Bounded like all looking; what could not be seen is no complaint.

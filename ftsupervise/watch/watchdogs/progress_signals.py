@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Job, JobState
@@ -15,7 +14,7 @@ from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import joblog, logtext
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number
+from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 from ftsupervise.watch.watchdogs.stall_judge import Signal
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]
 def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
     """When ``name`` last changed its value: ``at`` if it did now, or if nothing is remembered of it.
 
-    What changed since the last look did so after it, however old the file claims to be (some clients write mtime late).
+    What changed since the last check did so after it, however old the file claims to be (some clients write mtime late).
     """
     values, times = memory.setdefault("step", {}), memory.setdefault("moved", {})
     if name not in times:
@@ -120,12 +119,6 @@ def _step_of_beats(
 # -------------------------------------------------------------------------------------------------- log, checkpoints
 
 
-def _server_now(look: Look, folder: Path) -> float:
-    """Now by the clock of the server of ``folder``; by this node's where that cannot be asked."""
-    ahead = look.probe.clock_ahead(folder)
-    return look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
-
-
 def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
     """The step in the log, and that the log grows by lines that are not our own."""
     mine = look.memory.setdefault("log", {})
@@ -134,7 +127,7 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
         return [Signal("step in the log" if "step" in wanted else "log", None, blind=piece.sentence)]
     if isinstance(piece, Missing):
         return []
-    now = _server_now(look, piece.path.parent)
+    now = server_now(look, piece.path.parent)
     pattern = re.compile(settings.pattern) if settings.pattern else logtext.STEP
     signals = []
     step = logtext.last_step(piece.data, pattern)
@@ -162,7 +155,7 @@ def _checkpoint(look: Look, now: float) -> list[Signal]:
     if isinstance(got, Missing) or not got.entries:
         return []
     newest = max(got.entries, key=lambda entry: entry.mtime)
-    now = _server_now(look, folder)
+    now = server_now(look, folder)
     return [Signal("checkpoint", max(0.0, now - newest.mtime), f"checkpoint {newest.name}")]
 
 

@@ -24,7 +24,7 @@ START = "start"
 UNTOLD = ""  # no guard tells the phase
 _DAY = 86_400.0
 _OFTEN = 3  # sightings of a phase that make its length known
-_MORE = 600.0  # seconds: looks are minutes apart, so a pause was longer than it was seen to be
+_MORE = 600.0  # seconds: checks are minutes apart, so a pause was longer than it was seen to be
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Past:
+class ProgressHistory:
     """What is usual for this run: step times (s), pauses that ended well (s) by phase, for how long it was watched (s)."""
 
     step_times: Sequence[float] = ()
@@ -55,7 +55,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Patience:
+class StallLimits:
     """The settings of the judge, seconds."""
 
     at_least: float = 600.0
@@ -66,7 +66,7 @@ class Patience:
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
-class State(Enum):
+class Progress(Enum):
     MOVING = "moving"
     HUNG = "hung"
     UNSEEN = "unseen"  # some signal could not be seen, and none moves
@@ -74,34 +74,36 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    state: State
+class StallVerdict:
+    state: Progress
     age: float  # seconds since anything moved
     bound: float  # what it was held against
     phase: str
     words: str  # the newest sign of progress
 
 
-def bound(phase: str, past: Past, patience: Patience) -> float:
+def bound(phase: str, past: ProgressHistory, limits: StallLimits) -> float:
     """How long, in seconds, standing still is usual in ``phase``."""
     pause = past.longest(phase)
     if phase not in (TRAIN, UNTOLD):
-        if phase in patience.phases:
-            return patience.phases[phase]
+        if phase in limits.phases:
+            return limits.phases[phase]
         if past.watched >= _DAY and len(past.pauses.get(phase, ())) >= _OFTEN:
-            return max(patience.at_least, min(2 * pause + _MORE, patience.at_most))
-        return max(patience.slow, min(2 * pause + _MORE, patience.at_most))
+            return max(limits.at_least, min(2 * pause + _MORE, limits.at_most))
+        return max(limits.slow, min(2 * pause + _MORE, limits.at_most))
     if phase == TRAIN and past.tells_phases:
-        floor = patience.at_least
+        floor = limits.at_least
     elif past.watched >= _DAY:
-        floor = min(patience.quiet, max(patience.at_least, 2 * pause + _MORE))
+        floor = min(limits.quiet, max(limits.at_least, 2 * pause + _MORE))
     else:
-        floor = patience.quiet
-    steps = patience.times * (past.step_time or 0.0)
-    return max(floor, steps, min(2 * pause, patience.at_most))
+        floor = limits.quiet
+    steps = limits.times * (past.step_time or 0.0)
+    return max(floor, steps, min(2 * pause, limits.at_most))
 
 
-def judge(signals: Iterable[Signal], started: float, phases: Iterable[str], past: Past, patience: Patience) -> Verdict:
+def judge(
+    signals: Iterable[Signal], started: float, phases: Iterable[str], past: ProgressHistory, limits: StallLimits
+) -> StallVerdict:
     """``started``: seconds since the command (or its job) was started; what moved before that does not count.
 
     ``phases``: what the ranks are doing, as far as the guard tells; the most patient of them counts.
@@ -111,13 +113,13 @@ def judge(signals: Iterable[Signal], started: float, phases: Iterable[str], past
     blind = [signal for signal in signals if signal.blind]
     newest = min(moved, key=lambda signal: signal.age or 0.0, default=None)
     doing = (tuple(phases) or (UNTOLD,)) if newest is not None else (START,)
-    phase = max(doing, key=lambda one: bound(one, past, patience))
-    limit = bound(phase, past, patience)
+    phase = max(doing, key=lambda one: bound(one, past, limits))
+    limit = bound(phase, past, limits)
     age = started if newest is None or newest.age is None else newest.age
     if age < limit:
-        state = State.MOVING
+        state = Progress.MOVING
     elif blind:
-        state = State.UNSEEN
+        state = Progress.UNSEEN
     else:
-        state = State.HUNG if signals else State.NOTHING
-    return Verdict(state, age, limit, phase, newest.words if newest is not None else "")
+        state = Progress.HUNG if signals else Progress.NOTHING
+    return StallVerdict(state, age, limit, phase, newest.words if newest is not None else "")

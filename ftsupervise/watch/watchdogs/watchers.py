@@ -28,9 +28,9 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
         known, odd = look_at(look.rundir)
     except OSError:
-        return  # that the directory cannot be read is told by whoever writes there
+        return  # the watch itself reports that the directory cannot be read
     folder = look.rundir.watch / "watchers"
-    if odd or look.memory.get("crowded"):  # once it was, it is told to be over
+    if odd or look.memory.get("crowded"):  # its end is reported too
         look.memory["crowded"] = True
         text = f"{folder} {odd or 'is in order again'}"
         yield look.finding("folder", Health.of(bool(odd)), text, CROWDED, names={"folder": shlex.quote(str(folder))})
