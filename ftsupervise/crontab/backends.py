@@ -93,7 +93,7 @@ def write(program: str, table: str, env: Mapping[str, str]) -> None:
         raise CannotWrite(f"{program} did not take the table: {done.words()}", hint="nothing was changed")
 
 
-def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.Completed:
+def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.CompletedCommand:
     try:
         return bounded.run(argv, timeout=_TIMEOUT, env=env, stdin=stdin)
     except (FileNotFoundError, PermissionError):

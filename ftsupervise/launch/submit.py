@@ -52,7 +52,7 @@ The run directory of {name}, kept by ftsupervise. Everything here can be read wi
   touch switches/kill-switch    save and stop at the next step; queued members leave at once until it is removed
   cat attempts/*/end.json       how each attempt ended
   cat launches/*/launch.json    what was submitted, by whom
-  touch marks/finished          no further member trains
+  touch state/finished          no further member trains
 """
 
 

@@ -26,7 +26,7 @@ from ftsupervise.model import (
 )
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
-from ftsupervise.rundir.fence import last_desk
+from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
 from ftsupervise.rundir.records import (
     as_count,
@@ -249,7 +249,7 @@ def _moment(fact: str | None) -> float | None:
 def claim(rundir: RunDir) -> Claim:
     """The next attempt number, ours by mkdir. Raises CannotWrite, NotPermitted."""
     try:
-        number = 1 + max([*numbers(rundir), last_desk(rundir.desks)])
+        number = 1 + max([*numbers(rundir), last_area(rundir.staging)])
         while True:
             try:
                 return _make(rundir, number)

@@ -88,10 +88,10 @@ def read_json(
         raise ValueError(f"{path}: {error}") from None
 
 
-def write_json(path: Path, value: object, *, mode: int = PAGE, sync: bool = True, desk: Path | None = None) -> None:
+def write_json(path: Path, value: object, *, mode: int = PAGE, sync: bool = True, area: Path | None = None) -> None:
     """Write a record, or a dict of what a page knows, as ``write_whole`` does. Raises OSError."""
     text = json.dumps(encode(value), ensure_ascii=False, default=str, indent=1) + "\n"
-    write_whole(path, text, mode=mode, sync=sync, desk=desk)
+    write_whole(path, text, mode=mode, sync=sync, area=area)
 
 
 def parse_object(raw: bytes) -> dict[str, object]:

@@ -33,11 +33,11 @@ alerts:
 
 class Scene:
     def __init__(self, top: Path) -> None:
-        self.top, self.marks, self.run = top, top / "marks", top / "runs" / "shared"
+        self.top, self.marks, self.run = top, top / "state", top / "runs" / "shared"
         self.marks.mkdir()
         self.home = top / "home"
         self.home.mkdir(mode=0o700)
-        for folder in ("switches", "watch/journal", "watch/watchers", "attempts", "launches", "marks", "beats", "logs"):
+        for folder in ("switches", "watch/journal", "watch/watchers", "attempts", "launches", "state", "beats", "logs"):
             (self.run / folder).mkdir(parents=True)
         self.file = self.run / "run.yaml"
         self.file.write_text(SETTINGS.format(marks=self.marks) + f"run_dir: {self.run}\n")

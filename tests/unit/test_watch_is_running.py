@@ -53,7 +53,7 @@ def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **setti
     rundir = RunDir(tmp_path)
     rundir.switches.mkdir(exist_ok=True)
     rundir.launches.mkdir(exist_ok=True)
-    rundir.marks.mkdir(exist_ok=True)
+    rundir.state.mkdir(exist_ok=True)
     seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind, watchdog="is-running")
     found = list(check(seen, Settings(**settings)))  # type: ignore[arg-type]
     return [f for f in found if f.watchdog != "switches" or f.health is Health.BAD]
