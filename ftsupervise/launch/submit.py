@@ -37,7 +37,7 @@ from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.paths import RunDir, write_whole
-from ftsupervise.rundir.records import as_count, read_json, write_json
+from ftsupervise.rundir.records import as_count, write_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
@@ -264,21 +264,20 @@ def submit(
     except BaseException:
         folder.rmdir()
         raise
-    record: dict[str, object] = {
-        "state": "submitting",
-        "name": plan.name,
-        "token": plan.token,
-        "at": now.isoformat(),
-        "by": f"{user_name()}@{os.uname().nodename}",
-        "scheduler": plan.kind,
-        "chain": plan.chain,
-        "members": plan.members,
-        "after": plan.after,
-        "config": str(plan.config or ""),
-        "owner": run_dir.root.stat().st_uid,
-        "comment": comment(plan.name, plan.token),
-        "job_ids": [],
-    }
+    record = LaunchRecord(
+        number,
+        token=plan.token,
+        at=now,
+        by=f"{user_name()}@{os.uname().nodename}",
+        scheduler=plan.kind,
+        chain=plan.chain,
+        members=plan.members,
+        after=plan.after,
+        config=str(plan.config or ""),
+        owner=run_dir.root.stat().st_uid,
+        name=plan.name,
+        comment=comment(plan.name, plan.token),
+    )
     ids: list[str] = []
     found_again = False
     haste.until = None  # all has been asked that a person waits for: an sbatch that is cut off may have been accepted
@@ -293,14 +292,14 @@ def submit(
             ids.append(answer.job_id)
             _remember_ours(run_dir, answer.job_id, plan.avoided)
             found_again |= answer.found_again
-            record["job_ids"] = list(ids)
-        write_json(folder / "launch.json", {**record, "state": "submitted"})
+            record = record._replace(job_ids=tuple(ids))
+        write_json(folder / "launch.json", record._replace(state="submitted"))
     except OSError as error:
         raise _half_written(error, folder, ids) from None
     except SchedulerUnavailable:
         raise  # launch.json says "submitting": the next launch looks for the token
     except Exception:
-        _record_quietly(folder / "launch.json", {**record, "state": "rejected"})
+        _record_quietly(folder / "launch.json", record._replace(state="rejected"))
         raise
     return Launched(tuple(ids), number, run_dir, found_again)
 
@@ -323,7 +322,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
         return
 
 
-def _record_quietly(path: Path, record: dict[str, object]) -> None:
+def _record_quietly(path: Path, record: LaunchRecord) -> None:
     try:
         write_json(path, record)
     except OSError:
@@ -373,7 +372,7 @@ def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
             continue
         ids = tuple(dict.fromkeys(job.base_id for job in found))
         path = run_dir.launches / f"{record.number:04d}" / "launch.json"
-        _record_quietly(path, {**(read_json(path) or {}), "state": "submitted", "job_ids": list(ids)})
+        _record_quietly(path, record._replace(state="submitted", job_ids=ids))
         return Launched(ids, record.number, run_dir, found_again=True)
     return None
 

@@ -21,7 +21,7 @@ NEWEST = 1000  # launches that are read: whoever may write there can make any nu
 class LaunchRecord(NamedTuple):
     """One page of ``launches/``. ``state``: "submitting" (no answer yet), "submitted" or "rejected"."""
 
-    number: int
+    number: int = 0
     state: str = "submitting"
     token: str = ""
     at: datetime = EPOCH
@@ -32,8 +32,9 @@ class LaunchRecord(NamedTuple):
     after: str = ""
     job_ids: tuple[str, ...] = ()
     config: Annotated[str, 4096] = ""  # the settings file it was launched from
+    owner: int | None = None  # the user id of the owner of the run directory
     name: str = ""
-    comment: str = ""
+    comment: str = ""  # of its jobs
 
 
 def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:

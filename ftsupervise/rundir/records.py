@@ -50,12 +50,16 @@ Convert = Callable[[Any], Any]
 
 
 def read_record(
-    kind: type[T], path: Path, *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
+    kind: type[T],
+    path: Path,
+    *,
+    limit: int = LIMIT,
+    distrust: Callable[[os.stat_result], str] | None = None,
+    lenient: bool = True,
 ) -> T | None:
-    """The record in ``path``, read leniently (``decode``); None if there is no such file. Raises as ``read_json`` does, and
-    ValueError where a field is damaged that has no default."""
+    """The record in ``path``; None if there is no such file. Raises as ``read_json`` and ``decode`` do."""
     raw = read_json(path, limit=limit, distrust=distrust)
-    return None if raw is None else decode(kind, raw, lenient=True)
+    return None if raw is None else decode(kind, raw, lenient=lenient)
 
 
 def read_json(

@@ -130,18 +130,18 @@ def test_two_runs_that_share_a_checkpoint_folder_do_not_seal_each_other(tmp_path
     assert staging(RunDir(tmp_path / "a"), tmp_path / "a" / "checkpoints").name == ".staging"
 
 
-# Writes as fast as it can, the way of somebody who never looks whether he may: stage, rename, and make the staging area anew.
+# Writes as fast as it can, the way of somebody who never looks whether he may: stage, rename, and make the area anew.
 _MAD = """
 import os, sys
 from pathlib import Path
-staging area, target = Path(sys.argv[1]), Path(sys.argv[2])
+area, target = Path(sys.argv[1]), Path(sys.argv[2])
 count = 0
 while True:
     count += 1
     try:
-        (staging area / "step").mkdir(parents=True, exist_ok=True)
-        (staging area / "step" / "data").write_text(str(count))
-        os.rename(staging area / "step", target / f"{os.getpid()}-{count}")
+        (area / "step").mkdir(parents=True, exist_ok=True)
+        (area / "step" / "data").write_text(str(count))
+        os.rename(area / "step", target / f"{os.getpid()}-{count}")
     except OSError:
         pass
 """
