@@ -37,7 +37,7 @@ from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.paths import RunDir, write_whole
-from ftsupervise.rundir.records import as_count, write_json
+from ftsupervise.rundir.records import as_counts, write_json
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Launch, Run, Sharing
@@ -332,11 +332,8 @@ def _record_quietly(path: Path, record: LaunchRecord) -> None:
 def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
     """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
 
-    def taken() -> list[int]:
-        return [number for p in run_dir.launches.iterdir() if (number := as_count(p.name)) is not None]
-
     try:
-        number = 1 + max(taken(), default=0)
+        number = 1 + max(as_counts(os.listdir(run_dir.launches)), default=0)
         while True:
             folder = run_dir.launches / f"{number:04d}"
             try:
@@ -344,7 +341,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             except FileExistsError:
                 number += 1
                 continue
-            highest = max(taken())
+            highest = max(as_counts(os.listdir(run_dir.launches)))
             if highest == number:
                 break
             folder.rmdir()  # one that was given back; whoever holds a higher one has not seen us

@@ -44,6 +44,7 @@ from pathlib import Path
 
 from ftsupervise.host.modes import claim_folder, make_folder
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import as_counts
 
 STAGING = ".staging"  # beside the checkpoints
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -60,7 +61,7 @@ def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
     """
     fd = os.open(attempts, _DIRECTORY)
     try:
-        newest = max((int(name) for name in os.listdir(fd) if name.isascii() and name.isdigit()), default=mine)
+        newest = max(as_counts(os.listdir(fd)), default=mine)
     finally:
         os.close(fd)
     return newest if newest > mine else None
@@ -131,7 +132,7 @@ def move(source: Path, target: Path, area: Path) -> bool:
 def last_area(areas: Path) -> int:
     """The greatest number that has a staging area or had one; 0 if there is none or nothing can be seen."""
     try:
-        return max((int(name) for name in os.listdir(areas) if name.isascii() and name.isdigit()), default=0)
+        return max(as_counts(os.listdir(areas)), default=0)
     except OSError:
         return 0
 
@@ -151,7 +152,7 @@ def _seal(areas: Path, fd: int, before: int, numbers: Iterable[int]) -> list[Pat
     with os.scandir(fd) as found:
         there = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
     old = {number for number in numbers if number < before}
-    old |= {int(name) for name in there if name.isascii() and name.isdigit() and int(name) < before}
+    old |= {number for number in as_counts(there) if number < before}
     full: OSError | None = None
     for number in sorted(old):
         name = f"{number:04d}"

@@ -30,6 +30,7 @@ from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
 from ftsupervise.rundir.records import (
     as_count,
+    as_counts,
     as_number,
     as_text,
     as_time,
@@ -105,8 +106,7 @@ def lives_here(attempt: Attempt | None) -> bool:
 
 def numbers(rundir: RunDir) -> list[int]:
     """Of the attempts that have been claimed. Raises OSError."""
-    counts = map(as_count, os.listdir(rundir.attempts))
-    return [number for number in counts if number is not None]
+    return as_counts(os.listdir(rundir.attempts))
 
 
 def _attempt(rundir: RunDir, number: int) -> Attempt:

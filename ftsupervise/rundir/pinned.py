@@ -21,7 +21,7 @@ from ftsupervise.host.ownership import NotTrusted, read_trusted
 from ftsupervise.host.users import in_group, shown_user
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_count, decode, parse_object, read_record, write_json
+from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
 
 ANOTHER = "the run directory was replaced by another"
 
@@ -101,7 +101,7 @@ def _another_owner(rundir: RunDir, owner: int, noted: int | None) -> str:
 
 def _numbers(rundir: RunDir) -> list[int]:
     try:
-        return [number for name in os.listdir(rundir.launches) if (number := as_count(name)) is not None]
+        return as_counts(os.listdir(rundir.launches))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -346,6 +346,11 @@ def as_text(value: object, limit: int = LONGEST) -> str:
     return printable(str(value)[: limit + 1], limit) if _is_text(value) else ""
 
 
+def as_counts(names: Iterable[str]) -> list[int]:
+    """The numbers among ``names``, as of a folder that holds NNNN/."""
+    return [number for name in names if (number := as_count(name)) is not None]
+
+
 def as_count(name: str) -> int | None:
     """The number that a file's name is, in plain digits ("0012", never "²"); None for any other name."""
     return int(name) if name.isascii() and name.isdigit() and len(name) <= _DIGITS else None
