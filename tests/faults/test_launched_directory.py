@@ -52,7 +52,7 @@ class Member:
     """The script of a launched run, as the scheduler starts it for each member."""
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
-        self.folder, self.run_dir, self.marks = folder, run_dir, folder / "state"
+        self.folder, self.run_dir, self.marks = folder, run_dir, folder / "marks"
         self.marks.mkdir()
         self.env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state"), "TMPDIR": str(folder)}
         (folder / "ftsupervise.yaml").write_text(

@@ -43,7 +43,7 @@ class Trap:
     """A folder that everybody may write, with a stranger's modules in it, and the marks of those that ran."""
 
     def __init__(self, top: Path) -> None:
-        self.folder, self._marks = top / "shared", top / "state"
+        self.folder, self._marks = top / "shared", top / "marks"
         for folder in (self.folder, self._marks):
             folder.mkdir()
             folder.chmod(0o1777)

@@ -33,7 +33,7 @@ alerts:
 
 class Scene:
     def __init__(self, top: Path) -> None:
-        self.top, self.marks, self.run = top, top / "state", top / "runs" / "shared"
+        self.top, self.marks, self.run = top, top / "marks", top / "runs" / "shared"
         self.marks.mkdir()
         self.home = top / "home"
         self.home.mkdir(mode=0o700)

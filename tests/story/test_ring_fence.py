@@ -23,7 +23,7 @@ from ftsupervise.rundir.paths import RunDir
 @pytest.fixture
 def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     found = RunDir(tmp_path / "run")
-    for folder in (found.attempt(1), found.switches, found.beats, found.marks, found.checkpoints):
+    for folder in (found.attempt(1), found.switches, found.beats, found.state, found.checkpoints):
         folder.mkdir(parents=True)
     monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(found.root))
     monkeypatch.setenv("FTSUPERVISE_ATTEMPT", "1")

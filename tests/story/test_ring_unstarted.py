@@ -27,7 +27,7 @@ NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
-    for folder in (found.attempt(1), found.beats, found.marks):
+    for folder in (found.attempt(1), found.beats, found.state):
         folder.mkdir(parents=True)
     fencing.begin(found, 1, {}, print)
     return found

@@ -27,7 +27,7 @@ ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
-    found.marks.mkdir(parents=True)
+    found.state.mkdir(parents=True)
     return found
 
 

@@ -131,7 +131,7 @@ def test_the_last_member_has_nobody_behind_it(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_needs_no_job(tmp_path: Path) -> None:
-    RunDir(tmp_path).marks.mkdir()
+    RunDir(tmp_path).state.mkdir()
     RunDir(tmp_path).finished.write_text("{}")
     assert look(tmp_path)[0].health is Health.OK
 
