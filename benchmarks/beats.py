@@ -30,7 +30,7 @@ from ftsupervise.ranks.listener import Listener
 from ftsupervise.ranks.protocol import Message
 from ftsupervise.ranks.rank_table import Pulses
 from ftsupervise.rundir.beats import write_beat
-from ftsupervise.rundir.heartbeat_page import Page
+from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, Pulse
 
@@ -161,7 +161,7 @@ def nanoseconds(call: Callable[[], object], times: int) -> float:
 
 def steps() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, tempfile.TemporaryDirectory() as disk:
-        page, run = Page(f"{memory}/base/1", 0, 1), RunDir(disk)
+        page, run = HeartbeatPage(f"{memory}/base/1", 0, 1), RunDir(disk)
         run.beats.mkdir()
         beat = Beat(0, 1, "train", datetime.now(timezone.utc), os.getpid(), "node-0", {"attempt": "1"})
         monotonic = time.monotonic

@@ -60,7 +60,7 @@ def make_run(folder: Path) -> None:
     """A run directory as a launch leaves it, so that status has something to read."""
     (folder / "ftsupervise.yaml").write_text("name: bench\nlaunch:\n  command: 'true'\n")
     run = folder / "runs" / "bench"
-    for name in ("switches", "marks", "attempts/0001", "launches", "beats", "logs", "watch"):
+    for name in ("switches", "state", "attempts/0001", "launches", "beats", "logs", "watch"):
         (run / name).mkdir(parents=True)
     (run / "run.yaml").write_text("name: bench\n")
     start = '{"attempt": 1, "job_id": "", "at": "2026-11-21T07:00:00+00:00", "host": "n", "nodes": "", "pid": 1}'

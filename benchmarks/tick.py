@@ -28,7 +28,7 @@ SECTIONS = "{hang: {}, disk: [{}], checkpoints: {}, throughput: {}}"
 def make_run(folder: Path, number: int) -> None:
     """What a run in its middle looks like on disk."""
     run = folder / f"run-{number}"
-    for part in ("switches", "beats", "logs", "watch", "marks", "launches", "attempts/0001", "checkpoints"):
+    for part in ("switches", "beats", "logs", "watch", "state", "launches", "attempts/0001", "checkpoints"):
         (run / part).mkdir(parents=True)
     beat = {"rank": 0, "step": 1000, "phase": "train", "at": "2026-01-01T00:00:00+00:00", "pid": 1, "host": "n1",
             "facts": {"attempt": "1", "every": "10"}}  # fmt: skip

@@ -52,7 +52,7 @@ class Beat(NamedTuple):
     facts: Mapping[str, str] = MappingProxyType({})
 
 
-class Reading(NamedTuple):
+class HeartbeatSample(NamedTuple):
     """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
 
     rank: int

@@ -188,7 +188,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
         typed(folder, env, "save", "--why", "that loss looks interesting")
         shown.until(lambda: not (run / "switches" / "save-switch").exists(), "the save switch to be answered")
         say("wait", "the time limit comes next: Slurm warns, the run saves and leaves, the next member goes on", "33")
-        shown.until(lambda: (run / "marks" / "finished").exists(), "the end of the training", 120)
+        shown.until(lambda: (run / "state" / "finished").exists(), "the end of the training", 120)
         shown.until(
             lambda: any("finished" in str(mail["Subject"]).lower() for mail in shown.mail.mails), "the last mail", 30
         )

@@ -105,7 +105,7 @@ def read(installed: Installed) -> str:
     raise Error(f"{program} -l failed: {done.words()}", hint="nothing was changed")
 
 
-def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.Completed:
+def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> bounded.CompletedCommand:
     try:
         return bounded.run(argv, timeout=_TIMEOUT, env=env, stdin=stdin)
     except (FileNotFoundError, PermissionError):

@@ -28,7 +28,7 @@ class Checkpoints:
 
     def __init__(self, place: Place, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
-        self._desk = place.staging or place.checkpoints / fence.STAGING / "alone"
+        self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
         self._superseded, self._voice = superseded, voice
 
     def stage(self, name: str) -> Path:
@@ -38,7 +38,7 @@ class Checkpoints:
         """
         if not name or name.startswith(".") or "/" in name:
             raise ValueError(f"{name!r} is no name for a checkpoint: no path, and no dot in front")
-        staged = self._desk / name
+        staged = self._area / name
         try:
             make_folder(staged, parents=True)
         except OSError:
@@ -48,7 +48,7 @@ class Checkpoints:
 
     def over(self) -> bool:
         """Is it known that nothing of this attempt is saved any more?"""
-        return self._desk.is_file() or self._superseded()
+        return self._area.is_file() or self._superseded()
 
     def commit(self, staged: Path) -> bool:
         """Make what was staged the checkpoint of that name, in place of one that is there. False: a newer attempt has begun.
@@ -70,10 +70,10 @@ class Checkpoints:
 
     def remove(self, path: Path) -> bool:
         """Take an old checkpoint away. False: a newer attempt has begun, whose it is now. Raises OSError."""
-        aside = self._desk / f".removed-{path.name}-{os.getpid()}"
+        aside = self._area / f".removed-{path.name}-{os.getpid()}"
         try:
-            make_folder(self._desk, parents=True)
-            done = fence.move(path, aside, self._desk)
+            make_folder(self._area, parents=True)
+            done = fence.move(path, aside, self._area)
         except OSError:
             if not self.over():
                 raise
@@ -84,7 +84,7 @@ class Checkpoints:
 
     def _move(self, staged: Path, target: Path) -> bool:
         try:
-            return fence.move(staged, target, self._desk)
+            return fence.move(staged, target, self._area)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 
-from ftsupervise.rundir.heartbeat_page import Page
+from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 
 _OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
 
 
 class Ending:
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: HeartbeatPage) -> None:
         self._page = page
         self._code = 0  # of a sys.exit() that went through the guard's block
 

@@ -182,7 +182,7 @@ class Guard:
         if answered is None or self._place.rundir is None or self._place.rank != 0:
             return
         try:
-            clear_answered(self._place.rundir, SAVE, answered, self._place.desk)
+            clear_answered(self._place.rundir, SAVE, answered, self._place.area)
         except OSError as error:
             problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
             self._voice.once(problem)
@@ -199,8 +199,8 @@ class Guard:
         if rundir is not None and self._place.rank == 0:
             record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
             try:
-                make_folder(rundir.marks, FOLDER)
-                write_json(rundir.finished, record, desk=self._place.desk)
+                make_folder(rundir.state, FOLDER)
+                write_json(rundir.finished, record, area=self._place.area)
             except OSError as error:
                 if self.may_save():
                     self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")

@@ -68,13 +68,13 @@ class Heart:
         except Exception as error:  # law 7; restarts stay cold
             self._voice.once(f"cannot write {path}: {error}; restarts are cold")
 
-    def _open_page(self) -> heartbeat_page.Page | None:
+    def _open_page(self) -> heartbeat_page.HeartbeatPage | None:
         """This rank's page in the node's memory, when the job ring has named a place for it."""
         directory = os.environ.get(heartbeat_page.ENV_PAGES, "")
         if not directory or self._place.rundir is None:
             return None
         try:
-            page = heartbeat_page.Page(directory, self._place.rank, self._place.attempt)
+            page = heartbeat_page.HeartbeatPage(directory, self._place.rank, self._place.attempt)
             self.ending = Ending(page)
             atexit.register(self.ending.at_exit)
             stacks.listen(directory, self._place.rank)
@@ -95,9 +95,9 @@ class Heart:
         at = datetime.now(timezone.utc)
         try:
             mine = Beat(self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, self.facts)
-            beats.write_beat(self._place.rundir, mine, self._place.desk)
+            beats.write_beat(self._place.rundir, mine, self._place.area)
         except OSError as error:
-            if self._place.desk is None or not is_sealed(self._place.desk):
+            if self._place.area is None or not is_sealed(self._place.area):
                 self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")
         except Exception as error:  # law 7, and what stands behind the beat in a look must still be looked at
             self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.rundir.paths import (
+    ENV_AREA,
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
-    ENV_DESK,
     ENV_GUARD,
     ENV_RUN_DIR,
     ENV_STAGING,
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     rank: int
     world: int
     checkpoints: Path
-    desk: Path | None = None  # see fence.py; None: nobody seals one
+    area: Path | None = None  # see fence.py; None: nobody seals one
     staging: Path | None = None
 
 
@@ -55,7 +55,7 @@ def place(env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: 
         rank=rank if rank is not None else _int(env, _RANK) or 0,
         world=world if world is not None else max(1, _int(env, _WORLD) or 1),
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
-        desk=Path(env[ENV_DESK]) if own and env.get(ENV_DESK) else None,
+        area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
     )
 

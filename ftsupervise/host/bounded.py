@@ -24,7 +24,7 @@ _OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 2
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedCommand:
     """What a command left. ``code`` is None when it was ended at the bound; negative for a signal."""
 
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ def run(
     stdin: str | None = None,
     cwd: str | None = None,
     output_limit: int = _OUTPUT_LIMIT,
-) -> Completed:
+) -> CompletedCommand:
     """Run ``argv`` for at most ``timeout`` seconds (plus half a second to see it die).
 
     ``output_limit``: bytes of its stdout that are kept; 0: none is, however much it writes. Raises FileNotFoundError or
@@ -79,7 +79,7 @@ def run(
         )
         code, abandoned = _wait(child, timeout)
         seconds = time.monotonic() - started
-        return Completed(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds, abandoned)
+        return CompletedCommand(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds, abandoned)
 
 
 def _memory_file() -> IO[bytes]:

@@ -9,7 +9,7 @@ _LEVELS = 4  # Slurm nests job, step and task; the job's own count, or that of a
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
-class Kills:
+class OomKillCounter:
     """Counts when it is made; ``more()`` says whether there were more since. Without cgroups: never."""
 
     def __init__(self, proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> None:

@@ -183,7 +183,7 @@ def become_subreaper() -> Callable[[], None]:
 
 
 def send(pids: list[int], number: int) -> int:
-    """Signal each; how many could be told."""
+    """Signal each; how many took it."""
     told = 0
     for pid in pids:
         try:
@@ -195,7 +195,7 @@ def send(pids: list[int], number: int) -> int:
 
 
 def signal_exactly(one: Process, number: int) -> None:
-    """Send a signal to this very process; nothing happens if it has ended, or is somebody else's, whoever has its number now.
+    """Send a signal to this very process. Nothing happens if it has ended or belongs to another account.
 
     Through a pidfd, after a second look at the start time: between looking and sending, a number may have found a new owner.
     """
@@ -219,7 +219,7 @@ def signal_exactly(one: Process, number: int) -> None:
 
 
 def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
-    """Those still there after at most ``seconds``."""
+    """Wait until they are gone. Returns those that are still there after ``seconds``."""
     end = time.monotonic() + seconds
     left = [one for one in processes if lives(one.pid, one.start)]
     while left and time.monotonic() < end:
@@ -229,8 +229,8 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
 
 
 def end_all(choose: Callable[[], Iterable[Process]], seconds: float, known: Collection[Process] = ()) -> list[Process]:
-    """SIGKILL for all that ``choose`` names, and for those ``known`` before, which may have lost what marks them; again until
-    there are none. Those that are still there after ``seconds``."""
+    """SIGKILL for all that ``choose`` finds and all ``known`` before, for a dying process has lost its environment and with it
+    its mark. Repeated until none is left. Returns those that are still there after ``seconds``."""
     end, told = time.monotonic() + seconds, {(one.pid, one.start): one for one in known}
     while True:
         told |= {(one.pid, one.start): one for one in choose()}

@@ -50,7 +50,7 @@ def _of_attempts(run_dir: RunDir) -> Iterator[Path]:
     staging = run_dir.checkpoints / STAGING
     if staging.is_dir():
         yield staging
-    for above in (run_dir.attempts, run_dir.desks, staging):
+    for above in (run_dir.attempts, run_dir.staging, staging):
         try:
             with os.scandir(above) as found:
                 yield from [Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False)]
@@ -63,8 +63,8 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
     launch = share is not None and share.launch
     watch = share is not None and share.watch
     nodes = share is not None and (share.nodes or share.launch)  # its jobs write down what they saw of nodes
-    own = (run_dir.marks, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs)
-    found = [(folder, launch) for folder in (*own, run_dir.checkpoints, run_dir.desks)]
+    own = (run_dir.state, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs)
+    found = [(folder, launch) for folder in (*own, run_dir.checkpoints, run_dir.staging)]
     found += [(run_dir.switches, True)]
     found += [(folder, watch) for folder in (run_dir.watch, run_dir.watch / "journal", run_dir.watch / "watchers")]
     found += [(run_dir.nodes, nodes)]

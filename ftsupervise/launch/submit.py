@@ -38,7 +38,7 @@ from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir, write_whole
-from ftsupervise.rundir.records import as_count, read_json, write_json
+from ftsupervise.rundir.records import as_counts, write_json
 from ftsupervise.scheduler.ownership import comment, identify, jobs_of_run
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ The run directory of {name}, kept by ftsupervise. Everything here can be read wi
   touch switches/kill-switch    save and stop at the next step; queued members leave at once until it is removed
   cat attempts/*/end.json       how each attempt ended
   cat launches/*/launch.json    what was submitted, by whom
-  touch marks/finished          no further member trains
+  touch state/finished          no further member trains
 """
 
 
@@ -261,21 +261,20 @@ def submit(
     except BaseException:
         folder.rmdir()
         raise
-    record: dict[str, object] = {
-        "state": "submitting",
-        "name": plan.name,
-        "token": plan.token,
-        "at": now.isoformat(),
-        "by": f"{user_name()}@{os.uname().nodename}",
-        "scheduler": plan.kind,
-        "chain": plan.chain,
-        "members": plan.members,
-        "after": plan.after,
-        "config": str(plan.config or ""),
-        "owner": run_dir.root.stat().st_uid,
-        "comment": comment(plan.name, plan.token),
-        "job_ids": [],
-    }
+    record = LaunchRecord(
+        number,
+        token=plan.token,
+        at=now,
+        by=f"{user_name()}@{os.uname().nodename}",
+        scheduler=plan.kind,
+        chain=plan.chain,
+        members=plan.members,
+        after=plan.after,
+        config=str(plan.config or ""),
+        owner=run_dir.root.stat().st_uid,
+        name=plan.name,
+        comment=comment(plan.name, plan.token),
+    )
     ids: list[str] = []
     found_again = False
     haste.until = None  # all has been asked that a person waits for: an sbatch that is cut off may have been accepted
@@ -290,14 +289,14 @@ def submit(
             ids.append(answer.job_id)
             _remember_ours(run_dir, answer.job_id, plan.avoided)
             found_again |= answer.found_again
-            record["job_ids"] = list(ids)
-        write_json(folder / "launch.json", {**record, "state": "submitted"})
+            record = record._replace(job_ids=tuple(ids))
+        write_json(folder / "launch.json", record._replace(state="submitted"))
     except OSError as error:
         raise _half_written(error, folder, ids) from None
     except SchedulerUnavailable:
         raise  # launch.json says "submitting": the next launch looks for the token
     except Exception:
-        _record_quietly(folder / "launch.json", {**record, "state": "rejected"})
+        _record_quietly(folder / "launch.json", record._replace(state="rejected"))
         raise
     return Launched(tuple(ids), number, run_dir, found_again)
 
@@ -320,7 +319,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
         return
 
 
-def _record_quietly(path: Path, record: dict[str, object]) -> None:
+def _record_quietly(path: Path, record: LaunchRecord) -> None:
     try:
         write_json(path, record)
     except OSError:
@@ -330,11 +329,8 @@ def _record_quietly(path: Path, record: dict[str, object]) -> None:
 def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
     """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
 
-    def taken() -> list[int]:
-        return [number for p in run_dir.launches.iterdir() if (number := as_count(p.name)) is not None]
-
     try:
-        number = 1 + max(taken(), default=0)
+        number = 1 + max(as_counts(os.listdir(run_dir.launches)), default=0)
         while True:
             folder = run_dir.launches / f"{number:04d}"
             try:
@@ -342,7 +338,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             except FileExistsError:
                 number += 1
                 continue
-            highest = max(taken())
+            highest = max(as_counts(os.listdir(run_dir.launches)))
             if highest == number:
                 break
             folder.rmdir()  # one that was given back; whoever holds a higher one has not seen us
@@ -370,7 +366,7 @@ def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
             continue
         ids = tuple(dict.fromkeys(job.base_id for job in found))
         path = run_dir.launches / f"{record.number:04d}" / "launch.json"
-        _record_quietly(path, {**(read_json(path) or {}), "state": "submitted", "job_ids": list(ids)})
+        _record_quietly(path, record._replace(state="submitted", job_ids=ids))
         return Launched(ids, record.number, run_dir, found_again=True)
     return None
 

@@ -23,7 +23,19 @@ from types import TracebackType
 from typing import Any
 
 from ftsupervise.probe.abandoned import Note, Notes
-from ftsupervise.probe.answers import Entry, Listing, Missing, Mount, NotSeen, Process, Ran, Space, Tail, Text, Tree
+from ftsupervise.probe.answers import (
+    Entry,
+    Listing,
+    Missing,
+    Mount,
+    NotSeen,
+    ProcessMemory,
+    Ran,
+    Space,
+    Tail,
+    Text,
+    Tree,
+)
 from ftsupervise.probe.child import Child, Died, Late
 from ftsupervise.probe.server import Mounts, read_mounts
 
@@ -34,7 +46,7 @@ __all__ = [
     "Mount",
     "NotSeen",
     "Probe",
-    "Process",
+    "ProcessMemory",
     "Ran",
     "Space",
     "Tail",
@@ -150,12 +162,12 @@ class Probe:
             self._clocks[device] = got[0] - got[1]
         return self._clocks[device]
 
-    def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[Process, ...] | NotSeen:
+    def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[ProcessMemory, ...] | NotSeen:
         """``roots`` and everything below them, as far as they are on this host."""
         got = self._ask(self._table.of("/proc"), "/proc", "processes", (list(roots), most))
         if isinstance(got, (Missing, NotSeen)):
             return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")
-        return tuple(Process(*one) for one in got)
+        return tuple(ProcessMemory(*one) for one in got)
 
     def run(
         self, argv: Sequence[str], *, bound: float = 30.0, most: int = 65_536, env: Mapping[str, str] | None = None

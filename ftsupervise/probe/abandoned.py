@@ -114,7 +114,7 @@ class Notes:
         notes = {note.pid: note for note in self._mine}
         for path in sorted(self.directory.glob("[0-9]*.json")) if self.directory is not None else ():
             try:
-                note = read_record(Note, path, limit=64_000)
+                note = read_record(Note, path, limit=64_000, lenient=False)
             except (OSError, ValueError):  # not ours to understand
                 continue
             if note is not None:

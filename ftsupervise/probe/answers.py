@@ -108,7 +108,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessMemory:
     """A process. ``start`` in clock ticks since boot (with ``pid`` its identity); bytes."""
 
     pid: int

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ftsupervise.host import processes
 from ftsupervise.rundir import heartbeat_page
-from ftsupervise.truth import Reading
+from ftsupervise.truth import HeartbeatSample
 
 WITHIN = 3.0  # seconds for everything
 _ANSWER = 1.0  # seconds for a rank to write its stacks
@@ -120,7 +120,7 @@ def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
         add("py-spy", _spy(spy, pid, until))
 
 
-def _pages(directory: str) -> tuple[Reading, ...]:
+def _pages(directory: str) -> tuple[HeartbeatSample, ...]:
     try:
         return heartbeat_page.read_pages(directory) if directory else ()
     except OSError:
@@ -133,7 +133,7 @@ def _directory_of(pid: int) -> str:
     return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
 
 
-def _of_page(page: Reading) -> str:
+def _of_page(page: HeartbeatSample) -> str:
     now = time.monotonic()
     last = f"last step {now - page.stepped:.1f} s ago, last sign of life {now - page.beaten:.1f} s ago"
     return f"rank {page.rank}, step {page.step}, phase {page.phase}, {last}{', leaving' if page.leaving else ''}"

@@ -22,7 +22,7 @@ from ftsupervise.ranks.exit_fifo import Bell
 from ftsupervise.ranks.protocol import Gone
 from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
-from ftsupervise.truth import Pulse, Reading
+from ftsupervise.truth import HeartbeatSample, Pulse
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
@@ -66,7 +66,7 @@ class _Rank:
 
     __slots__ = ("code", "cpu", "fd", "final", "inode", "pidfd", "reading", "state", "task", "taskfd", "told")
 
-    def __init__(self, fd: int, inode: int, reading: Reading) -> None:
+    def __init__(self, fd: int, inode: int, reading: HeartbeatSample) -> None:
         self.fd, self.inode, self.reading = fd, inode, reading
         self.pidfd = self.taskfd = self.task = -1
         self.state = ""  # unknown

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from ftsupervise.host import processes
-from ftsupervise.host.oom import Kills
+from ftsupervise.host.oom import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, Claim, End, Reached
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import Verdict
@@ -75,7 +75,7 @@ class Running:
         self.died_at: float | None = None  # monotonic: when we first saw that it is over
         self.left_behind: list[int] = []
         self.output = exit_analysis.Output()
-        self.kills = Kills()
+        self.kills = OomKillCounter()
         self.lookout: Lookout | None = None
         self.restarts = options.budgets.in_place > 0 and exit_analysis.may_end_with_a_rank(command)
         self.names_ranks = self.restarts or exit_analysis.ends_with_a_rank(command)

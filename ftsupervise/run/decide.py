@@ -24,7 +24,7 @@ _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
 _LIVED = 600.0  # seconds: an attempt whose steps nobody knows has made progress when it lived for so long
-IDLE = "a run that is done says so: guard.finished(step), or a file marks/finished"
+IDLE = "a run that is done says so: guard.finished(step), or a file state/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, as long as nobody has seen one
 

@@ -10,11 +10,11 @@ from ftsupervise.model import Claim
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import (
+    ENV_AREA,
     ENV_ATTEMPT,
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
-    ENV_DESK,
     ENV_GUARD,
     ENV_NODES,
     ENV_PORT,
@@ -54,7 +54,7 @@ def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -
     given[ENV_RESTART] = str(found.restarts)
     given[ENV_PAGES] = found.pages
     given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
-    for key in (ENV_DESK, ENV_STAGING):
+    for key in (ENV_AREA, ENV_STAGING):
         given.pop(key, None)
     given.update(found.fence)
     if found.nodes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ftsupervise.model import CauseKind
 from ftsupervise.rundir import beats, fence, switches
 from ftsupervise.rundir.ledger import ledger, numbers
-from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, ENV_DESK, ENV_STAGING, RunDir
+from ftsupervise.rundir.paths import ENV_AREA, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
 
 _PATIENCE = 60.0  # seconds for one file system
 _LATELY = 120.0  # seconds after its last beat in which a rank may still be at work
@@ -27,22 +27,22 @@ class Hold:
     """What attempt ``number`` writes through. None: there is none, and its writes have no fence but the guard's look."""
 
     number: int
-    desk: Path | None
+    area: Path | None
     staging: Path | None
 
     def env(self) -> dict[str, str]:
-        found = {ENV_DESK: self.desk, ENV_STAGING: self.staging}
+        found = {ENV_AREA: self.area, ENV_STAGING: self.staging}
         return {key: str(path) for key, path in found.items() if path is not None}
 
 
 def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> Hold:
-    """Seal every older attempt's desk and staging folder, and open those of attempt ``number``."""
+    """Seal every older attempt's staging areas, for the run directory and for checkpoints; open those of ``number``."""
     swept: list[Path] = []
     try:
         known = numbers(rundir)
     except OSError:
         known = []
-    desk = _one("the run directory", lambda: rundir.desks, number, known, swept, say)
+    area = _one("the run directory", lambda: rundir.staging, number, known, swept, say)
     for folder in swept:
         try:
             if switches.put_back(rundir, folder):
@@ -53,7 +53,7 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
     if swept:
         threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
-    return Hold(number, desk, staging)
+    return Hold(number, area, staging)
 
 
 def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
@@ -65,7 +65,7 @@ def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: 
     try:
         attempts = ledger(rundir)
     except OSError:
-        return max(1, fence.last_desk(rundir.desks))
+        return max(1, fence.last_area(rundir.staging))
     last = attempts[-1] if attempts else None
     if last is None or last.ended:
         return None
@@ -92,18 +92,18 @@ def _one(
     swept: list[Path],
     say: Callable[[str], None],
 ) -> Path | None:
-    """Seal and open in one place, in bounded time; the desk, None when there can be none."""
+    """Seal and open in one place, in bounded time; the staging area, None when there can be none."""
     found: list[Path | None] = []
     trouble: list[OSError] = []
 
     def work() -> None:
         try:
-            desks = place()
+            areas = place()
             try:
-                swept.extend(fence.seal(desks, number, known))
+                swept.extend(fence.seal(areas, number, known))
             except OSError as error:
                 trouble.append(error)
-            found.append(fence.open_desk(desks, number))
+            found.append(fence.open_area(areas, number))
         except OSError as error:
             trouble.append(error)
 

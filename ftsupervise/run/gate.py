@@ -48,7 +48,7 @@ def prepare(rundir: RunDir, *, launched: bool = False) -> None:
         if launched:
             require_there(rundir)
         make_root(rundir.root)
-        for folder in (rundir.marks, rundir.attempts, rundir.beats, rundir.desks, rundir.checkpoints):
+        for folder in (rundir.state, rundir.attempts, rundir.beats, rundir.staging, rundir.checkpoints):
             make_folder(folder, FOLDER)
         for_the_group(rundir.switches)
         incidents.prepare(rundir.nodes)
@@ -113,7 +113,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
     """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
     try:
         files.among(rundir.switches)
-        finished = rundir.finished.name in os.listdir(rundir.marks)
+        finished = rundir.finished.name in os.listdir(rundir.state)
         brake = read_brake(rundir)
     except OSError as error:
         raise from_os_error(error, f"look into the run directory {rundir.root}") from None
@@ -138,6 +138,6 @@ def odd_switches(rundir: RunDir) -> tuple[str, ...]:
 def _at_step(rundir: RunDir) -> str:
     try:
         step = (read_json(rundir.finished) or {}).get("step")
-    except (OSError, ValueError):  # ``touch marks/finished`` is enough
+    except (OSError, ValueError):  # ``touch state/finished`` is enough
         return ""
     return f" at step {step}" if as_whole(step) is not None else ""

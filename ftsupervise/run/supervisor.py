@@ -383,9 +383,9 @@ class Ring:
             at=_now().isoformat(),
         )
         log = mine.folder / "run.log"
-        desk = self.hold.desk if self.hold is not None else None
-        write = partial(brake.write_brake, self.options.rundir, desk=desk)
-        if self.owed.write("the brake", partial(write, on), log) and desk is not None and is_sealed(desk):
+        area = self.hold.area if self.hold is not None else None
+        write = partial(brake.write_brake, self.options.rundir, area=area)
+        if self.owed.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
             return  # a newer attempt has begun: the members that wait are its own
         held, problem = hold_jobs.hold_pending(self.options.rundir, self.env)
         if problem:

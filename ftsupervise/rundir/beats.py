@@ -22,12 +22,12 @@ def interval(world: int, wanted: float) -> float:
     return max(wanted, world / WRITES_PER_SECOND)
 
 
-def write_beat(rundir: RunDir, beat: Beat, desk: Path | None = None) -> None:
+def write_beat(rundir: RunDir, beat: Beat, area: Path | None = None) -> None:
     """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError.
 
-    ``desk``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
+    ``area``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
     """
-    write_whole(rundir.beats / f"rank-{beat.rank}", json.dumps(encode(beat)) + "\n", sync=False, desk=desk)
+    write_whole(rundir.beats / f"rank-{beat.rank}", json.dumps(encode(beat)) + "\n", sync=False, area=area)
 
 
 def read_beats(rundir: RunDir) -> tuple[Beat, ...]:

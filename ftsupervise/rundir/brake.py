@@ -1,7 +1,7 @@
 """The brake: a mark in the run directory that says the chain is stopped, why, and how to go on.
 
-    RUN/marks/brake           there: no member starts. JSON: what failed, how often, at which step, since when
-    RUN/marks/brake-released  which attempt was the last one when a person released it: failures before it do not count;
+    RUN/state/brake           there: no member starts. JSON: what failed, how often, at which step, since when
+    RUN/state/brake-released  which attempt was the last one when a person released it: failures before it do not count;
                               and the jobs that are still to be let go
 
 Light (standard library): the gate, ``status`` and the watch read it.
@@ -53,7 +53,7 @@ class Released(NamedTuple):
 
 def read_brake(rundir: RunDir) -> Brake | None:
     """The brake when it is on; None when it is not. A mark somebody made with ``touch`` is a brake too. Raises OSError."""
-    return _read(Brake, rundir.marks / BRAKE)
+    return _read(Brake, rundir.state / BRAKE)
 
 
 def _read(kind: type[Mark], path: Path) -> Mark | None:
@@ -63,9 +63,9 @@ def _read(kind: type[Mark], path: Path) -> Mark | None:
         return kind()
 
 
-def write_brake(rundir: RunDir, brake: Brake, desk: Path | None = None) -> None:
-    """Raises OSError; also when ``desk``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
-    write_json(rundir.marks / BRAKE, brake, desk=desk)
+def write_brake(rundir: RunDir, brake: Brake, area: Path | None = None) -> None:
+    """Raises OSError; also when ``area``, the attempt's own, has been sealed by a newer one (``fence.py``)."""
+    write_json(rundir.state / BRAKE, brake, area=area)
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
@@ -77,17 +77,17 @@ def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
     if found is not None:
         held = tuple(dict.fromkeys([*still_held(rundir), *found.held]))
         last = max(numbers(rundir), default=0)
-        write_json(rundir.marks / RELEASED, Released(last, who, now.isoformat(), held))
+        write_json(rundir.state / RELEASED, Released(last, who, now.isoformat(), held))
     try:
-        os.unlink(rundir.marks / BRAKE)
+        os.unlink(rundir.state / BRAKE)
     except FileNotFoundError:
         return None
-    sync_directory(rundir.marks)
+    sync_directory(rundir.state)
     return found
 
 
 def _released(rundir: RunDir) -> Released:
-    return _read(Released, rundir.marks / RELEASED) or Released()
+    return _read(Released, rundir.state / RELEASED) or Released()
 
 
 def still_held(rundir: RunDir) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def still_held(rundir: RunDir) -> tuple[str, ...]:
 def let_go(rundir: RunDir, job: str) -> None:
     """It may start again: it is held no longer. Raises OSError."""
     before = _released(rundir)
-    write_json(rundir.marks / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
+    write_json(rundir.state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
 
 
 def counts_from(rundir: RunDir) -> int:

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from ftsupervise.host import files, processes
-from ftsupervise.truth import Reading
+from ftsupervise.truth import HeartbeatSample
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 
@@ -43,7 +43,7 @@ _ENDS = 4  # the interpreter ends for it, with _CODE
 _TRIES = 8
 
 
-class Page:
+class HeartbeatPage:
     """The rank's own page. ``step`` is the hot call."""
 
     __slots__ = ("_d", "_map", "_q", "path", "pid")
@@ -144,7 +144,7 @@ def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
     return Path(directory, f"stack-{rank}")
 
 
-def read_page(path: Path) -> Reading | None:
+def read_page(path: Path) -> HeartbeatSample | None:
     """What a rank says now; None when there is no page, or it is not one whole. Never blocks: node-local memory."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -156,7 +156,7 @@ def read_page(path: Path) -> Reading | None:
         os.close(fd)
 
 
-def read_open(fd: int) -> Reading | None:
+def read_open(fd: int) -> HeartbeatSample | None:
     """The same of a page that is open already."""
     try:
         for _ in range(_TRIES):
@@ -168,7 +168,7 @@ def read_open(fd: int) -> Reading | None:
         return None
 
 
-def read_pages(directory: str | os.PathLike[str]) -> tuple[Reading, ...]:
+def read_pages(directory: str | os.PathLike[str]) -> tuple[HeartbeatSample, ...]:
     """All ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be looked into."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith("rank-")]
@@ -178,7 +178,7 @@ def read_pages(directory: str | os.PathLike[str]) -> tuple[Reading, ...]:
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.rank))
 
 
-def _parse(raw: bytes) -> tuple[Reading | None, int]:
+def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
     if len(raw) < SIZE:
         return None, 0
     q, d = memoryview(raw).cast("q"), memoryview(raw).cast("d")
@@ -186,7 +186,7 @@ def _parse(raw: bytes) -> tuple[Reading | None, int]:
         return None, 0
     step, turn = q[_STEP], q[_TURN]
     name = raw[_PHASE : _PHASE + _PHASE_SIZE].partition(b"\0")[0].decode("utf-8", "replace")
-    return Reading(
+    return HeartbeatSample(
         rank=q[_IDENTITY],
         attempt=q[_ATTEMPT],
         pid=q[_PID],

@@ -9,10 +9,21 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 from ftsupervise.rundir.records import write_json
 
 ENV_IMPORTS = "FTSUPERVISE_IMPORTS"  # the file to write them to; set by ``ftsupervise run`` when it wants to know
+
+
+class Imports(NamedTuple):
+    """What a rank had imported by its first step."""
+
+    attempt: int | None = None
+    seconds: float = 0.0  # that it took
+    cpus: int = 0
+    rss: int = 0  # bytes
+    modules: Annotated[tuple[str, ...], 100_000] = ()  # in the order in which they were imported
 
 
 def installed() -> list[str]:
@@ -32,17 +43,8 @@ def installed() -> list[str]:
 
 def write_imports(path: str, attempt: int | None, seconds: float) -> None:
     """Write them down. ``seconds``: from the start of this process to where its imports were over. Raises OSError."""
-    write_json(
-        Path(path),
-        {
-            "attempt": attempt,
-            "seconds": round(seconds, 2),
-            "cpus": len(os.sched_getaffinity(0)),
-            "rss": _rss(),
-            "modules": installed(),
-        },
-        sync=False,
-    )
+    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()))
+    write_json(Path(path), record, sync=False)
 
 
 def age() -> float:

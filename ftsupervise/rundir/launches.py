@@ -22,7 +22,7 @@ NEWEST = 1000  # launches that are read: whoever may write there can make any nu
 class LaunchRecord(NamedTuple):
     """One page of ``launches/``. ``state``: "submitting" (no answer yet), "submitted" or "rejected"."""
 
-    number: int
+    number: int = 0
     state: str = "submitting"
     token: str = ""
     at: datetime = EPOCH
@@ -33,6 +33,7 @@ class LaunchRecord(NamedTuple):
     after: str = ""
     job_ids: tuple[str, ...] = ()
     config: Annotated[str, 4096] = ""  # the settings file it was launched from
+    owner: int | None = None  # the user id of the owner of the run directory
     name: str = ""
     comment: str = ""
     written: bool = True  # False: the number is claimed, and nothing was submitted yet

@@ -27,10 +27,11 @@ from ftsupervise.model import (
 )
 from ftsupervise.printable import printable
 from ftsupervise.rundir import beats
-from ftsupervise.rundir.fence import last_desk
+from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
 from ftsupervise.rundir.records import (
     as_count,
+    as_counts,
     as_number,
     as_text,
     as_time,
@@ -106,8 +107,7 @@ def lives_here(attempt: Attempt | None) -> bool:
 
 def numbers(rundir: RunDir) -> list[int]:
     """Of the attempts that have been claimed. Raises OSError."""
-    counts = map(as_count, os.listdir(rundir.attempts))
-    return [number for number in counts if number is not None]
+    return as_counts(os.listdir(rundir.attempts))
 
 
 def _attempt(rundir: RunDir, number: int) -> Attempt:
@@ -250,7 +250,7 @@ def _moment(fact: str | None) -> float | None:
 def claim(rundir: RunDir) -> Claim:
     """The next attempt number, ours by mkdir. Raises CannotWrite, NotPermitted."""
     try:
-        number = 1 + max([*numbers(rundir), last_desk(rundir.desks)])
+        number = 1 + max([*numbers(rundir), last_area(rundir.staging)])
         while True:
             try:
                 return _make(rundir, number)

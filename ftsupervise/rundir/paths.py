@@ -5,9 +5,9 @@
       run.yaml            the configuration as launched (paths made absolute, no secrets)
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
-      marks/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
+      state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
-      desks/NNNN/         what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
+      staging/NNNN/       what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
@@ -39,7 +39,7 @@ ENV_RESTART = "FTSUPERVISE_RESTART"  # restarts in place made in this job before
 ENV_NODES = "FTSUPERVISE_NODES"  # the nodes chosen for this attempt, as a host list
 ENV_PORT = "FTSUPERVISE_PORT"  # a TCP port of this attempt's own, for launchers that want one
 ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
-ENV_DESK = "FTSUPERVISE_DESK"  # RUN/desks/NNNN of this attempt, see fence.py
+ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see fence.py
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
@@ -63,16 +63,16 @@ class RunDir:
         return self.root / "switches"
 
     @property
-    def marks(self) -> Path:
-        return self.root / "marks"
+    def state(self) -> Path:
+        return self.root / "state"
 
     @property
     def attempts(self) -> Path:
         return self.root / "attempts"
 
     @property
-    def desks(self) -> Path:
-        return self.root / "desks"
+    def staging(self) -> Path:
+        return self.root / "staging"
 
     @property
     def launches(self) -> Path:
@@ -104,7 +104,7 @@ class RunDir:
 
     @property
     def finished(self) -> Path:
-        return self.marks / FINISHED
+        return self.state / FINISHED
 
     def has_finished(self) -> bool:
         """Does the mark stand? False where that cannot be seen: then all goes on as it is."""
@@ -118,11 +118,11 @@ class RunDir:
 
 
 def write_whole(
-    path: Path, data: bytes | str, *, mode: int = PAGE, sync: bool = True, desk: Path | None = None
+    path: Path, data: bytes | str, *, mode: int = PAGE, sync: bool = True, area: Path | None = None
 ) -> None:
     """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
 
-    ``desk``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
+    ``area``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
     leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut. ``mode`` is what it
     gets, whatever the umask.
 
@@ -130,7 +130,7 @@ def write_whole(
     in between: such leftovers start with ``.tmp-`` and are nobody's input).
     """
     payload = data.encode() if isinstance(data, str) else data
-    fd, temp = files.create_temporary(desk or path.parent, path.name, mode)
+    fd, temp = files.create_temporary(area or path.parent, path.name, mode)
     try:
         try:
             set_file_mode(fd, mode)

@@ -19,8 +19,9 @@ from ftsupervise.errors import NotFound, NotPermitted
 from ftsupervise.host.modes import is_shared, make_folder, make_own
 from ftsupervise.host.ownership import NotTrusted, read_trusted
 from ftsupervise.host.users import in_group, shown_user
+from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_count, as_text, as_whole, parse_object, read_json, write_json
+from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json
 
 ANOTHER = "the run directory was replaced by another"
 
@@ -30,6 +31,7 @@ class Pin(NamedTuple):
 
     owner: int
     token: str
+    run_dir: str = ""
 
 
 # -------------------------------------------------------------------------------------------------------------- in a job
@@ -42,16 +44,11 @@ def another(rundir: RunDir, token: str) -> str:
     for number in sorted(_numbers(rundir), reverse=True):
         page = rundir.launches / f"{number:04d}" / "launch.json"
         try:
-            record = parse_object(read_trusted(page))
-        except (
-            NotTrusted,
-            FileNotFoundError,
-            NotADirectoryError,
-            ValueError,
-        ):  # another's, or none: not the one we look for
+            record = decode(LaunchRecord, parse_object(read_trusted(page)), lenient=True)
+        except (NotTrusted, FileNotFoundError, NotADirectoryError, ValueError):  # another's, or none
             continue
-        if as_text(record.get("token")) == token:
-            return _another_owner(rundir, owner, as_whole(record.get("owner")))
+        if record.token == token:
+            return _another_owner(rundir, owner, record.owner)
     return f"{ANOTHER}: {rundir.root} belongs to {shown_user(owner)} and holds no launch {token}"
 
 
@@ -104,7 +101,7 @@ def _another_owner(rundir: RunDir, owner: int, noted: int | None) -> str:
 
 def _numbers(rundir: RunDir) -> list[int]:
     try:
-        return [number for name in os.listdir(rundir.launches) if (number := as_count(name)) is not None]
+        return as_counts(os.listdir(rundir.launches))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -123,17 +120,15 @@ def note(state: Path, root: Path, token: str = "") -> None:
     page = page_of(state, root)
     make_own(state)
     make_folder(page.parent, parents=True)
-    write_json(page, {"run_dir": str(root), "owner": root.stat().st_uid, "token": token}, sync=False)
+    write_json(page, Pin(root.stat().st_uid, token, str(root)), sync=False)
 
 
 def noted(state: Path, root: Path) -> Pin | None:
     """What was noted of ``root``; None when nothing was, or nothing that can be read."""
     try:
-        page = read_json(page_of(state, root), limit=64_000) or {}
+        return read_record(Pin, page_of(state, root), limit=64_000)
     except (OSError, ValueError):
         return None
-    owner = as_whole(page.get("owner"))
-    return None if owner is None else Pin(owner, as_text(page.get("token")))
 
 
 def another_than_noted(rundir: RunDir, pin: Pin) -> str:

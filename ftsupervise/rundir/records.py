@@ -51,12 +51,16 @@ Convert = Callable[[Any], Any]
 
 
 def read_record(
-    kind: type[T], path: Path, *, limit: int = LIMIT, distrust: Callable[[os.stat_result], str] | None = None
+    kind: type[T],
+    path: Path,
+    *,
+    limit: int = LIMIT,
+    distrust: Callable[[os.stat_result], str] | None = None,
+    lenient: bool = True,
 ) -> T | None:
-    """The record in ``path``, read leniently (``decode``); None if there is no such file. Raises as ``read_json`` does, and
-    ValueError where a field is damaged that has no default."""
+    """The record in ``path``; None if there is no such file. Raises as ``read_json`` and ``decode`` do."""
     raw = read_json(path, limit=limit, distrust=distrust)
-    return None if raw is None else decode(kind, raw, lenient=True)
+    return None if raw is None else decode(kind, raw, lenient=lenient)
 
 
 def read_json(
@@ -89,10 +93,10 @@ def read_json(
         raise ValueError(f"{path}: {error}") from None
 
 
-def write_json(path: Path, value: object, *, mode: int = PAGE, sync: bool = True, desk: Path | None = None) -> None:
+def write_json(path: Path, value: object, *, mode: int = PAGE, sync: bool = True, area: Path | None = None) -> None:
     """Write a record, or a dict of what a page knows, as ``write_whole`` does. Raises OSError."""
     text = json.dumps(encode(value), ensure_ascii=False, default=str, indent=1) + "\n"
-    write_whole(path, text, mode=mode, sync=sync, desk=desk)
+    write_whole(path, text, mode=mode, sync=sync, area=area)
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
@@ -343,6 +347,11 @@ def _is_text(value: object) -> bool:
 def as_text(value: object, limit: int = LONGEST) -> str:
     """Text or a number as one line that is harmless to print; "" for what is neither."""
     return printable(str(value)[: limit + 1], limit) if _is_text(value) else ""
+
+
+def as_counts(names: Iterable[str]) -> list[int]:
+    """The numbers among ``names``, as of a folder that holds NNNN/."""
+    return [number for name in names if (number := as_count(name)) is not None]
 
 
 def as_count(name: str) -> int | None:

@@ -120,14 +120,14 @@ def clear_switch(rundir: RunDir, name: str) -> bool:
     return True
 
 
-def clear_answered(rundir: RunDir, name: str, answered: Identity, desk: Path | None = None) -> bool:
+def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | None = None) -> bool:
     """Take down the switch only if it is the one that was ``answered``; False if it is gone or was raised anew.
 
-    It is renamed first and looked at again, so that a touch between the look and the removal is not lost. ``desk``: it is
+    It is renamed first and looked at again, so that a touch between the look and the removal is not lost. ``area``: it is
     taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
     """
     place = rundir.switches / name
-    aside = (desk or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
+    aside = (area or rundir.switches) / f"{_ANSWERED}{name}-{os.uname().nodename}-{os.getpid()}"
     try:
         if _identity(place) != answered:
             return False
@@ -148,7 +148,7 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity, desk: Path | N
 def put_back(rundir: RunDir, swept: Path) -> bool:
     """A save switch that a sealed attempt was just taking down goes up again: whether it was answered nobody can tell.
 
-    ``swept``: what lay on its desk. True if there was one. Raises OSError.
+    ``swept``: what lay on its staging area. True if there was one. Raises OSError.
     """
     for name in os.listdir(swept):
         if name.startswith(f"{_ANSWERED}{SAVE}"):

@@ -27,7 +27,7 @@ def end_without_host(job: str, env: Mapping[str, str]) -> bool:
     """End ``job`` if it has lost its batch host. True when nothing is left to do: Slurm ends it, or knows it no longer.
     Raises OSError where there are no Slurm commands."""
 
-    def ask(*words: str) -> bounded.Completed:
+    def ask(*words: str) -> bounded.CompletedCommand:
         return bounded.run(words, timeout=_ASK, env=env)
 
     answer = ask("scontrol", "--oneliner", "show", "job", job)

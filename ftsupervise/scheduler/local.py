@@ -25,7 +25,7 @@ from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
-from ftsupervise.rundir.records import as_count, decode, read_json, write_json
+from ftsupervise.rundir.records import as_count, read_record, write_json
 from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time
@@ -70,13 +70,12 @@ class LocalState(NamedTuple):
 
 def read_job(folder: Path) -> LocalJob | None:
     """None if there is none. Raises OSError, and ValueError where it is damaged."""
-    raw = read_json(folder / "job.json")
-    return None if raw is None else decode(LocalJob, raw)
+    return read_record(LocalJob, folder / "job.json", lenient=False)
 
 
 def read_state(folder: Path) -> LocalState:
     """Raises OSError, and ValueError where it is damaged."""
-    return decode(LocalState, read_json(folder / "state.json") or {})
+    return read_record(LocalState, folder / "state.json", lenient=False) or LocalState()
 
 
 def _marked() -> dict[str, list[Process]]:

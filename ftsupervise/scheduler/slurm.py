@@ -153,7 +153,7 @@ class Slurm:
             raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")
         return self._look_again(token, done, script_path)
 
-    def _look_again(self, token: str, done: bounded.Completed, script_path: Path) -> Submitted:
+    def _look_again(self, token: str, done: bounded.CompletedCommand, script_path: Path) -> Submitted:
         """sbatch's answer leaves it open whether the job is in the queue: ask the queue before anything else."""
         for pause in (0.5, 2.0, 5.0):
             self._pause(pause)
@@ -203,22 +203,22 @@ class Slurm:
 
     # -------------------------------------------------------------------------------------------------------- inside
 
-    def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
+    def _ask(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.CompletedCommand:
         """Ask without a person's SQUEUE_STATES, SINFO_FORMAT …, which would change the answer."""
         asking = {k: v for k, v in self._env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         return self._run(argv, env=asking | dict(env or {}))
 
-    def _answer(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.Completed:
+    def _answer(self, argv: list[str], env: Mapping[str, str] | None = None) -> bounded.CompletedCommand:
         return self._checked(self._ask(argv, env))
 
-    def _checked(self, done: bounded.Completed) -> bounded.Completed:
+    def _checked(self, done: bounded.CompletedCommand) -> bounded.CompletedCommand:
         """``done`` if Slurm has answered. Raises SchedulerUnavailable."""
         if not is_answer(done, self._ask):
             raise self._blind(done.argv[0], done)
         self.warnings |= complaints(done.stderr)
         return done
 
-    def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.Completed:
+    def _run(self, argv: list[str], env: Mapping[str, str]) -> bounded.CompletedCommand:
         try:
             return bounded.run(argv, timeout=self._timeout, env=env)
         except FileNotFoundError:
@@ -230,21 +230,21 @@ class Slurm:
             raise Error(f"{argv[0]} could not be started: {error}") from None
 
     @staticmethod
-    def _read(done: bounded.Completed, form: SqueueFormat) -> tuple[Job, ...]:
+    def _read(done: bounded.CompletedCommand, form: SqueueFormat) -> tuple[Job, ...]:
         try:
             return parse_queue(done.stdout, form)
         except ValueError as error:
             raise SchedulerUnavailable(f"squeue could not be read: {error}") from None
 
     @staticmethod
-    def _blind(command: str, done: bounded.Completed) -> SchedulerUnavailable:
+    def _blind(command: str, done: bounded.CompletedCommand) -> SchedulerUnavailable:
         return SchedulerUnavailable(
             f"Slurm did not answer {command}: {done.words()}",
             hint="nothing was changed; scontrol ping says whether the controller is up",
         )
 
 
-def is_answer(done: bounded.Completed, ask: Callable[[list[str]], bounded.Completed]) -> bool:
+def is_answer(done: bounded.CompletedCommand, ask: Callable[[list[str]], bounded.CompletedCommand]) -> bool:
     """Whether Slurm has answered: an exit code of 0, and no words on stderr that say otherwise.
 
     What else stands on stderr is a warning. Beside an empty answer it is one only if ``scontrol ping`` (through ``ask``)

@@ -21,8 +21,9 @@ from pathlib import Path
 from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir import imports
+from ftsupervise.rundir.imports import Imports
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import read_json
+from ftsupervise.rundir.records import read_record
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
 from ftsupervise.warm.client import COLD
 from ftsupervise.warm.pythons import Command, parse
@@ -156,12 +157,12 @@ class Warm:
         if self._found is None or self._file is None or self._due or self._tries >= _TRIES:
             return False
         try:
-            seen = read_json(self._file)
+            seen = read_record(Imports, self._file)
         except (OSError, ValueError):
             return False
-        if seen is None or seen.get("attempt") != self._attempt:
+        if seen is None or seen.attempt != self._attempt:
             return False
-        takes = _number(seen.get("seconds"))
+        takes = seen.seconds
         if self._dressed and takes < _WORTH:  # a fork of the standby that has died since: it imported nothing itself
             self._file = None
             return False
@@ -323,10 +324,6 @@ def _facts(line: str) -> dict[str, object] | None:
     except ValueError:
         return None
     return facts if isinstance(facts, dict) and "node" in facts else None
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _size(path: Path) -> int:

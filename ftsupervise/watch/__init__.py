@@ -74,7 +74,10 @@ def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
     """
     last = memory.get("_at")
     if every is not None and isinstance(last, (int, float)):
-        if 0 <= now.timestamp() - last < every.total_seconds() * 0.9:
-            return False
+        early = 0 <= now.timestamp() - last < every.total_seconds() * 0.9
+    else:
+        early = False
+    if early:
+        return False
     memory["_at"] = now.timestamp()
     return True

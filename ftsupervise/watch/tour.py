@@ -275,7 +275,7 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
         attempts = ledger(seen.rundir)
         mark = read_json(seen.rundir.finished)
         finished_at = None if mark is None else _mark_time(seen.rundir, mark)
-    except ValueError:  # ``touch marks/finished`` leaves an empty file
+    except ValueError:  # ``touch state/finished`` leaves an empty file
         finished_at = _mark_time(seen.rundir, {})
     except OSError:
         return ()

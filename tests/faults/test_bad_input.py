@@ -101,7 +101,7 @@ def test_a_full_disk_under_the_run_directory_submits_nothing(folder: Path, small
 
 @pytest.mark.root
 def test_an_unreadable_run_directory_is_said_to_be_that(folder: Path) -> None:
-    for name in ("switches", "marks", "attempts", "launches", "beats", "logs", "watch"):
+    for name in ("switches", "state", "attempts", "launches", "beats", "logs", "watch"):
         (folder / "runs/tr11" / name).mkdir(parents=True)
     (folder / "runs/tr11/switches").chmod(0o700)
     assert as_nobody(folder, "status") == (77, True)

@@ -76,7 +76,7 @@ class Desk:
         (state / "runs").mkdir(parents=True)
         (folder / "tmp").mkdir()
         for name, real in (("good", folder / "good"), ("bad", place / "bad")):
-            for part in ("switches", "watch", "beats", "logs", "launches", "marks", "attempts"):
+            for part in ("switches", "watch", "beats", "logs", "launches", "state", "attempts"):
                 (real / part).mkdir(parents=True)
             text = (
                 f"name: {name}\nscheduler: slurm\nlaunch: {{command: a}}\nrun_dir: {self.root[name]}\n"

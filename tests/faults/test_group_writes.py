@@ -134,7 +134,7 @@ def train(place: Path, do: Do, umask: int) -> Path:
     run = place / "runs" / "r"
     do(OWNER, umask, "launch")
     wait_for(
-        (run / "marks" / "finished").exists,
+        (run / "state" / "finished").exists,
         lambda: [p.read_text() for p in (*run.glob("logs/*"), *run.glob("attempts/*/end.json"))],
     )
     wait_for(lambda: any(run.glob("attempts/*/end.json")), lambda: sorted(run.rglob("*")))
@@ -166,7 +166,7 @@ def test_a_colleague_looks_and_raises_a_switch_and_can_change_nothing_else(place
     do(MEMBER, 0o002, "save", str(run))
     assert (run / "switches" / "save-switch").exists()
     do(MEMBER, 0o002, "clear", str(run))
-    for tried in ("watch/watchers/x", "watch/journal/00000009.json", "nodes/exclude/node-1", "marks/x", "attempts/9"):
+    for tried in ("watch/watchers/x", "watch/journal/00000009.json", "nodes/exclude/node-1", "state/x", "attempts/9"):
         with pytest.raises(subprocess.CalledProcessError):
             subprocess.run(
                 ["touch", str(run / tried)],
@@ -184,7 +184,7 @@ def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_han
     said = do(OWNER, 0o077, "launch").stdout
     assert "may watch beside you" in said and "may exclude, trust and clear nodes" in said
     assert "may launch" not in said
-    wait_for((run / "marks" / "finished").exists, lambda: sorted(run.rglob("*")))
+    wait_for((run / "state" / "finished").exists, lambda: sorted(run.rglob("*")))
     words = {f"nodes/{word}" for word in ("exclude", "trust", "cleared", "troubles", "applied")}
     assert open_to_others(run) == {"switches", "nodes", "watch", "watch/journal", "watch/watchers"} | words
     do(MEMBER, 0o077, "nodes", "exclude", "node-1", "--reason", "mine")
@@ -192,7 +192,7 @@ def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_han
     do(MEMBER, 0o077, "watch", str(run), code=None)
     assert {path.owner() for path in (run / "watch" / "journal").glob("*.json")} == {MEMBER}
     configure(place)  # taken back: the next launch closes what was open
-    (run / "marks" / "finished").unlink()
+    (run / "state" / "finished").unlink()
     said = do(OWNER, 0o002, "launch", "--again").stdout
     assert "may watch" not in said
     wait_for((run / "attempts" / "0002" / "end.json").exists, lambda: sorted(run.rglob("*")))
@@ -202,7 +202,7 @@ def test_what_is_shared_is_open_and_nothing_else_and_the_launch_says_what_it_han
 def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: Do) -> None:
     configure(place)
     run = train(place, do, 0o002)
-    (run / "marks" / "finished").unlink()
+    (run / "state" / "finished").unlink()
     configure(place, MEMBER)
     refused = do(MEMBER, 0o002, "launch", "--again", code=77)
     assert "share: {launch: true}" in refused.stderr and "daemon" in refused.stderr
@@ -210,7 +210,7 @@ def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: D
     said = do(OWNER, 0o002, "launch", "--again").stdout
     assert "may launch and continue the run" in said
     wait_for((run / "attempts" / "0002" / "end.json").exists, lambda: sorted(run.rglob("*")))
-    (run / "marks" / "finished").unlink()
+    (run / "state" / "finished").unlink()
     configure(place, MEMBER, share={"launch": True})
     do(MEMBER, 0o002, "launch", "--again")
     wait_for((run / "attempts" / "0003" / "end.json").exists, lambda: [p.read_text() for p in run.glob("logs/*")])
@@ -218,7 +218,7 @@ def test_a_second_person_launches_only_what_was_shared_for_it(place: Path, do: D
     ended = (run / "attempts" / "0003" / "end.json").read_text()
     logs = "\n".join(p.read_text() for p in run.glob("logs/*"))
     assert json.loads(ended)["exit_code"] == 0, logs
-    assert (run / "marks" / "finished").exists()
+    assert (run / "state" / "finished").exists()
 
 
 def test_a_group_one_is_not_in_is_refused_before_anything_is_submitted(place: Path, do: Do) -> None:

@@ -168,7 +168,7 @@ def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(
 @pytest.mark.parametrize("by", ["SIGTERM", "kill switch"])
 def test_a_member_that_waits_for_space_leaves_when_it_is_told_to(runs: Runs, disk: Path, until: Until, by: str) -> None:
     runs.rundir.switches.mkdir(parents=True)
-    runs.rundir.marks.mkdir()
+    runs.rundir.state.mkdir()
     block = fill(disk)
     one = runs.start("--", "sh", "-c", "echo trained")
     until(lambda: "waiting up to 600 s for space" in runs.said(), "the wait")

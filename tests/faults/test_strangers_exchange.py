@@ -202,7 +202,7 @@ def test_no_attempt_is_claimed_through_a_link_that_a_stranger_laid(tmp_path: Pat
     """It is exchanged after the gate has looked: the pages would be made wherever the link leads."""
     run, private = RunDir(tmp_path / "run"), tmp_path / "private"
     private.mkdir(mode=0o700)
-    run.desks.mkdir(parents=True)
+    run.staging.mkdir(parents=True)
     run.attempts.symlink_to(private)
     with pytest.raises(NotFound):
         claim(run)

@@ -22,7 +22,7 @@ BAD = incidents.Node("n7", 3.0, "by hand", "said the stranger")
 @pytest.fixture
 def theirs(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "run")
-    run.marks.mkdir(parents=True)
+    run.state.mkdir(parents=True)
     page = run.launches / "0001" / "launch.json"
     page.parent.mkdir(parents=True)
     page.write_text(json.dumps({"token": "abc", "state": "submitted", "job_ids": ["88"], "by": "root@here"}))

@@ -37,7 +37,7 @@ class Scene:
         self.marks.mkdir()
         self.home = top / "home"
         self.home.mkdir(mode=0o700)
-        for folder in ("switches", "watch/journal", "watch/watchers", "attempts", "launches", "marks", "beats", "logs"):
+        for folder in ("switches", "watch/journal", "watch/watchers", "attempts", "launches", "state", "beats", "logs"):
             (self.run / folder).mkdir(parents=True)
         self.file = self.run / "run.yaml"
         self.file.write_text(SETTINGS.format(marks=self.marks) + f"run_dir: {self.run}\n")

@@ -26,7 +26,7 @@ class Place:
     def __init__(self, folder: Path, root: Path, backing: Path | None = None) -> None:
         self.folder, self.root = folder, root
         real = backing or root
-        for part in ("switches", "watch/journal", "beats", "logs", "launches/0001", "marks", "attempts", "nodes"):
+        for part in ("switches", "watch/journal", "beats", "logs", "launches/0001", "state", "attempts", "nodes"):
             (real / part).mkdir(parents=True)
         (real / "launches/0001/launch.json").write_text(
             '{"state": "submitted", "scheduler": "slurm", "job_ids": ["7"]}'

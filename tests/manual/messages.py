@@ -83,7 +83,7 @@ def _play(folder: Path, mail: MailServer, slack: SlackServer) -> dict[str, str]:
             }
         )
     )
-    for inside in ("switches", "watch", "attempts", "marks", "launches"):
+    for inside in ("switches", "watch", "attempts", "state", "launches"):
         (folder / RUN / inside).mkdir(parents=True)
     queue = Answers()
     night = [(0.0, "88"), (0.25, ""), (4.25, ""), (6.25, ""), (6.75, "131")]  # hours, and the array in the queue

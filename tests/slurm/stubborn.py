@@ -24,7 +24,7 @@ from ftsupervise.rundir.switches import SAVE, look_at_switch
 HERE = Path(sys.argv[1])
 RUN = RunDir(os.environ["FTSUPERVISE_RUN_DIR"])
 CHECKPOINTS = Path(os.environ["FTSUPERVISE_CHECKPOINT_DIR"])
-DESK = Path(os.environ["FTSUPERVISE_DESK"])
+AREA = Path(os.environ["FTSUPERVISE_STAGING_AREA"])
 ATTEMPT, RANK = os.environ["FTSUPERVISE_ATTEMPT"], os.environ["SLURM_PROCID"]
 
 
@@ -58,7 +58,7 @@ def old() -> None:
                 guard._to_clear = look_at_switch(RUN, SAVE)[1]
                 guard.saved(step)
                 guard.finished(step)
-                write_brake(RUN, Brake("exit 1", "made up", 3, 1), DESK)
+                write_brake(RUN, Brake("exit 1", "made up", 3, 1), AREA)
         except OSError:  # two of us at the same checkpoint; or sealed
             pass
         if after and tries % 10 == 0:

@@ -104,12 +104,12 @@ def watch_the_newer(here: Scene, old: list[int], until: Until) -> None:
         one.name: "".join(by.read_text() for by in one.glob("by")) for one in here.rundir.checkpoints.glob("step-*")
     }
     assert there == book
-    assert os.listdir(here.rundir.marks) == []
+    assert os.listdir(here.rundir.state) == []
     assert (here.rundir.attempt(2) / "start.json").read_text() == page
     learned = here.rundir.attempt(2) / "imports.json"
     assert not learned.exists() or json.loads(learned.read_text())["attempt"] == 2
     assert not (here.rundir.attempt(2) / "end.json").exists()
-    assert here.rundir.desks.joinpath("0001").is_file()
+    assert here.rundir.staging.joinpath("0001").is_file()
 
 
 TROUBLES = [outlive_their_slurmd, are_stuck_in_completing]

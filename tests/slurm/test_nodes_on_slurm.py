@@ -24,7 +24,7 @@ from ftsupervise.sandbox import Sandbox
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
 BAD = "echo up on $SLURMD_NODENAME; [ $SLURMD_NODENAME = node-1 ] && kill -9 $$; until [ -e go ]; do sleep 0.2; done"
-MARK = "; if [ $SLURM_PROCID = 0 ]; then touch runs/bad/marks/finished; fi"  # (every rank ends with 0)
+MARK = "; if [ $SLURM_PROCID = 0 ]; then touch runs/bad/state/finished; fi"  # (every rank ends with 0)
 
 
 @dataclass

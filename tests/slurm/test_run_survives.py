@@ -92,7 +92,7 @@ def test_a_run_that_lost_a_rank_ends_with_the_weights_of_an_undisturbed_one(proj
     assert "submitted as job" in said
     until(lambda: max(project.steps(), default=0) >= 50, "step 50")
     os.kill(project.rank(1), signal.SIGKILL)
-    until(lambda: (project.run / "marks" / "finished").exists(), "the finished mark", 120)
+    until(lambda: (project.run / "state" / "finished").exists(), "the finished mark", 120)
     first, second = until(lambda: project.ends() if len(project.ends()) == 2 else None, "two ends")
     assert "killed by SIGKILL" in first["cause"]
     assert second["cause"] == "finished"

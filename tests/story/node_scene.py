@@ -17,8 +17,8 @@ from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
 import os, sys, time
-from ftsupervise.rundir.heartbeat_page import Page
-page = Page(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+from ftsupervise.rundir.heartbeat_page import HeartbeatPage
+page = HeartbeatPage(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 if "IDLE" in os.environ:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

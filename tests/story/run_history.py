@@ -171,7 +171,7 @@ class Player:
         self.h, self.probe = history, probe
         self.run = loads(f"name: r\nlaunch: {{command: a}}\nrun_dir: {folder}\n{settings}", folder / "ftsupervise.yaml")
         self.rundir = RunDir(folder)
-        for path in (self.rundir.beats, self.rundir.logs, self.rundir.switches, self.rundir.watch, self.rundir.marks):
+        for path in (self.rundir.beats, self.rundir.logs, self.rundir.switches, self.rundir.watch, self.rundir.state):
             path.mkdir(parents=True, exist_ok=True)
         self.memory: dict[str, Any] = {}
         self.logged: dict[int, int] = {}

@@ -112,7 +112,7 @@ def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, unt
     text = "name: quiet\nscheduler: local\nlaunch: {command: sleep 600, jobs: 1}\nwatch: {hang: null, disk: null}\n"
     (tmp_path / "ftsupervise.yaml").write_text(text)
     rundir = RunDir(tmp_path / "runs/quiet")
-    for folder in (rundir.switches, rundir.watch, rundir.marks):
+    for folder in (rundir.switches, rundir.watch, rundir.state):
         folder.mkdir(parents=True)
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state")}
     log = tmp_path / "log"

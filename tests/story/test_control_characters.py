@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> RunDir:
         },
         "nodes/exclude/node-7": words,
         "nodes/troubles/w.json": {"troubles": [{"node": "node-8", "kind": "hardware", "at": at, "evidence": HOSTILE}]},
-        "marks/brake": {"failure": HOSTILE, "why": HOSTILE, "detail": HOSTILE, "held": [HOSTILE], "at": at},
+        "state/brake": {"failure": HOSTILE, "why": HOSTILE, "detail": HOSTILE, "held": [HOSTILE], "at": at},
         "beats/rank-0": {
             "rank": 0,
             "step": 2,

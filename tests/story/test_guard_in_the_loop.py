@@ -25,7 +25,7 @@ Make = Callable[..., Guard]
 @pytest.fixture
 def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     run = RunDir(tmp_path / "run")
-    for folder in (run.switches, run.marks, run.beats, run.attempt(1)):
+    for folder in (run.switches, run.state, run.beats, run.attempt(1)):
         folder.mkdir(parents=True)
     monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(run.root))
     monkeypatch.setenv("FTSUPERVISE_ATTEMPT_DIR", str(run.attempt(1)))

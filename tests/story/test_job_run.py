@@ -139,7 +139,7 @@ def test_a_command_that_is_not_there_is_one_sentence_and_127(run: Run, rundir: R
 
 
 def test_a_finished_run_burns_members_through(run: Run, rundir: RunDir) -> None:
-    rundir.marks.mkdir(parents=True)
+    rundir.state.mkdir(parents=True)
     rundir.finished.touch()
     began = time.monotonic()
     members = [run("sh", "-c", "echo trained") for _ in range(3)]

@@ -67,7 +67,7 @@ def test_three_steps_lead_to_a_supervised_run(begin: Callable[..., Story]) -> No
     messages = story.place / "messages.txt"
     story.until(lambda: "STARTED" in messages.read_text(), "the message that it has started")
     story.until(lambda: list((story.run / "checkpoints").glob("step-*")), "the checkpoint that was asked for")
-    assert not (story.run / "marks" / "finished").exists() and time.monotonic() - began < 300
+    assert not (story.run / "state" / "finished").exists() and time.monotonic() - began < 300
     last = int(re.findall(r"^LAST = (\d+)", (story.place / "train.py").read_text(), re.M)[0])
     assert last * 0.1 >= 300, "somebody who reads on for five minutes still finds it running"
     entries = {path.name for path in story.run.iterdir()}
@@ -111,7 +111,7 @@ def test_a_job_of_ones_own_is_supervised_by_one_line(launched: Callable[[str], S
     train = story.place / "train.py"
     train.write_text(train.read_text().replace("sleep(0.1)", "sleep(0.001)"))
     story.tell()
-    assert (story.place / "runs" / "by-hand" / "marks" / "finished").exists()
+    assert (story.place / "runs" / "by-hand" / "state" / "finished").exists()
 
 
 def test_mistakes_in_the_settings_are_told_as_shown(begin: Callable[..., Story]) -> None:
@@ -149,8 +149,8 @@ def test_the_guard_s_block_runs_in_a_loop_that_stands_in(tmp_path: Path, monkeyp
     names: dict[str, Any] = {"first": 1, "last": 2000, "train": lambda step: None, "save": saved.append}
     for block in marked("run", "guard"):
         exec(compile(block.text, str(block), "exec"), {**names, "evaluate": lambda: None})
-        assert (tmp_path / "marks" / "finished").exists() and not saved
-        (tmp_path / "marks" / "finished").unlink()
+        assert (tmp_path / "state" / "finished").exists() and not saved
+        (tmp_path / "state" / "finished").unlink()
 
 
 def test_the_vote_over_ranks_is_taken_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.rundir.heartbeat_page import ENV_PAGES, Page, read_page, read_pages
+from ftsupervise.rundir.heartbeat_page import ENV_PAGES, HeartbeatPage, read_page, read_pages
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 
 
 def test_a_reader_never_sees_half_a_phase_name(tmp_path: Path) -> None:
-    page, over = Page(tmp_path / "pages", 0, 1), threading.Event()
+    page, over = HeartbeatPage(tmp_path / "pages", 0, 1), threading.Event()
 
     def flicker() -> None:
         while not over.is_set():

@@ -23,7 +23,7 @@ from ftsupervise.rundir.paths import RunDir
 @pytest.fixture
 def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     found = RunDir(tmp_path / "run")
-    for folder in (found.attempt(1), found.switches, found.beats, found.marks, found.checkpoints):
+    for folder in (found.attempt(1), found.switches, found.beats, found.state, found.checkpoints):
         folder.mkdir(parents=True)
     monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(found.root))
     monkeypatch.setenv("FTSUPERVISE_ATTEMPT", "1")
@@ -178,11 +178,11 @@ def test_an_old_attempt_that_believes_itself_the_newest_touches_nothing(rundir: 
     assert (rundir.beats / "rank-0").read_text() == "theirs"
     assert not rundir.finished.exists()
     with pytest.raises(OSError, match="Not a directory"):
-        write_brake(rundir, Brake("exit 1", "", 3, 1), rundir.desks / "0001")
+        write_brake(rundir, Brake("exit 1", "", 3, 1), rundir.staging / "0001")
 
 
 def test_a_save_switch_that_was_just_being_taken_down_goes_up_again(rundir: RunDir, fenced: Guard) -> None:
-    (rundir.desks / "0001" / ".answered-save-switch-host-7").write_text("look at this loss")
+    (rundir.staging / "0001" / ".answered-save-switch-host-7").write_text("look at this loss")
     begin(rundir, 2)
     assert (rundir.switches / "save-switch").read_text() == "look at this loss"
 

@@ -95,7 +95,7 @@ def test_members_that_slurm_could_not_release_are_released_by_the_same_words_aga
     )
     scontrol.chmod(0o755)
     rundir = RunDir(tmp_path / "run")
-    for place in (rundir.marks, rundir.switches, rundir.attempts):
+    for place in (rundir.state, rundir.switches, rundir.attempts):
         place.mkdir(parents=True)
     write_brake(rundir, Brake("exit 1", "three times", 3, 0, held=("88", "89")))
     path = f"{folder}:{os.environ['PATH']}"

@@ -270,7 +270,7 @@ def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(
 
 def test_three_members_that_leave_with_0_and_say_that_the_run_is_done_change_nothing(run: Run, rundir: RunDir) -> None:
     for _ in range(4):
-        assert run("--", "sh", "-c", 'touch "$FTSUPERVISE_RUN_DIR/marks/finished"').wait(60) == 0
+        assert run("--", "sh", "-c", 'touch "$FTSUPERVISE_RUN_DIR/state/finished"').wait(60) == 0
     assert read_brake(rundir) is None
     assert [one.words for one in ledger(rundir)] == ["finished"]
 

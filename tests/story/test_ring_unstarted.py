@@ -27,7 +27,7 @@ NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
-    for folder in (found.attempt(1), found.beats, found.marks):
+    for folder in (found.attempt(1), found.beats, found.state):
         folder.mkdir(parents=True)
     fencing.begin(found, 1, {}, print)
     return found
@@ -112,11 +112,11 @@ def test_a_member_that_cannot_start_claims_nothing_while_an_older_attempt_is_at_
         if "attempt 1 may still be at work: waiting for its end" in line:
             break
     assert [a.number for a in ledger(rundir)] == [1]
-    assert (rundir.desks / "0001").is_dir()
+    assert (rundir.staging / "0001").is_dir()
     one.send_signal(signal.SIGTERM)
     assert one.wait(30) == 75
     assert [a.number for a in ledger(rundir)] == [1]
-    assert (rundir.desks / "0001").is_dir(), "not sealed"
+    assert (rundir.staging / "0001").is_dir(), "not sealed"
 
 
 def test_a_member_that_cannot_start_shuts_a_dead_attempt_out_and_its_brake_goes_through_the_fence(
@@ -127,6 +127,6 @@ def test_a_member_that_cannot_start_shuts_a_dead_attempt_out_and_its_brake_goes_
     said, _ = one.communicate(timeout=60)
     assert one.returncode == 75, said
     assert [(a.number, a.sign) for a in ledger(rundir)][1:] == [(2, "no node healthy")]
-    assert (rundir.desks / "0001").is_file(), "sealed"
+    assert (rundir.staging / "0001").is_file(), "sealed"
     brake = read_brake(rundir)
     assert brake is not None and brake.attempt == 2

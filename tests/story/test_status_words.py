@@ -27,7 +27,7 @@ SETTINGS = "name: wrapped\nscheduler: local\nlaunch: {command: sleep 600}\nwatch
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "runs" / "wrapped")
-    for folder in (run.switches, run.beats, run.attempts, run.marks, run.watch, run.launches):
+    for folder in (run.switches, run.beats, run.attempts, run.state, run.watch, run.launches):
         folder.mkdir(parents=True)
     return run
 

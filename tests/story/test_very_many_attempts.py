@@ -20,7 +20,7 @@ MANY = 3 * ledger.NEWEST
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "run")
-    for folder in (run.attempts, run.launches, run.switches, run.marks, run.beats):
+    for folder in (run.attempts, run.launches, run.switches, run.state, run.beats):
         folder.mkdir(parents=True)
     for number in (*range(1, MANY + 1), 12345):
         for above, page in ((run.attempts, "start.json"), (run.launches, "launch.json")):

@@ -18,7 +18,7 @@ class Desk:
         self.folder = folder
         for name in ("ok", "odd"):
             root = folder / name
-            for part in ("switches", "watch", "beats", "logs", "launches", "attempts", "marks"):
+            for part in ("switches", "watch", "beats", "logs", "launches", "attempts", "state"):
                 (root / part).mkdir(parents=True)
             (folder / f"{name}.yaml").write_text(
                 f"name: {name}\nscheduler: local\nlaunch: {{command: a}}\nrun_dir: {root}\n"
@@ -56,7 +56,7 @@ def test_a_run_whose_launches_are_a_file_is_told_and_the_next_one_is_watched(des
     assert "odd: resolved: the run directory" in desk.watch()
 
 
-@pytest.mark.parametrize("page", ["watch/memory.json", "beats/rank-0", "launches/0001/launch.json", "marks/finished"])
+@pytest.mark.parametrize("page", ["watch/memory.json", "beats/rank-0", "launches/0001/launch.json", "state/finished"])
 def test_a_page_of_brackets_is_a_damaged_page(desk: Desk, page: str) -> None:
     path = desk.folder / "odd" / page
     path.parent.mkdir(exist_ok=True)

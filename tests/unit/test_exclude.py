@@ -28,7 +28,7 @@ ENDED = End(Cause(CauseKind.EXIT, code=1), Failure(FailureKind.CODE, "exit 1"), 
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
     found = RunDir(tmp_path / "run")
-    found.marks.mkdir(parents=True)
+    found.state.mkdir(parents=True)
     (found.launches / "0001").mkdir(parents=True)
     write_json(found.launches / "0001" / "launch.json", {"state": "submitted", "token": "t0"})
     return found

@@ -38,9 +38,9 @@ PAGES = (
     "nodes/exclude/node-1",
     "nodes/cleared/node-1",
     "nodes/applied/7",
-    "marks/brake",
-    "marks/released",
-    "marks/finished",
+    "state/brake",
+    "state/released",
+    "state/finished",
     "beats/rank-0",
     "watch/watchers/other",
     "switches/kill-switch",
@@ -142,7 +142,7 @@ def read_all_but_errors(run: RunDir) -> None:
     try:
         read_all(run)
     except OSError:
-        assert (run.marks).is_dir()
+        assert (run.state).is_dir()
 
 
 def test_a_folder_of_names_that_look_like_numbers_holds_only_numbers(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ def test_a_beat_stays_readable(run: RunDir) -> None:
 
 
 def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
-    lay("brake", run.marks / "brake")
-    lay("brake-released", run.marks / "brake-released")
+    lay("brake", run.state / "brake")
+    lay("brake-released", run.state / "brake-released")
     assert brake.read_brake(run) == brake.Brake(
         *("exit 1 (ValueError)", "3 times at the same step", 3, 6, 17, "ValueError: no such shape: größe"),
         held=("88_[4-10]", "91"),

@@ -55,7 +55,7 @@ def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **setti
     rundir = RunDir(tmp_path)
     rundir.switches.mkdir(exist_ok=True)
     rundir.launches.mkdir(exist_ok=True)
-    rundir.marks.mkdir(exist_ok=True)
+    rundir.state.mkdir(exist_ok=True)
     seen = Look(run=run, rundir=rundir, now=NOW, jobs=None if blind else jobs, blind=blind, watchdog="is-running")
     found = list(check(seen, Settings(**settings)))  # type: ignore[arg-type]
     return [f for f in found if f.watchdog != "switches" or f.health is Health.BAD]
@@ -133,7 +133,7 @@ def test_the_last_member_has_nobody_behind_it(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_needs_no_job(tmp_path: Path) -> None:
-    RunDir(tmp_path).marks.mkdir()
+    RunDir(tmp_path).state.mkdir()
     RunDir(tmp_path).finished.write_text("{}")
     assert look(tmp_path)[0].health is Health.OK
 

@@ -20,7 +20,7 @@ NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
 @pytest.fixture
 def rundir(tmp_path: Path) -> RunDir:
-    for name in ("attempts", "launches", "marks", "beats"):
+    for name in ("attempts", "launches", "state", "beats"):
         (tmp_path / name).mkdir()
     return RunDir(tmp_path)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.probe import Process
+from ftsupervise.probe import ProcessMemory
 from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import nvml
@@ -74,7 +74,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 # --------------------------------------------------------------------------------------------------- beside the job
 
 
-def _beside(look: Look, settings: Settings, own: tuple[Process, ...]) -> Iterator[Finding]:
+def _beside(look: Look, settings: Settings, own: tuple[ProcessMemory, ...]) -> Iterator[Finding]:
     memories = [*host(), *cgroups(look.probe, own[0].pid)]
     if not memories:
         yield _finding(look, "used", None, "the memory of this host could not be seen")

@@ -65,28 +65,28 @@ def begin(run: RunDir) -> tuple[fencing.Hold, list[str]]:
     said: list[str] = []
     found: list[Path] = []
     hold = fencing.begin(run, 3, {}, said.append)
-    for desks in (run.desks, run.checkpoints / fence.STAGING):
+    for areas in (run.staging, run.checkpoints / fence.STAGING):
         try:
-            found += fence.seal(desks, 3, (1, 2))
+            found += fence.seal(areas, 3, (1, 2))
         except OSError:
             continue
     fencing._sweep(found)
     return hold, said
 
 
-@pytest.mark.parametrize("name", ["desks", "checkpoints/.staging"])
-def test_a_link_in_the_place_of_the_desks_is_not_swept(top: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["staging", "checkpoints/.staging"])
+def test_a_link_in_the_place_of_the_staging_areas_is_not_swept(top: Path, name: str) -> None:
     run = a_run_of_the_strangers(top, (name, "mine"))
     hold, said = begin(run)
     assert os.listdir(top / "mine") == ["0001"]
     assert (top / "mine" / "0001" / "thesis").read_text() == "three years"
-    assert None in (hold.desk, hold.staging)
+    assert None in (hold.area, hold.staging)
     assert any("cannot be sealed" in words and "Not a directory" in words for words in said)
 
 
-@pytest.mark.parametrize("name", ["desks/0001", "desks/.sealed-0001-by-2-7-0", "desks/.swept-0001-by-2-7-0"])
-def test_a_link_in_the_place_of_an_old_desk_is_not_swept(top: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["staging/0001", "staging/.sealed-0001-by-2-7-0", "staging/.swept-0001-by-2-7-0"])
+def test_a_link_in_the_place_of_an_old_staging_area_is_not_swept(top: Path, name: str) -> None:
     run = a_run_of_the_strangers(top, (name, "mine/0001"))
     hold, _ = begin(run)
     assert (top / "mine" / "0001" / "thesis").read_text() == "three years"
-    assert hold.desk is not None, "and the attempt has its own"
+    assert hold.area is not None, "and the attempt has its own"
