@@ -19,6 +19,7 @@ from ftsupervise.run import fencing
 from ftsupervise.run.attempt import Running
 from ftsupervise.run.backoff import Owed, shut, wait_for_space
 from ftsupervise.run.cause import with_lost_nodes
+from ftsupervise.run.command import Asked
 from ftsupervise.run.decide import Move, Verdict
 from ftsupervise.run.environment import Surroundings, command_env
 from ftsupervise.run.events import Ears
@@ -121,17 +122,9 @@ def see_through(to: Services, now: Progress) -> Progress:
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
-    one = Running(
-        to.options,
-        mine,
-        placement.command,
-        to.end,
-        to.ears,
-        partial(_kill_ranks, to, mine, placement.nodes),
-        to.agents,
-        warm=to.warm,
-        witness=_witness(to, mine),
-    )
+    kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
+    asked = Asked(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
+    one = Running(asked, _witness(to, mine))
     to.minder.mind(mine.folder)
     ended = one.see_through(_env(to, now, pages))
     to.minder.mind(None)
