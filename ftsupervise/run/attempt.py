@@ -9,25 +9,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 
 from ftsupervise.host import processes
 from ftsupervise.host.oom import OomKillCounter
-from ftsupervise.model import Cause, CauseKind, Claim, End, Reached
-from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.hang_detector import Verdict
+from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import Witness, cause_of
 from ftsupervise.ranks.rank_table import Death, who_began
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
-from ftsupervise.run.events import STOP, Ears, Lookout
-from ftsupervise.run.settings import Options
+from ftsupervise.run.command import Asked, Ending, Touched
+from ftsupervise.run.events import STOP, Lookout
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
 from ftsupervise.rundir.run_log import shown, tell, warn
 from ftsupervise.units import signal_name
-from ftsupervise.warm.manager import Warm
 
 _STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
@@ -43,69 +39,50 @@ _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has sh
 class Running:
     """The command of one attempt, and what was done to it."""
 
-    def __init__(
-        self,
-        options: Options,
-        mine: Claim,
-        command: tuple[str, ...],
-        end: float | None,
-        ears: Ears,
-        kill_ranks: Callable[[], bool] = lambda: True,
-        agents: Agents | None = None,
-        *,
-        warm: Warm,
-        witness: Witness | None = None,
-    ) -> None:
-        self.agents = agents
-        self.warm = warm
+    def __init__(self, asked: Asked, witness: Witness | None = None) -> None:
+        self.asked = asked
+        self.witness = witness  # None: hangs are not looked for, or not any more
         self.crashes: list[Death] = []  # of ranks, as their nodes have told
         self.death: Death | None = None  # of the rank that began it
-        self.kill_ranks = kill_ranks  # SIGKILL for what no signal of ours reaches: the ranks on other nodes
-        self.options, self.mine, self.command, self.end, self.ears = options, mine, command, end, ears
         self.pid = 0
         # the batch script started them before it became us
-        self.others = frozenset(processes.below(os.getpid())) - warm.branch()
+        self.others = frozenset(processes.below(os.getpid())) - asked.warm.branch()
         self.code: int | None = None
-        self.told = 0  # the signal that told us to stop
         self.warned = False
-        self.ended: Cause | None = None  # why we ended it ourselves
-        self.touched = 0.0  # monotonic: when we first told or killed any of it
-        self.before = ""  # its output until then
-        self.kill_at: float | None = None  # monotonic: SIGKILL for what is then left
-        self.died_at: float | None = None  # monotonic: when we first saw that it is over
+        self.ending: Ending | None = None
+        self.touched: Touched | None = None  # by us: told or killed, some of it
         self.left_behind: list[int] = []
         self.output = exit_analysis.Output()
         self.kills = OomKillCounter()
         self.lookout: Lookout | None = None
-        self.restarts = options.budgets.in_place > 0 and exit_analysis.may_end_with_a_rank(command)
-        self.names_ranks = self.restarts or exit_analysis.ends_with_a_rank(command)
-        self.witness = witness
-        self.hung: Verdict | None = None  # why it was ended, if it was for that
-        self.listens = options.budgets.in_place > 0 and exit_analysis.ends_with_a_rank(command) and self.output.is_file
 
     # ------------------------------------------------------------------------------------------------- its life
 
     def see_through(self, env: dict[str, str]) -> End:
         """From start to end."""
         began, started = time.time(), time.monotonic()
-        code = self._start(env)
+        code, died_at = self._start(env), None
         if code is None:
             self.lookout = Lookout(
-                self.options.rundir, self.mine.number, self.ears, self.options.look_every, self.warm.noticed
+                self.asked.options.rundir,
+                self.asked.mine.number,
+                self.asked.ears,
+                self.asked.options.look_every,
+                self.asked.warm.noticed,
             )
             code = self._wait()
             self._hear_the_last()
-            self.died_at = self.died_at or time.monotonic()
+            died_at = (self.ending.died_at if self.ending is not None else None) or time.monotonic()
             self._clear_away()
             self.lookout.close()
-        return self._end(code, began, time.monotonic() - started)
+        return self._end(code, began, time.monotonic() - started, died_at)
 
     def _start(self, env: dict[str, str]) -> int | None:
         """None when it runs; else the exit code of a command that cannot be started, as a shell would give it."""
-        command = self.command
-        self.say(f"attempt {self.mine.number} of {self.options.name}: {shown(command)}")
+        command = self.asked.command
+        self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
-        dressed = self.warm.dress(command)
+        dressed = self.asked.warm.dress(command)
         try:
             child = subprocess.Popen(dressed, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:
@@ -121,10 +98,10 @@ class Running:
             self._reap()
             if self.code is not None:
                 return self.code
-            for number in self.ears.heard(self._patience()):
+            for number in self.asked.ears.heard(self._patience()):
                 self._on_signal(number)
             self._look_around()
-            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            if self.ending is not None and time.monotonic() >= self.ending.kill_at:
                 self._reap()
                 if self.code is None:
                     self._touch()
@@ -135,41 +112,51 @@ class Running:
     def _hear_the_last(self) -> None:
         """What came just before the command's end, and was not looked at any more."""
         self._hear_deaths()  # also those that were on their way when we began to end it
-        if self.death is not None and self.death.at < (self.died_at or time.monotonic()) - _OUTLIVED:
+        died_at = (self.ending.died_at if self.ending is not None else None) or time.monotonic()
+        if self.death is not None and self.death.at < died_at - _OUTLIVED:
             self.death = None  # what ended it now is another matter: its output tells
-        for number in self.ears.heard(0):
+        for number in self.asked.ears.heard(0):
             self._on_signal(number)
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        bounds = [_LISTEN] if self.listens else []
-        bounds += [self.witness.due - now] if self.witness is not None and self.kill_at is None else []
-        bounds += [until - now for until in (self.kill_at, self._stop_at()) if until is not None]
+        if self.ending is not None:
+            return max(0.0, self.ending.kill_at - now)
+        bounds = [_LISTEN] if self._listens else []
+        bounds += [self.witness.due - now] if self.witness is not None else []
+        stop_at = self._stop_at()
+        bounds += [stop_at - now] if stop_at is not None else []
         return max(0.0, min(bounds)) if bounds else None
+
+    @property
+    def _listens(self) -> bool:
+        """Is what srun says of its ranks waited for?"""
+        return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
 
     def _stop_at(self) -> float | None:
         """When a command that does not obey the kill switch is ended."""
-        since = self.lookout.seen.kill_since if self.lookout is not None and self.kill_at is None else None
-        return None if since is None else since + self.options.stop_within
+        since = self.lookout.seen.kill_since if self.lookout is not None and self.ending is None else None
+        return None if since is None else since + self.asked.options.stop_within
 
     def _look_around(self) -> None:
         """What the lookout has seen and what srun has said."""
-        self.warm.tend()
-        if self.kill_at is not None or self.lookout is None:
+        self.asked.warm.tend()
+        if self.ending is not None or self.lookout is None:
             return
         if self.lookout.seen.newer is not None:
-            self._end_it(Cause(CauseKind.SUPERSEDED, text=f"attempt {self.lookout.seen.newer}"), _HOPELESS)
+            newer = f"attempt {self.lookout.seen.newer}"
+            self._end_it(Cause(CauseKind.SUPERSEDED, text=newer))
             return
         stop_at = self._stop_at()
         if stop_at is not None and time.monotonic() >= stop_at:
-            late = f"it did not leave within {self.options.stop_within:g} s"
-            self._end_it(Cause(CauseKind.KILL_SWITCH, text=late), _HOPELESS)
+            late = f"it did not leave within {self.asked.options.stop_within:g} s"
+            self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self._told_death() or (self.output.next_death() if self.listens else None)
+        death = self._told_death() or (self.output.next_death() if self._listens else None)
         if death is not None:
-            self.died_at, self.listens = time.monotonic(), False
-            since = self.death.at if self.death is not None else self.died_at
-            self.kill_at = max(self.died_at, since + _VICTIMS)
+            now = time.monotonic()
+            since = self.death.at if self.death is not None else now
+            self.ending = Ending(max(now, since + _VICTIMS), died_at=now)
             self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
             return
         self._look_for_a_hang()
@@ -181,43 +168,43 @@ class Running:
         if verdict is None:
             return
         hang = cause_of(verdict)
-        self.say(f"{hang.words()}; evidence in {self.mine.folder / 'evidence'}")
-        if not self.options.end_hung:
+        self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
+        if not self.asked.options.end_hung:
             self.say("it is left alone: neither --hang nor --in-place was given")
             self.witness = None
             return
-        self.hung, self.ended, self.kill_at = verdict, hang, time.monotonic()
-        self.died_at, ours = self.kill_at, self._ours()
-        if not processes.sruns(ours):
-            self.kill_at += _VICTIMS
+        now, ours = time.monotonic(), self._ours()
+        by_srun = bool(processes.sruns(ours))
+        self.ending = Ending(now if by_srun else now + _VICTIMS, hang, died_at=now)
+        if not by_srun:
             odd = [one.pid for one in verdict.odd if one.state in ("T", "t", "D") and one.pid in ours]
             processes.send(odd, signal.SIGKILL)
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
     def _told_death(self) -> Cause | None:
         """The first crash that a node has told of; None also where nobody here would start again: then it is only noted."""
-        if self.agents is None:
+        if self.asked.agents is None:
             return None
-        self.agents.tend()
+        self.asked.agents.tend()
         self._hear_deaths()
-        return self.death.cause() if self.death is not None and self.restarts and not self.warned else None
+        return self.death.cause() if self.death is not None and self.asked.restarts and not self.warned else None
 
     def _hear_deaths(self) -> None:
         """Which rank began it, by what the nodes saw before we ended any, however late they tell."""
-        news = self.agents.pulses.deaths() if self.agents is not None else []
-        self.crashes += [one for one in news if one.crash and not 0 < self.touched <= one.at]
-        if not self.warned and self.names_ranks:
+        news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
+        self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
+        if not self.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
             self.death = who_began(self.crashes)
 
     def _touch(self) -> None:
-        if not self.touched:  # from here on a death may be our own doing
-            self.touched, self.before = time.monotonic(), self.output.since() or ""
+        """From here on a death may be our own doing."""
+        if self.touched is None:
+            self.touched = Touched(time.monotonic(), self.output.since() or "")
 
-    def _end_it(self, why: Cause, grace: float) -> None:
+    def _end_it(self, why: Cause) -> None:
         """End the command because of something we saw."""
-        self.ended = why
-        self.kill_at = time.monotonic() + grace
-        self.say(f"{why.words()}: SIGTERM, then SIGKILL after {grace:g} s")
+        self.ending = Ending(time.monotonic() + _HOPELESS, why)
+        self.say(f"{why.words()}: SIGTERM, then SIGKILL after {_HOPELESS:g} s")
         self._tell_to_leave(signal.SIGTERM, why.words())
 
     def _reap(self) -> None:
@@ -235,8 +222,8 @@ class Running:
         """End what the command left running, so that nothing of this attempt meets the next one."""
         if self.left_behind or not self._ours():
             return
-        patience = _STRAGGLERS if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
-        if not self.told:
+        patience = _STRAGGLERS if self.ending is None else max(0.0, self.ending.kill_at - time.monotonic())
+        if self.ending is None or not self.ending.by:
             self.say("the command has ended and left processes running: SIGTERM")
             processes.send(self._ours(), signal.SIGTERM)
         if not self._gone_within(patience):
@@ -245,7 +232,7 @@ class Running:
     def _end_by_force(self) -> None:
         """Nobody is left after this, but for what cannot die: that is left behind and told, never waited for."""
         if processes.sruns(self._ours()):
-            reached_all = self.kill_ranks()
+            reached_all = self.asked.kill_ranks()
             if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun tells their end and leaves
                 return
             processes.send(processes.sruns(self._ours()), signal.SIGTERM)
@@ -261,15 +248,15 @@ class Running:
             self.say(f"processes that do not die of SIGKILL are left behind: {self.left_behind}")
 
     def _ours(self) -> list[int]:
-        aside = self.agents.pids if self.agents is not None else frozenset()
-        return self.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
+        aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
+        return self.asked.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
         while self._ours():
             if time.monotonic() >= until:
                 return False
-            for number in self.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
+            for number in self.asked.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
                 self._on_signal(number)
             self._reap()
         self._reap()
@@ -282,10 +269,10 @@ class Running:
             return
         if number in STOP:
             self._on_stop(number)
-        elif number == self.options.warning:
+        elif number == self.asked.options.warning:
             self.warned = True
             self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
-            warn(self.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
+            warn(self.asked.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
             self._forward(number)
         elif number == signal.SIGCONT:
             processes.send(self._ours(), number)
@@ -293,18 +280,19 @@ class Running:
             self._forward(number)
 
     def _on_stop(self, number: int) -> None:
-        if self.told:
+        now, ending = time.monotonic(), self.ending
+        if ending is not None and ending.by:
             if number == signal.SIGINT:
-                self.kill_at = time.monotonic()
+                self.ending = ending._replace(kill_at=now)
             return
-        self.told = number
-        self.kill_at = time.monotonic() + self.options.grace
-        self.say(f"{signal_name(number)}: passed on; SIGKILL in {self.options.grace:g} s for what is then left")
+        kill_at = now + self.asked.options.grace
+        self.ending = (ending or Ending(kill_at))._replace(by=number, kill_at=kill_at)
+        self.say(f"{signal_name(number)}: passed on; SIGKILL in {self.asked.options.grace:g} s for what is then left")
         self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
 
     def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
         self._touch()
-        warn(self.mine.folder, why, self.say, told)
+        warn(self.asked.mine.folder, why, self.say, told)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         hearers = self._who_hears(number)
@@ -314,41 +302,43 @@ class Running:
 
     def _forward(self, number: int) -> None:
         """To the command if it lives through it; through launchers and shells that do not, to those below who do."""
-        if self.options.forward == "never":
+        if self.asked.options.forward == "never":
             return
-        if self.options.forward == "always":
+        if self.asked.options.forward == "always":
             processes.send([self.pid], number)
         else:
             processes.send(self._who_hears(number), number)
 
     def _who_hears(self, number: int) -> list[int]:
-        return [pid for root in (self.pid, *self.warm.ranks()) for pid in processes.who_hears(root, number)]
+        return [pid for root in (self.pid, *self.asked.warm.ranks()) for pid in processes.who_hears(root, number)]
 
     # ------------------------------------------------------------------------------------------------------ the end
 
-    def _end(self, code: int, began: float, seconds: float) -> End:
-        rundir = self.options.rundir
+    def _end(self, code: int, began: float, seconds: float, died_at: float | None) -> End:
+        rundir = self.asked.options.rundir
+        ending = self.ending
+        told = ending.by if ending is not None else 0
         said = self.output.since() if code else ""
         output = said or ""
         death = exit_analysis.first_death(output)
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
-            agents, before = self.agents, self.before if self.touched else output
+            agents, before = self.asked.agents, output if self.touched is None else self.touched.output
             one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
             death = exit_analysis.cause_of(one, output, failed, before=before)
         why = cause(
             code,
             finished=rundir.has_finished(),
-            stopped=exit_analysis.stopped(self.mine.folder / STOPPED),
-            told=self.told,
-            past_end=self.end is not None and time.time() > self.end - _NEAR_END,
+            stopped=exit_analysis.stopped(self.asked.mine.folder / STOPPED),
+            told=told,
+            past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
             death=death,
-            ended=self.ended,
+            ended=ending.cause if ending is not None else None,
         )
         if code in (126, 127) and not self.pid:
             why = Cause(CauseKind.NO_START, code=code)
-        if code and (root := exit_analysis.root_error(self.mine.folder / ERROR_FILE)):
+        if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
-        asked = bool(self.told) or self.warned
+        asked = bool(told) or self.warned
         seen = self._reached()
         newer = self.lookout.seen.newer if self.lookout is not None else None
         return End(
@@ -358,24 +348,24 @@ class Running:
             seconds=seconds,
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
-            told=self.told,
+            told=told,
             warned=self.warned,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",
-            died_at=self.died_at,
+            died_at=died_at,
             gone=exit_analysis.blamed(said or ""),
             hardware=exit_analysis.hardware(said or ""),
         )
 
     def _reached(self) -> Reached:
         """As the beats tell; of the last step the pages know more, they are looked at more often."""
-        seen = reached(self.options.rundir, self.mine.number)
-        pulses = self.agents.pulses.newest() if self.agents is not None else []
+        seen = reached(self.asked.options.rundir, self.asked.mine.number)
+        pulses = self.asked.agents.pulses.newest() if self.asked.agents is not None else []
         told = [one.step for one in pulses if one.step is not None]
         return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
 
     def say(self, text: str) -> None:
-        tell(self.mine.folder / "run.log", text)
+        tell(self.asked.mine.folder / "run.log", text)
 
 
 def _now() -> datetime:

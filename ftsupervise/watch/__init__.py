@@ -73,11 +73,8 @@ def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
     It may come a tenth early, for ticks that do.
     """
     last = memory.get("_at")
-    if every is not None and isinstance(last, (int, float)):
-        early = 0 <= now.timestamp() - last < every.total_seconds() * 0.9
-    else:
-        early = False
-    if early:
+    elapsed = now.timestamp() - last if isinstance(last, (int, float)) else None
+    if every is not None and elapsed is not None and 0 <= elapsed < every.total_seconds() * 0.9:
         return False
     memory["_at"] = now.timestamp()
     return True

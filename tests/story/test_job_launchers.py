@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
-from ftsupervise.model import Attempt
+from ftsupervise.model import Attempt, ended
 from ftsupervise.run.exit_analysis import first_death, root_error
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -60,8 +60,8 @@ def attempt(place: Path) -> Attempt:
 
 
 def test_the_block_at_torchruns_end_says_which_rank_died_and_how() -> None:
-    assert first_death(BLOCK) == "rank 1 on node-3 killed by SIGKILL"
-    assert first_death(BLOCK.replace("-9", "7 ")) == "rank 1 on node-3 exit 7"
+    assert first_death(BLOCK) == ended(-9, "node-3", "1")
+    assert first_death(BLOCK.replace("-9", "7 ")) == ended(7, "node-3", "1")
 
 
 def test_of_several_agents_the_one_whose_rank_died_first_is_believed() -> None:
@@ -69,7 +69,7 @@ def test_of_several_agents_the_one_whose_rank_died_first_is_believed() -> None:
     victim = BLOCK.replace("node-3", "node-4").replace("rank      : 1", "rank      : 3").replace("-9", "1 ")
     late, told = victim.replace("17:50", "17:51"), victim.replace("17:50", "17:49").replace("1  (pid", "-15 (pid")
     assert "-15 (pid" in told
-    assert first_death(late + BLOCK + told) == "rank 1 on node-3 killed by SIGKILL"
+    assert first_death(late + BLOCK + told) == ended(-9, "node-3", "1")
 
 
 def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ftsupervise.ranks.rank_table import Death, who_began
 from ftsupervise.run import gate, supervisor
 from ftsupervise.run.attempt import Running
 from ftsupervise.run.backoff import sit_out
+from ftsupervise.run.command import Asked, Ending, Touched
 from ftsupervise.run.decide import Budgets
 from ftsupervise.run.events import Ears
 from ftsupervise.run.settings import Options
@@ -57,15 +58,8 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = None
-    one = Running(
-        options(tmp_path, "srun", "train", in_place=in_place),
-        mine,
-        ("srun", "train"),
-        None,
-        ears,
-        agents=agents,
-        warm=nobody,
-    )
+    asked = options(tmp_path, "srun", "train", in_place=in_place)
+    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
     said = [one._told_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
@@ -90,7 +84,7 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
         one.crashes = [Death(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one._hear_the_last()
@@ -111,11 +105,10 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
     assert one._told_death() == raised.cause()
-    one.died_at = one.kill_at = now - 11.8
-    one._touch()
-    one.touched = now - 11.7
+    one.ending = Ending(now - 11.8, died_at=now - 11.8)
+    one.touched = Touched(now - 11.7, "")
     one._hear_the_last()
     assert one.death == killed
     assert ours not in one.crashes, "we have killed it"
@@ -128,10 +121,10 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(asked, mine, asked.command, None, ears, agents=agents, warm=nobody)
+    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [Death(1, "node-1", 11, began, -9, False, False, True)]
-    one.died_at = one.kill_at = began + 0.1
+    one.ending = Ending(began + 0.1, died_at=began + 0.1)
     one._hear_the_last()
     assert one.death is not None and one.death.rank == 1
 

@@ -1,0 +1,184 @@
+"""One attempt of a job: its claim, its surroundings, its command, and what is cleared away after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.model import Cause, CauseKind, Claim, End
+from ftsupervise.nodes.placement import Placement, calls_srun
+from ftsupervise.nodes.selector import NodeSelector
+from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
+from ftsupervise.ranks.hang_detector import Past
+from ftsupervise.ranks.hang_monitor import Witness
+from ftsupervise.run import fencing, gate
+from ftsupervise.run.attempt import Running
+from ftsupervise.run.backoff import Owed, shut, wait_for_space
+from ftsupervise.run.cause import with_lost_nodes
+from ftsupervise.run.command import Asked
+from ftsupervise.run.decide import Move, Verdict
+from ftsupervise.run.environment import Surroundings, command_env
+from ftsupervise.run.events import Ears
+from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.run.settings import Options
+from ftsupervise.run.states import State
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.fence import superseded
+from ftsupervise.rundir.run_log import tell
+from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_away
+from ftsupervise.warm.manager import Warm
+
+
+@dataclass(frozen=True)
+class Services:
+    """What one job's supervisor works with."""
+
+    options: Options
+    env: Mapping[str, str]
+    ears: Ears
+    minder: Minder
+    end: float | None  # of the job, epoch seconds
+    allocation: Allocation
+    steps: frozenset[str]  # that were there before us
+    agents: Agents
+    nodes: NodeSelector
+    warm: Warm
+    owed: Owed  # what a full disk did not take
+    past: Past  # how long this run's steps and phases take
+
+
+class Progress(NamedTuple):
+    """How far the job has come. Replaced, never changed."""
+
+    state: State
+    placement: Placement
+    foreign: frozenset[str]  # steps that are not ours, and those that do not end
+    claim: Claim = Claim(0, Path())  # 0: none yet
+    fence: fencing.Hold | None = None  # what the attempt at work writes through
+    ended: End = End(Cause(CauseKind.UNKNOWN))  # the last attempt
+    verdict: Verdict = Verdict(Move.LEAVE, "")  # on it
+    node_states: Mapping[str, str] = {}  # as of the last failure
+    restarts: int = 0
+    crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
+    told: bool = False  # to leave: there may be seconds left
+    why: str = ""  # there are no fit nodes
+    code: int = 0
+
+    @property
+    def log(self) -> Path | None:
+        return self.claim.folder / "run.log" if self.claim.number else None
+
+
+def begin(to: Services, now: Progress, wait: Callable[[float], bool]) -> tuple[Progress, bool]:
+    """Claim the next attempt and shut all older ones out. False when it is not to be started after all.
+
+    The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
+    """
+    rundir = to.options.rundir
+    mine = _claim(to, now, wait)
+    if mine is None:
+        return now, False
+    log = mine.folder / "run.log"
+    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, to.env, partial(tell, log)))
+    newer = superseded(rundir, mine.number)
+    why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
+    if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
+        tell(log, why)
+        to.owed.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
+    return now, not why
+
+
+def _claim(to: Services, now: Progress, wait: Callable[[float], bool]) -> Claim | None:
+    """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
+    rundir, found = to.options.rundir, list[Claim | None]()
+
+    def claim() -> None:
+        to.owed.settle()
+        if not found:
+            after = now.fence.number if now.fence is not None else None
+            found.append(ledger.claim(rundir) if after is None else ledger.claim_after(rundir, after))
+        if found[0] is not None:
+            command, nodes = now.placement.command, now.placement.nodes
+            at = datetime.now(timezone.utc)
+            ledger.write_start(found[0], to.env, command, at, to.end, in_place=now.restarts, nodes=nodes)
+
+    begun = False
+    try:
+        begun = wait_for_space(claim, to.options.space_wait, wait)
+    finally:
+        if not begun and found and found[0] is not None:
+            ledger.give_back(found[0])
+    if begun and found[0] is None:
+        tell(None, "another job has begun an attempt of this run meanwhile: this one is over")
+    return found[0] if begun else None
+
+
+def see_through(to: Services, now: Progress) -> Progress:
+    """The command from its start to its end, and what is to be known of the end before anything is decided."""
+    mine, placement = now.claim, now.placement
+    away = frozenset(node for node, state in now.node_states.items() if is_away(state))
+    pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
+    kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
+    asked = Asked(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
+    one = Running(asked, _witness(to, mine))
+    to.minder.mind(mine.folder)
+    ended = one.see_through(_env(to, now, pages))
+    to.minder.mind(None)
+    to.warm.ended(stepped=ended.reached.last is not None)
+    lost: dict[str, str] = {}
+    if ended.failure is not None:
+        now, lost = _look_for_lost_nodes(to, now)
+    left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
+    if left:  # srun may be gone and its ranks on other nodes not: nothing else begins before they are
+        words = f"steps that do not end: {', '.join(left)}"
+        tell(mine.folder / "run.log", words)
+        now = now._replace(foreign=now.foreign | frozenset(left), crowded=True)
+        ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
+    ended = with_lost_nodes(ended, lost)
+    if ended.failure is not None:
+        to.nodes.after(mine, ended, lost)
+    return now._replace(ended=ended, code=ended.code)
+
+
+def _env(to: Services, now: Progress, pages: str) -> dict[str, str]:
+    fence = now.fence.env() if now.fence is not None else {}
+    steps = calls_srun(to.options.command, to.nodes.text)
+    found = Surroundings(now.claim, now.restarts, pages, now.placement.nodes, to.end, fence, now.crowded, steps)
+    to.warm.begin(now.claim.number, given := command_env(to.options, to.env, found))
+    return given
+
+
+def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
+    """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
+    left = set(nodes or to.allocation.nodes)
+    left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
+    if to.agents.remote:
+        silent = to.allocation.silent() if left else frozenset()
+        if left and not left <= silent:  # nobody waits for the agent of a node that is not there
+            left -= to.agents.kill(mine.folder, sorted(left - silent))
+        if left <= silent:
+            return not left
+    return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
+
+
+def _witness(to: Services, mine: Claim) -> Witness | None:
+    if to.options.hang is None:
+        return None
+    return Witness(to.options.hang, to.past, to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+
+
+def _look_for_lost_nodes(to: Services, now: Progress) -> tuple[Progress, dict[str, str]]:
+    """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
+    Slurm reaches nothing on one that it has lost, which may live on for us."""
+    if len(to.allocation.nodes) < 2:
+        return now, {}
+    states = to.allocation.how_they_are(ended=True)
+    used = now.placement.nodes or to.allocation.nodes
+    lost = {node: states[node].rstrip("*") for node in used if is_away(states.get(node, ""))}
+    to.agents.end_what_lives_on(now.claim.folder, tuple(lost))
+    return now._replace(node_states=states), lost
