@@ -166,9 +166,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     rundir = RunDir(plan.run_dir)
     records = launches(rundir)
     known_by = identify(rundir, plan.name, records, newest(rundir))
-    first = not any(
-        record.written for record in records
-    )  # what has its name is another run's, or was submitted by hand
+    first = not any(record.written for record in records)  # then jobs of its name are not its own
     live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))), certain=first)
     if plan.after:
         base = plan.after.partition("_")[0]

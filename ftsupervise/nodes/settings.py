@@ -61,9 +61,8 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
     from ftsupervise.config import sources
 
     try:
-        document = sources.fill(
-            sources.read_file(rundir.config), os.environ, unfilled=sources.of_strangers(rundir.config)
-        )
+        text = sources.read_file(rundir.config)
+        document = sources.fill(text, os.environ, unfilled=sources.of_strangers(rundir.config))
     except NotFound:
         return {}
     found = document.value.get(name) if isinstance(document.value, dict) else None

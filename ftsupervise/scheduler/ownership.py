@@ -123,10 +123,8 @@ def identify(
 def identify_to_change(rundir: RunDir, launches: Iterable[LaunchRecord], member: frozenset[str]) -> RunIdentity:
     """For whoever changes jobs because the run directory names them: in somebody else's directory, whose owner may write any
     job's number there, only what this account wrote itself is believed. Raises OSError."""
-    launches = tuple(launches)
-    believed = of_this_account(rundir, launches)
-    own = rundir.root.stat().st_uid == os.geteuid()
-    return identify(rundir, "", believed, newest(rundir) if own else None, member=member)
+    attempt = newest(rundir) if rundir.root.stat().st_uid == os.geteuid() else None
+    return identify(rundir, "", of_this_account(rundir, launches), attempt, member=member)
 
 
 def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False) -> tuple[Job, ...]:
