@@ -16,7 +16,7 @@ from tests.neighbours.queue import Queue
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
 STRANGER = 65534
-BAD = incidents.Node("n7", 3.0, "by hand", "said the stranger")
+BAD = incidents.JudgedNode("n7", 3.0, "by hand", "said the stranger")
 
 
 @pytest.fixture
