@@ -34,10 +34,10 @@ def theirs(tmp_path: Path) -> RunDir:
 @pytest.mark.parametrize("comment", ["ftsupervise:x:abc", "something else"])
 def test_a_run_of_somebody_else_keeps_no_job_of_ours_from_a_node(tmp_path: Path, theirs: RunDir, comment: str) -> None:
     queue = Queue(tmp_path, ["n5", "n6", "n7", "n8"], {"88_[3-10]": {"excluded": [], "comment": comment}})
-    exclude.apply(theirs, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(theirs, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": []}
     assert not may_change(theirs, "88_3"), "nor is one of ours let go because of their brake"
     os.chown(theirs.launches / "0001" / "launch.json", 0, 0)
-    exclude.apply(theirs, queue.env, (BAD,), "ftsupervise:x:", whole=True)
+    exclude.apply(theirs, queue.env, (BAD,), whole=True)
     assert queue.excluded() == {"88_[3-10]": ["n7"]}, "one that we have launched there is"
     assert may_change(theirs, "88_3")
