@@ -73,11 +73,10 @@ def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
     It may come a tenth early, for ticks that do.
     """
     last = memory.get("_at")
-    if every is not None and isinstance(last, (int, float)):
-        early = 0 <= now.timestamp() - last < every.total_seconds() * 0.9
+    if every is None or not isinstance(last, (int, float)):
+        waits = False
     else:
-        early = False
-    if early:
-        return False
-    memory["_at"] = now.timestamp()
-    return True
+        waits = 0 <= now.timestamp() - last < every.total_seconds() * 0.9
+    if not waits:
+        memory["_at"] = now.timestamp()
+    return not waits
