@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ftsupervise.config.fields import Duration, Positive, Share, Size, Strict, wrong_at
 
@@ -21,10 +21,8 @@ Count = Annotated[int, Field(ge=1)]
 _M, _H = timedelta(minutes=1), timedelta(hours=1)
 
 
-def _pattern(value: str | None, groups: tuple[str, ...] = ()) -> str | None:
+def _pattern(value: str, groups: tuple[str, ...] = ()) -> str:
     """A regular expression that compiles and has what is needed in it. Raises ValueError with what to type."""
-    if value is None:
-        return None
     try:
         compiled = re.compile(value)
     except re.error as error:
@@ -37,6 +35,9 @@ def _pattern(value: str | None, groups: tuple[str, ...] = ()) -> str | None:
         if group not in compiled.groupindex:
             raise ValueError(f"name the number, (?P<{group}>\\d+)")
     return value
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Section(Strict):
@@ -66,7 +67,7 @@ class Hang(Section):
     is none of them, that the log grows."""
     log: Path | None = None
     """The log to read, or a pattern such as logs/main-*.out of which the newest is taken. Default: the job's own output."""
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """Regular expression with one group that finds the step in a line of the log. Default: the usual forms."""
     at_least: Span = 10 * _M
     """While the guard tells steps and phases, standing still in training for less than this is never a hang."""
@@ -82,11 +83,6 @@ class Hang(Section):
     """How many of the run's own step times without a step are a hang."""
     kill_within: Span = _H
     """How long a run may take to leave after its kill switch went up, before it is called hung after all."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _one_group(cls, value: str | None) -> str | None:
-        return _pattern(value)
 
 
 class DiskLimits(Strict):
@@ -133,7 +129,8 @@ class Quota(Strict):
             raise wrong_at(
                 ("pattern",), 'format: pattern needs a pattern such as "used (?P<used>\\d+) of (?P<limit>\\d+)"'
             )
-        _pattern(self.pattern, ("used", "limit"))
+        if self.pattern is not None:
+            _pattern(self.pattern, ("used", "limit"))
         return self
 
 
@@ -159,13 +156,11 @@ class Disk(DiskLimits, Section):
 
     @model_validator(mode="after")
     def _critical_is_worse(self) -> Disk:
-        for name in ("free", "left", "checkpoints"):
+        for name in CriticalDisk.model_fields:
             here, worse = getattr(self, name), getattr(self.critical, name)
-            if here is not None and worse is not None and worse > here and name in self.critical.model_fields_set:
-                raise wrong_at(("critical", name), "the critical limit is reached before the other one")
-        for name in ("used", "inodes"):
-            here, worse = getattr(self, name), getattr(self.critical, name)
-            if here is not None and worse is not None and worse < here and name in self.critical.model_fields_set:
+            if here is None or worse is None or name not in self.critical.model_fields_set:
+                continue
+            if worse < here if name in ("used", "inodes") else worse > here:
                 raise wrong_at(("critical", name), "the critical limit is reached before the other one")
         return self
 
@@ -231,15 +226,10 @@ class Loss(Section):
 
     log: Path | None = None
     """As in hang."""
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """Regular expression with one group that finds the loss in a line of the log. Default: the usual forms."""
     spike: Annotated[float, Field(gt=1)] | None = 2.0
     """How many times its recent median is a spike; null: only NaN and infinity are told."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _one_group(cls, value: str | None) -> str | None:
-        return _pattern(value)
 
 
 class Exec(Section):

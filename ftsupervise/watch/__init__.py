@@ -73,8 +73,10 @@ def due(memory: dict[str, Any], every: timedelta | None, now: datetime) -> bool:
     It may come a tenth early, for ticks that do.
     """
     last = memory.get("_at")
-    elapsed = now.timestamp() - last if isinstance(last, (int, float)) else None
-    if every is not None and elapsed is not None and 0 <= elapsed < every.total_seconds() * 0.9:
-        return False
-    memory["_at"] = now.timestamp()
-    return True
+    if every is None or not isinstance(last, (int, float)):
+        waits = False
+    else:
+        waits = 0 <= now.timestamp() - last < every.total_seconds() * 0.9
+    if not waits:
+        memory["_at"] = now.timestamp()
+    return not waits

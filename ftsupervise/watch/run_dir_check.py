@@ -37,6 +37,12 @@ WORDS = {
         "if it was moved, move it back or watch it where it is now; if it was deleted, look for a snapshot",
         Severity.CRITICAL,
     ),
+    "replaced": Words(
+        "What stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
+        "ls -ld {root} {above}; squeue --me",
+        "find the run and move it back; if it was you, launch it again, or only watch what is there: rm {page}",
+        Severity.CRITICAL,
+    ),
     "unusable": Words(
         "Nothing can be said about this run until this is repaired; other runs are watched as before.",
         "ls -la {run_dir}",
@@ -59,7 +65,8 @@ def silent(run: Run, seconds: float, doing: str, why: str, now: datetime) -> Fin
 
 def missing(run: Run, now: datetime) -> Finding:
     """There is no such directory. Whether that is as it should be, ``launched_or_not`` says."""
-    return _finding(run, Health.BAD, f"the run directory {run.run_dir} is gone", now, "missing")
+    above = shlex.quote(str(Path(str(run.run_dir)).parent))
+    return _finding(run, Health.BAD, f"the run directory {run.run_dir} is gone", now, "missing", above=above)
 
 
 def unusable(run: Run, error: Exception, now: datetime) -> Finding:
@@ -71,28 +78,22 @@ def unusable(run: Run, error: Exception, now: datetime) -> Finding:
     else:
         words, detail = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)[-6:])
     text = f"the run directory {run.run_dir} cannot be watched: {words}"
-    return _finding(run, Health.BAD, text, now, "unusable", do, detail)
-
-
-def _finding(
-    run: Run, health: Health, summary: str, now: datetime, words: str, do: str = "", detail: str = ""
-) -> Finding:
-    names = {"run_dir": run.run_dir, "above": shlex.quote(str(Path(str(run.run_dir)).parent)), "do": do}
-    return WORDS[words].finding(
-        (run.name, "storage", "run directory"), health, summary, now, names=names, detail=detail
-    )
+    return _finding(run, Health.BAD, text, now, "unusable", do=do, detail=detail)
 
 
 def replaced(run: Run, root: Path, why: str, state: Path, now: datetime) -> Finding:
     """Another directory stands in its place, and nothing in that is believed."""
-    forget = shlex.quote(str(pinned.page_of(state, root)))
-    return replace(
-        answers(run, now),
-        health=Health.BAD,
-        summary=why,
-        meaning="What stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
-        look=f"ls -ld {shlex.quote(str(root))} {shlex.quote(str(root.parent))}; squeue --me",
-        do=f"find the run and move it back; if it was you, launch it again, or only watch what is there: rm {forget}",
+    names = {"root": root, "above": root.parent, "page": pinned.page_of(state, root)}
+    quoted = {name: shlex.quote(str(path)) for name, path in names.items()}
+    return _finding(run, Health.BAD, why, now, "replaced", **quoted)
+
+
+def _finding(
+    run: Run, health: Health, summary: str, now: datetime, words: str, *, detail: str = "", **names: object
+) -> Finding:
+    names["run_dir"] = run.run_dir
+    return WORDS[words].finding(
+        (run.name, "storage", "run directory"), health, summary, now, names=names, detail=detail
     )
 
 
