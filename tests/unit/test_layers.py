@@ -202,3 +202,26 @@ def test_files_stay_short_enough_to_be_seen_whole() -> None:
         if (lines := len(path.read_text("utf-8").splitlines())) > 400
     }
     assert not long
+
+
+# Classes with more attributes than one can keep in mind; the guard's and its look-out's are one place each that a loop passes.
+TOO_MANY = {"Guard", "Lookout", "NodeSelector", "Agent", "Agents", "Warm", "Serving"}
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its methods assign to ``self``."""
+    methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+    found = (one for method in methods for one in ast.walk(method) if isinstance(one, ast.Attribute))
+    return {
+        one.attr
+        for one in found
+        if isinstance(one.ctx, ast.Store) and isinstance(one.value, ast.Name) and one.value.id == "self"
+    }
+
+
+def test_no_further_class_has_more_than_fifteen_attributes() -> None:
+    trees = (ast.parse(path.read_text("utf-8")) for path in modules().values())
+    classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {node.name for node in classes if len(attributes(node)) > 15} == TOO_MANY, (
+        "one that is cut is taken off the list"
+    )

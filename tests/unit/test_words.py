@@ -36,6 +36,7 @@ WORDS = {kind.value for kind in (*CauseKind, *Standstill)} | {
     "SIGKILL",
     "SIGSEGV",
 }
+WORDS -= {"unknown", "other"}  # words of Slurm's, too
 _TAKES_APART = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit"),
     *("find", "rfind", "index", "rindex", "count", "replace", "compile", "search", "match", "fullmatch", "findall"),
