@@ -50,7 +50,7 @@ def launch(
     """
     import time
 
-    from ftsupervise.config.named import launch_file
+    from ftsupervise.config.find_run import launch_file
     from ftsupervise.host import haste
     from ftsupervise.scheduler import kind_of
 

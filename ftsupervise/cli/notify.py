@@ -136,7 +136,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
 
 def _run(argument: str | None) -> Run:
     from ftsupervise.cli.config import load_settings
-    from ftsupervise.config.named import settings_of
+    from ftsupervise.config.find_run import settings_of
 
     return load_settings(settings_of(argument))
 
