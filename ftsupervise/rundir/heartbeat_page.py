@@ -29,7 +29,7 @@ STACK_SIGNAL = (
     signal.SIGRTMIN + 7
 )  # asks a rank for its stacks (guard/heartbeat.py); of no use to anybody else that we know of
 
-BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/exit_fifo.py)
+BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/shm_dir.py)
 
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"

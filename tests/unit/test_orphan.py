@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.ranks.orphan import stays
+from ftsupervise.ranks.__main__ import stays
 from ftsupervise.scheduler.batch_host import ShownJob, parse_shown_job
 
 LINE = (
