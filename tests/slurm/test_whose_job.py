@@ -22,7 +22,7 @@ from ftsupervise.launch.submit import check_queue
 from ftsupervise.model import Job
 from ftsupervise.nodes import exclude, incidents, release_starved
 from ftsupervise.report.status import gather
-from ftsupervise.run.hold_jobs import hold_pending
+from ftsupervise.run.gate import hold_pending
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
