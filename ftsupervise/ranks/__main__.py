@@ -33,7 +33,7 @@ def stays(env: Mapping[str, str]) -> bool:
 
 def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence[float] = _PAUSES) -> None:
     """Ask Slurm again and again for ``stay`` seconds; end the job once its batch host is lost."""
-    from ftsupervise.scheduler.batch_host import end_without_host
+    from ftsupervise.scheduler.allocation import end_without_host
 
     until, count = time.monotonic() + stay, 0
     while time.monotonic() < until:
