@@ -25,10 +25,9 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ftsupervise.ranks import protocol, udp
-from ftsupervise.ranks.listener import Listener
+from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Message
-from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.ranks.rank_table import Listener, Pulses
 from ftsupervise.rundir.beats import write_beat
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.rundir.paths import RunDir
@@ -41,8 +40,8 @@ KEY = bytes(range(32))
 
 def speak(nodes: int, every: float, port: int) -> None:
     """All agents at once, until the other end closes our input. Prints how many datagrams were sent."""
-    sock, seal, now = udp.udp(), protocol.Seal(KEY), time.monotonic()
-    to = udp.resolve(sock, ["127.0.0.1"], port)[0]
+    sock, seal, now = protocol.udp(), protocol.Seal(KEY), time.monotonic()
+    to = protocol.resolve(sock, ["127.0.0.1"], port)[0]
     bodies = []
     for node in range(nodes):
         ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
@@ -55,14 +54,16 @@ def speak(nodes: int, every: float, port: int) -> None:
         for number in range(max(sent, due - max(1, int(0.03 / every * nodes))), due):
             told += 1
             name, body = bodies[number % nodes]
-            udp.send(sock, seal.pack(Message(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to)
+            protocol.send_datagram(
+                sock, seal.pack(Message(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to
+            )
         sent = max(sent, due)
     print(told)
 
 
 def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, float]:
     """The ring's side, or the floor, in this process."""
-    sock = udp.udp()
+    sock = protocol.udp()
     pulses = Pulses(KEY, every)
     pulses.generation = 1
     pulses.begin(1)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftsupervise.guard.decision import Decision
     from ftsupervise.guard.guard import Guard
+    from ftsupervise.guard.stop_reasons import Decision
 
 __version__ = "0.1.0"
 __all__ = ["Decision", "Guard", "__version__"]

@@ -67,7 +67,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     ftsupervise check disk runs/my-training --nagios
     """
     from ftsupervise.cli.config import load_settings
-    from ftsupervise.config.named import settings_of
+    from ftsupervise.config.find_run import settings_of
     from ftsupervise.errors import UsageError
     from ftsupervise.watch.watchdogs import WATCHDOGS
 

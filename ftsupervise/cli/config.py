@@ -40,8 +40,8 @@ def check(runs: tuple[str, ...]) -> None:
     ftsupervise config check
     ftsupervise config check runs/train-10b.yaml
     """
+    from ftsupervise.config.find_run import settings_of
     from ftsupervise.config.load import load
-    from ftsupervise.config.named import settings_of
     from ftsupervise.errors import ConfigError
 
     wrong: list[str] = []
@@ -82,9 +82,9 @@ def show(run: str | None, origin: bool, as_json: bool) -> None:
     """
     import json
 
+    from ftsupervise.config.find_run import settings_of
+    from ftsupervise.config.json_schema import lines, shown, shown_yaml
     from ftsupervise.config.load import load, origins
-    from ftsupervise.config.named import settings_of
-    from ftsupervise.config.show import lines, shown, shown_yaml
 
     path = settings_of(run)
     settings = load(path)

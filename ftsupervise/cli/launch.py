@@ -50,7 +50,7 @@ def launch(
     """
     import time
 
-    from ftsupervise.config.named import launch_file
+    from ftsupervise.config.find_run import launch_file
     from ftsupervise.host import haste
     from ftsupervise.scheduler import kind_of
 
@@ -103,7 +103,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
     from ftsupervise.errors import UsageError
     from ftsupervise.launch.plan import plan
-    from ftsupervise.nodes.avoid import that_fit, to_avoid
+    from ftsupervise.nodes.exclude import that_fit, to_avoid
 
     if after and not re.fullmatch(r"(local-)?\d+(_\d+)?", after):
         raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")

@@ -108,8 +108,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
     """
     from jinja2 import TemplateError, TemplateSyntaxError
 
-    from ftsupervise.alerts.sample import incident
-    from ftsupervise.alerts.wording import render_strictly, view
+    from ftsupervise.alerts.wording import incident, render_strictly, view
     from ftsupervise.errors import ConfigError
 
     run, now = _run(config), datetime.now(timezone.utc)
@@ -136,7 +135,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
 
 def _run(argument: str | None) -> Run:
     from ftsupervise.cli.config import load_settings
-    from ftsupervise.config.named import settings_of
+    from ftsupervise.config.find_run import settings_of
 
     return load_settings(settings_of(argument))
 

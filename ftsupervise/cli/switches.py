@@ -141,7 +141,7 @@ def _release(rundir: RunDir, name: str) -> None:
         again = f"the same command again lets them go:  ftsupervise clear --brake {_quote(rundir)}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
     if was is not None and not held:
-        from ftsupervise.config.named import how_to_launch
+        from ftsupervise.config.find_run import how_to_launch
 
         say(f"Nothing was held. Go on:  {how_to_launch(rundir)}")
 

@@ -175,7 +175,7 @@ def _take_leave(roster: Roster) -> None:
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
     from ftsupervise.config.find_run import state_dir
-    from ftsupervise.nodes.release_starved import relieve
+    from ftsupervise.nodes.exclude import relieve
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders

@@ -21,10 +21,9 @@ from pydantic import BaseModel, ValidationError
 
 from ftsupervise.config import sources
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.cron import Cron
 from ftsupervise.config.explain import refusal, sentences
 from ftsupervise.config.fields import JobFile, Strict
-from ftsupervise.config.schema import Run
+from ftsupervise.config.schema import Cron, Run
 from ftsupervise.config.strict_yaml import Document, KeyPath, dotted, parse, plain
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -43,7 +43,7 @@ from ftsupervise.units import parse_slurm_time, show_duration
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
-    from ftsupervise.config.cron import Cron
+    from ftsupervise.config.schema import Cron
     from ftsupervise.model import Job
     from ftsupervise.scheduler.slurm import Slurm
 

@@ -17,7 +17,7 @@
 Standard library only, no network of its own, and nothing here raises into the loop on a bad day.
 """
 
-from ftsupervise.guard.decision import Decision
 from ftsupervise.guard.guard import Guard
+from ftsupervise.guard.stop_reasons import Decision
 
 __all__ = ["Decision", "Guard"]

@@ -13,8 +13,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Place
+from ftsupervise.guard.settings import Place, Voice
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import sync_directory

@@ -19,11 +19,9 @@ from types import TracebackType
 
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
-from ftsupervise.guard.decision import Decision, as_vote, from_vote
 from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.log import Voice
-from ftsupervise.guard.signals import Signals
-from ftsupervise.guard.stop_reasons import Lookout
+from ftsupervise.guard.settings import Voice
+from ftsupervise.guard.stop_reasons import Decision, Lookout, Signals, as_vote, from_vote
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json

@@ -4,18 +4,114 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ftsupervise.guard import stacks
-from ftsupervise.guard.ending import Ending
-from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Place
+from ftsupervise.guard.settings import Place, Voice
 from ftsupervise.rundir import beats, heartbeat_page, imports
 from ftsupervise.rundir.fence import is_sealed
+from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.truth import Beat
+
+# How this process ends, told on its page before it has ended: with torch loaded it takes a second, or hangs in its
+# teardown.
+#
+# Told when the interpreter ends, after the program's own ``except``, ``finally`` and threads, and after what it registered
+# with ``atexit`` behind its guard. Its exit code is known then if an exception ended it, or a ``sys.exit()`` out of ``with
+# Guard()``. Of a loop that was told to stop, or has finished, nothing is told but that it leaves.
+
+_OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
+
+
+class Ending:
+    def __init__(self, page: HeartbeatPage) -> None:
+        self._page = page
+        self._code = 0  # of a sys.exit() that went through the guard's block
+
+    def passes(self, error: BaseException | None) -> None:
+        """Something is on its way out of the guard's block, and may be caught further out. Nothing is made of it once the loop
+        leaves in order: others may be about to save, and srun tells of this one."""
+        if not self._is_mine() or self._page.in_order:
+            return
+        self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
+        if self._code or isinstance(error, Exception):
+            self._page.failed()
+
+    def forget(self) -> None:
+        """What went through the block before was caught: the loop is entered anew, or has come to its end in order."""
+        if self._is_mine():
+            self._code = 0
+            self._page.stays()
+
+    def leaves(self) -> None:
+        if self._is_mine():
+            self._page.leaving()
+
+    def at_exit(self) -> None:
+        """Who dies without this was killed."""
+        if not self._is_mine():
+            return
+        code = 0 if self._page.in_order else 1 if _uncaught() else self._code
+        if code:
+            _flush()
+            self._page.ends(code)
+        else:
+            self._page.leaving()
+
+    def _is_mine(self) -> bool:
+        """A child that the rank has forked ends, too, and maps the same page."""
+        return os.getpid() == self._page.pid
+
+
+def _flush() -> None:
+    """What the program printed: the interpreter writes it only after this, and may not come to it."""
+    for name in ("stdout", "stderr", "__stdout__"):
+        try:
+            getattr(sys, name).flush()
+        except Exception:  # none, or closed
+            continue
+
+
+def _exit_code(error: SystemExit) -> int:
+    """As the interpreter makes it of what ``sys.exit()`` was given."""
+    try:
+        code = error.code
+    except Exception:  # a subclass of somebody's
+        return 1
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _uncaught() -> bool:
+    """Has an exception left the program? One that some extension printed and forgot began in another frame."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    if not isinstance(error, Exception) or trace is None:
+        return False
+    return trace.tb_frame.f_back is None and trace.tb_frame.f_code.co_name in _OUTERMOST
+
+
+# Where does this rank stand? Asked from outside by a signal, answered by ``faulthandler`` in C: also with the GIL held.
+#
+# The answer goes to ``stack-N`` beside the rank's page, in node-local memory: a file system that hangs is not asked for it.
+# The signal is one that nobody else uses; a handler that the program has set for it, before or after, stays.
+
+
+def answer_with_the_stack(directory: str | os.PathLike[str], rank: int) -> None:
+    """Answer from now on. Raises OSError when there can be no file, RuntimeError when there can be no handler."""
+    if signal.getsignal(heartbeat_page.STACK_SIGNAL) != signal.SIG_DFL:
+        return
+    import faulthandler
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(heartbeat_page.stack_path(directory, rank), flags, 0o600)
+    faulthandler.register(heartbeat_page.STACK_SIGNAL, file=fd, all_threads=True)
+
 
 _NOW = float("-inf")
 
@@ -77,7 +173,7 @@ class Heart:
             page = heartbeat_page.HeartbeatPage(directory, self._place.rank, self._place.attempt)
             self.ending = Ending(page)
             atexit.register(self.ending.at_exit)
-            stacks.listen(directory, self._place.rank)
+            answer_with_the_stack(directory, self._place.rank)
             return page
         except Exception as error:  # law 7; the beats in the run directory say the same, slowly
             self._voice.once(f"no page in {directory}: {error}; beats go through the run directory only")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
 
-from ftsupervise.guard.decision import SUPERSEDED, Decision
-from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Limits, Place
-from ftsupervise.guard.signals import Signals
+from ftsupervise.guard.settings import Limits, Place, Voice
 from ftsupervise.host import files
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.printable import printable
@@ -19,6 +19,144 @@ from ftsupervise.rundir.paths import WARNING
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, look_at_switch
 from ftsupervise.scheduler import deadline
 from ftsupervise.truth import Health
+
+# What the guard answers, and how ranks vote on it with one int.
+
+SUPERSEDED = "superseded"  # a newer attempt has begun: leave, and write nothing any more
+
+# What a vote is about, weakest first. The word is what the ledger says was the cause.
+CAUSES = (
+    "",
+    "save switch",
+    "host memory",
+    "run time reached",
+    "time limit",
+    "warning signal",
+    "told to stop (SIGTERM)",
+    "kill switch",
+    SUPERSEDED,
+)
+_CAUSE_BITS = 4
+
+
+class Decision(int):
+    """CONTINUE < SAVE < STOP. An int, so that it compares and travels; ``reason`` says why, in words.
+
+    ``save`` is true for SAVE and for STOP: who leaves, saves first; unless a newer attempt has begun, which owns the
+    checkpoints from then on.
+    """
+
+    CONTINUE: ClassVar[Decision]
+    SAVE: ClassVar[Decision]
+    STOP: ClassVar[Decision]
+
+    reason: str
+    cause: str
+
+    def __new__(cls, value: int, cause: str = "", reason: str = "") -> Decision:
+        self = super().__new__(cls, value)
+        self.cause = cause
+        self.reason = reason or cause
+        return self
+
+    @property
+    def save(self) -> bool:
+        return self >= 1 and self.cause != SUPERSEDED
+
+    @property
+    def stop(self) -> bool:
+        return self >= 2
+
+    @property
+    def name(self) -> str:
+        return ("CONTINUE", "SAVE", "STOP")[self]
+
+    def __repr__(self) -> str:
+        return f"<Decision {self.name}: {self.reason}>" if self.reason else f"<Decision {self.name}>"
+
+    __str__ = __repr__
+
+
+Decision.CONTINUE = Decision(0)
+Decision.SAVE = Decision(1)
+Decision.STOP = Decision(2)
+
+
+def as_vote(decision: Decision) -> int:
+    """One non-negative int; the maximum over ranks is the strongest decision. 0 is CONTINUE; fits 6 bits."""
+    cause = CAUSES.index(decision.cause) if decision.cause in CAUSES else 0
+    return int(decision) << _CAUSE_BITS | cause
+
+
+def from_vote(vote: int) -> Decision:
+    """The inverse, without the details only the voter knows. An int that no vote can be counts as CONTINUE."""
+    value, cause = vote >> _CAUSE_BITS, vote & (1 << _CAUSE_BITS) - 1
+    if value <= 0 or value > 2 or cause >= len(CAUSES):
+        return Decision.CONTINUE
+    return Decision(value, CAUSES[cause])
+
+
+# Signals as votes: a handler only sets a flag, then calls whoever held the signal before us.
+#
+# Forked children (loader workers, pools) inherit the handlers of their parent. In them the warning is not for the child to
+# act on, and SIGTERM must end it as it would have without us, or ``terminate()`` would hang.
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class Signals:
+    """Listens to ``numbers``. ``got`` is the first that came (SIGTERM overrides a warning), 0 while none has."""
+
+    def __init__(self, numbers: Iterable[int], wake: Callable[[], None]) -> None:
+        self.got = 0
+        self.pid = os.getpid()
+        self._wake = wake
+        self._previous: dict[int, Any] = {}
+        self._numbers = tuple(numbers)
+
+    def listen(self) -> str:
+        """Install the handlers; "" or why it cannot be done (only the main thread of a process may)."""
+        try:
+            for number in self._numbers:
+                self._previous[number] = signal.signal(number, self._on_signal)
+        except (ValueError, OSError) as error:
+            self.ignore()
+            return str(error)
+        return ""
+
+    def ignore(self) -> None:
+        """Give each signal back to whoever had it, unless somebody has taken it from us since."""
+        for number, previous in self._previous.items():
+            try:
+                if signal.getsignal(number) == self._on_signal:
+                    signal.signal(number, signal.SIG_DFL if previous is None else previous)
+            except ValueError:  # not in the main thread
+                continue
+        self._previous.clear()
+
+    def last_words(self) -> None:
+        """At the interpreter's end, which takes our handlers away: a warning that was heard already by the file, and comes once
+        more as a signal, must not kill a process that leaves in order. SIGTERM may."""
+        for number in self._previous:
+            if number != signal.SIGTERM and signal.getsignal(number) == self._on_signal:
+                signal.signal(number, signal.SIG_IGN)
+
+    def taken(self) -> list[str]:
+        """Names of the signals that somebody else handles now."""
+        return [signal.Signals(n).name for n in self._previous if signal.getsignal(n) != self._on_signal]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        previous = self._previous.get(number)
+        if os.getpid() != self.pid:
+            if number == signal.SIGTERM and not callable(previous):
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+        elif not self.got or number == signal.SIGTERM:
+            self.got = number
+            self._wake()
+        if callable(previous):
+            previous(number, frame)
+
 
 _CONTINUE = Decision.CONTINUE
 

@@ -10,20 +10,26 @@ in its place; that member takes back what is too much as soon as it runs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
-from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job
-from ftsupervise.nodes import incidents
-from ftsupervise.nodes.settings import margin
+from ftsupervise.nodes import incidents, shared_store
+from ftsupervise.nodes.settings import margin, of_run
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
 from ftsupervise.scheduler.parse import NodeInventory, is_held
 from ftsupervise.scheduler.slurm import Slurm
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
 _FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
@@ -203,3 +209,65 @@ class ExclusionLedger:
     def _new(self, job: Job, wanted: Sequence[str]) -> frozenset[str]:
         theirs = frozenset(job.excluded) - self._before[job.base_id]
         return frozenset(wanted) - theirs
+
+
+# Which nodes a launch excludes besides ``launch.exclude``: those with a bad score, and those a person has excluded.
+
+
+def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
+    """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
+    scoring, places = of_run(run)
+    judged = shared_store.judge(places, scoring, now)
+    avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
+    return tuple(avoided), judged.known.problems
+
+
+def that_fit(
+    nodes: Sequence[incidents.JudgedNode], run: Run, exclude: Sequence[str]
+) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
+    """Those of ``nodes`` that Slurm knows and that leave the partition large enough for the job, and a sentence for each
+    other one. All of them when Slurm cannot be asked: the launch will tell."""
+    try:
+        there = Slurm(timeout=10.0).inventory()
+    except Error as error:
+        return tuple(nodes), (f"which of the excluded nodes the partition can spare is not known: {error.message}",)
+    launch = run.launch
+    partitions = launch.partition.split(",") if launch.partition else [there.default]
+    theirs = [node for text in exclude for node in expand_hostlist(text)]
+    by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
+    bad = [node.name for node in nodes if node.state != "by hand"]
+    needed = launch.nodes + launch.spare_nodes
+    needed += reserve(needed)
+    fit = fitting(bad, [*theirs, *by_hand], needed, partitions, there, launch.constraint or "")
+    chosen = {*by_hand, *fit}
+    left = [node for node in nodes if node.name not in chosen]
+    return tuple(node for node in nodes if node.name in chosen), tuple(
+        f"{node.name} is not excluded: "
+        + (
+            f"fewer than {needed} nodes would be left, with a reserve"
+            if node.name in there.known
+            else "Slurm knows no such node"
+        )
+        for node in left
+    )
+
+
+# What ``watch`` does for a run of which all jobs wait: take back the exclusions that keep them from starting.
+#
+# A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
+# be too few left for any to start, and then no supervisor runs that could do it.
+
+
+def relieve(run: Run, now: datetime) -> tuple[str, ...]:
+    """Bring Slurm's lists of the waiting jobs up to date; a sentence for each that is another one now. Bounded."""
+    assert run.run_dir is not None
+    rundir = RunDir(Path(run.run_dir))
+    if not incidents.any_exclusions(rundir.nodes):
+        return ()
+    from ftsupervise.nodes import shared_store
+    from ftsupervise.nodes.settings import of_run
+    from ftsupervise.scheduler.slurm import clean_environment
+
+    scoring, places = of_run(run)
+    judged = shared_store.judge(places, scoring, now)
+    return apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed

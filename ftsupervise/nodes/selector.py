@@ -19,7 +19,7 @@ from ftsupervise.config.supervisor import default
 from ftsupervise.host import processes
 from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
-from ftsupervise.nodes.placement import Placement, place, text_of, wanted
+from ftsupervise.nodes.health import Placement, place, text_of, wanted
 from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.nodes.shared_store import PATIENCE, merge, read_bounded
 from ftsupervise.rundir.ledger import job_id

@@ -23,8 +23,11 @@ from types import TracebackType
 from typing import Any
 
 from ftsupervise.probe.abandoned import Note, Notes
-from ftsupervise.probe.answers import (
+from ftsupervise.probe.child import (
+    Child,
+    Died,
     Entry,
+    Late,
     Listing,
     Missing,
     Mount,
@@ -36,7 +39,6 @@ from ftsupervise.probe.answers import (
     Text,
     Tree,
 )
-from ftsupervise.probe.child import Child, Died, Late
 from ftsupervise.probe.server import Mounts, read_mounts
 
 __all__ = [

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.observe import Eyes
-from ftsupervise.ranks.protocol import Gone, Message
+from ftsupervise.ranks.protocol import Address, Gone, Message, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Asked, pack_dying
 from ftsupervise.ranks.shm_dir import clear, leave, own, sweep
-from ftsupervise.ranks.udp import Address, resolve, send, udp
 
 if TYPE_CHECKING:
     import subprocess
@@ -199,7 +198,7 @@ class Agent:
     def _send(self, data: bytes) -> None:
         if self.link is None:
             for address in self.hosts:
-                send(self.sock, data, address)
+                send_datagram(self.sock, data, address)
             return
         try:
             self.link.send(data)

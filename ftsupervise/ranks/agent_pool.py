@@ -15,15 +15,71 @@ from pathlib import Path
 from time import monotonic
 
 from ftsupervise.host import bounded, interpreter, processes
-from ftsupervise.ranks import protocol, shm_dir, udp
-from ftsupervise.ranks.beat_poller import SlowBeats
+from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
-from ftsupervise.ranks.listener import Listener
-from ftsupervise.ranks.rank_table import Death, Node, Pulses, death_of
+from ftsupervise.ranks.rank_table import Death, Listener, Node, Pulses, death_of
 from ftsupervise.ranks.rpc import read_killed
+from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
+from ftsupervise.truth import Beat, Pulse
+
+# Beats of the run directory as pulses, for nodes that we do not hear from: any shared file system, no network, slower.
+#
+# A thread of its own, since a file system may hang. Clocks of hosts differ, so that what counts is when we saw a beat change.
+
+_EVERY_BEATS = 2.0  # seconds
+_SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest
+
+
+class SlowBeats:
+    """Reads while ``needed()`` and hands what it read to ``put``."""
+
+    def __init__(
+        self, rundir: RunDir, needed: Callable[[], bool], attempt: Callable[[], int], put: Callable[[list[Pulse]], None]
+    ) -> None:
+        self._rundir, self._needed, self._attempt, self._put = rundir, needed, attempt, put
+        self._known: dict[int, tuple[Beat, float, float]] = {}  # rank -> its beat, when it and its step were new to us
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go, name="slow-beats", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(0.5)
+
+    def _go(self) -> None:
+        pause = _EVERY_BEATS
+        while not self._over.wait(pause):
+            pause = _EVERY_BEATS
+            if not self._needed():
+                continue
+            began = monotonic()
+            try:
+                found = read_beats(self._rundir)
+            except OSError:
+                continue
+            pause = max(_EVERY_BEATS, _SHARE * (monotonic() - began))
+            self._put(self.pulses(found, self._attempt(), monotonic()))
+
+    def pulses(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[Pulse]:
+        """Those of ``attempt``, with the times at which they were first seen as they are."""
+        known, self._known = self._known, {}
+        for beat in beats:
+            if beat.facts.get("attempt") != str(attempt):
+                continue
+            before = known.get(beat.rank)
+            at = stepped = now
+            if before is not None and before[0].pid == beat.pid:
+                at = before[1] if before[0].at == beat.at else now
+                stepped = before[2] if before[0].step == beat.step else now
+            self._known[beat.rank] = (beat, at, stepped)
+        return [
+            Pulse(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
+            for beat, at, stepped in self._known.values()
+        ]
+
 
 ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two beats of a node
 _EVERY = 1.0
@@ -70,7 +126,7 @@ class Agents:
         self._sock = None
         if self.remote:
             try:
-                self._sock = udp.udp()
+                self._sock = protocol.udp()
             except OSError as error:
                 self._say_once(f"no socket to hear the nodes with: {error.strerror}")
         self._hold = None if self.remote else shm_dir.own(self.base)
@@ -142,7 +198,7 @@ class Agents:
             while waiting and (now := monotonic()) < until:
                 for node, data in waiting.values():
                     if self._sock is not None and node.address is not None:
-                        udp.send(self._sock, data, node.address)
+                        protocol.send_datagram(self._sock, data, node.address)
                 again = now + _AGAIN[min(tries, len(_AGAIN) - 1)]
                 tries += 1
                 while waiting and (rest := min(again, until) - monotonic()) > 0:
@@ -204,7 +260,9 @@ class Agents:
             self._number += 1
             for name, node in list(self.pulses.nodes.items()):
                 if self._sock is not None and node.address is not None:
-                    udp.send(self._sock, self.pulses.pack(protocol.BYE, self._number, name, b""), node.address)
+                    protocol.send_datagram(
+                        self._sock, self.pulses.pack(protocol.BYE, self._number, name, b""), node.address
+                    )
             if _gone_within(pid, start, _END / 3):
                 break
         else:
@@ -220,7 +278,7 @@ class Agents:
         self._starts += 1
         self.pulses.restart(self.pulses.generation + 1)
         words = interpreter.command("--base", self.base, module="ftsupervise.ranks")
-        words += ["--to", ",".join(udp.names()), "--port", str(self._sock.getsockname()[1])]
+        words += ["--to", ",".join(protocol.own_addresses()), "--port", str(self._sock.getsockname()[1])]
         words += ["--generation", str(self.pulses.generation), "--every", f"{self.pulses.every:g}"]
         words += ["--closer", f"{_closer(self.pulses.every, len(nodes)):g}"]
         words += ["--child", *self.child] if self.child else []

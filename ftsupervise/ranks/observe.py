@@ -18,9 +18,8 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.ranks.exit_fifo import Bell
 from ftsupervise.ranks.protocol import Gone
-from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
+from ftsupervise.ranks.shm_dir import Bell, newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample, Pulse
 

@@ -18,8 +18,8 @@ from ftsupervise.ranks.hang_monitor import Witness, cause_of
 from ftsupervise.ranks.rank_table import Death, who_began
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
-from ftsupervise.run.command import Asked, Ending, Touched
 from ftsupervise.run.events import STOP, Lookout
+from ftsupervise.run.exit_analysis import Asked, Ending, Touched
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
 from ftsupervise.rundir.run_log import shown, tell, warn

@@ -10,16 +10,22 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from ftsupervise.model import Cause, CauseKind, NodeRanks, ended
+from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
 from ftsupervise.printable import printable, printable_lines
+from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import Death
 from ftsupervise.run.cause import HARDWARE
+from ftsupervise.run.events import Ears
+from ftsupervise.run.settings import Options
 from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.parse import is_srun
+from ftsupervise.warm.manager import Warm
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
@@ -243,3 +249,45 @@ class Output:
         except OSError:
             return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+# The command of one attempt: what is to be run, and how it is being ended.
+
+
+class Ending(NamedTuple):
+    """How the command is being ended. Times are monotonic."""
+
+    kill_at: float  # SIGKILL for what is then left
+    cause: Cause | None = None  # where we end it for what we saw
+    by: int = 0  # the signal that told us to stop
+    died_at: float | None = None  # when we first saw that it is over
+
+
+class Touched(NamedTuple):
+    """From ``at`` (monotonic) on a death may be our own doing; the command's output until then."""
+
+    at: float
+    output: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be run, and with what."""
+
+    options: Options
+    mine: Claim
+    command: tuple[str, ...]
+    end: float | None  # of the job, epoch seconds
+    ears: Ears
+    warm: Warm
+    agents: Agents | None = None
+    # SIGKILL for what no signal of ours reaches: the ranks on other nodes
+    kill_ranks: Callable[[], bool] = lambda: True
+
+    @property
+    def restarts(self) -> bool:
+        return self.options.budgets.in_place > 0 and may_end_with_a_rank(self.command)
+
+    @property
+    def ends_with_a_rank(self) -> bool:
+        return ends_with_a_rank(self.command)

@@ -6,28 +6,30 @@ A restart here costs seconds, a way through the queue costs minutes to days. Wha
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 
 from ftsupervise.errors import Error
+from ftsupervise.host import interpreter
+from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes.placement import Placement
+from ftsupervise.nodes.health import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import Past
 from ftsupervise.ranks.hang_monitor import often
-from ftsupervise.run import fencing, gate, hold_jobs, one_attempt
-from ftsupervise.run.backoff import Owed, shut, sit_out, wait_for_space
-from ftsupervise.run.cron_keepalive import Keeper
-from ftsupervise.run.decide import Move, Situation, Verdict, decide, delay, since_progress
+from ftsupervise.run import fencing, gate, one_attempt
+from ftsupervise.run.decide import NEXT, Move, Outcome, Situation, State, Verdict, decide, delay, since_progress
 from ftsupervise.run.events import Ears
+from ftsupervise.run.fencing import Minder
+from ftsupervise.run.gate import Owed, shut, sit_out, wait_for_space
 from ftsupervise.run.one_attempt import Progress, Services
-from ftsupervise.run.orphan_reaper import Minder
 from ftsupervise.run.settings import Options
-from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import brake, ledger
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
@@ -36,6 +38,54 @@ from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Wanted, Warm
+
+# While a run trains, it looks after the cron that watches it, as that cron looks after the run.
+#
+# A shell of a megabyte beside the attempts types ``ftsupervise cron ensure --run RUN`` once a period, bounded: the supervisor
+# itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends.
+
+ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
+_EVERY = 300
+# short sleeps: what is left of one when the shell is killed is gone in seconds
+_LOOP = """every=$1; shift
+while :; do
+  slept=0
+  while [ "$slept" -lt "$every" ]; do sleep 1 || exit; slept=$((slept + 1)); done
+  timeout --foreground -k 10 120 "$@"
+done"""
+
+
+class Keeper:
+    """The shell; nothing where there is no Slurm that a cron could be kept by."""
+
+    def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
+        self.pid: int | None = None
+        if not env.get("SLURM_JOB_ID"):
+            return
+        every = env.get(ENV_EVERY, "")
+        words = command or interpreter.command("cron", "ensure", "--run", str(run_dir))
+        try:
+            shell = subprocess.Popen(
+                ["sh", "-c", _LOOP, "ftsupervise-keeper", every if every.isdigit() else str(_EVERY), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        except OSError:  # no shell, no memory: the run is what counts
+            return
+        shell.returncode = 0  # reaped with everything else that is ours
+        self.pid = shell.pid
+
+    def stop(self) -> None:
+        """End it and what it runs."""
+        if self.pid is None:
+            return
+        end_child(self.pid)
+        self.pid = None
+
 
 _NOT_NOW = 75
 _THEN = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}
@@ -60,7 +110,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
         closed = gate.reason_not_to_start(options.rundir)
         if closed:
             tell(None, closed)
-            hold_jobs.keep_the_brake_on(options.rundir, env)
+            gate.keep_the_brake_on(options.rundir, env)
             return 0
         for odd in gate.odd_switches(options.rundir):
             tell(None, odd)
@@ -310,7 +360,7 @@ class Supervisor:
         write = partial(brake.write_brake, self.to.options.rundir, area=area)
         if self.to.owed.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
             return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
-        held, problem = hold_jobs.hold_pending(self.to.options.rundir, self.to.env)
+        held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)
         if problem:
             tell(log, f"cannot hold the members that wait: {problem}")
         if held:

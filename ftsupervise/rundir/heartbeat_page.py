@@ -1,7 +1,7 @@
 """Pages: what one rank says of itself, in memory that its node's other processes can read. Some 100 ns a step, no system call.
 
     DIR/rank-N     one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
-    DIR/stack-N    its stacks, when it was asked for them (guard/stacks.py)
+    DIR/stack-N    its stacks, when it was asked for them (guard/heartbeat.py)
 
 The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
 phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -27,9 +27,9 @@ ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on ever
 
 STACK_SIGNAL = (
     signal.SIGRTMIN + 7
-)  # asks a rank for its stacks (guard/stacks.py); of no use to anybody else that we know of
+)  # asks a rank for its stacks (guard/heartbeat.py); of no use to anybody else that we know of
 
-BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/exit_fifo.py)
+BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/shm_dir.py)
 
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"

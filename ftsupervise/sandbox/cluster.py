@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
 from ftsupervise.host.users import user_name
-from ftsupervise.sandbox import accounting, conf, daemons, members, place, programs
+from ftsupervise.sandbox import conf, daemons, place, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 
 NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash")
@@ -129,7 +129,7 @@ class Sandbox:
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
-        mark = {members.MARK_OWNER: self.owner} if self.marks else {}
+        mark = {place.MARK_OWNER: self.owner} if self.marks else {}
         return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -210,11 +210,11 @@ class Sandbox:
 
     # ---------------------------------------------------------------------------------------------------- inside
 
-    def _members(self) -> list[members.Member]:
-        return members.members(self.layout.slurm_conf, self.shape.node_names)
+    def _members(self) -> list[place.Member]:
+        return place.members(self.layout.slurm_conf, self.shape.node_names)
 
     def _daemons(self) -> list[Process]:
-        return [m.process for m in self._members() if m.process.name in members.DAEMONS]
+        return [m.process for m in self._members() if m.process.name in place.DAEMONS]
 
     def _slurmd(self, node: str) -> list[Process]:
         return [m.process for m in self._members() if m.node == node and m.process.name == "slurmd"]
@@ -225,7 +225,7 @@ class Sandbox:
     def _crash(self, node: str) -> None:
         if not self._slurmd(node):
             raise NotFound(f"{node} is not running", hint=_typed(f"node {node} start", self.directory))
-        left = members.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
+        left = place.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
         _complain(left)
 
     def _refuse_double(self, name: str, running: list[Process]) -> None:
@@ -263,7 +263,7 @@ class Sandbox:
 
         daemons.start_munged(layout, shape, left())
         if shape.accounting:
-            accounting.start(layout, shape, left())
+            daemons.start_accounting(layout, shape, left())
         daemons.start_slurmctld(layout, shape, left(), clean=True)
         self._wait_controller(left())
         daemons.start_slurmds(layout, shape, shape.node_names, left())
@@ -286,7 +286,7 @@ class Sandbox:
             time.sleep(0.02)
 
     def _remove(self, *, timeout: float = 20.0) -> None:
-        left = members.power_cut(lambda: [m.process for m in self._members()], timeout)
+        left = place.power_cut(lambda: [m.process for m in self._members()], timeout)
         place.clear(self.layout)
         place.leave(self.layout, root_too=self.made)
         _complain(left)

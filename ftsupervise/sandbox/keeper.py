@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotFound
 from ftsupervise.host import interpreter, processes
-from ftsupervise.sandbox.members import MARK_OWNER, power_cut
+from ftsupervise.sandbox.place import MARK_OWNER, power_cut
 
 _CLEARED = b"cleared"
 _GLANCE = 1.0  # seconds between looks at the owner itself

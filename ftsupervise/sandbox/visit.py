@@ -17,8 +17,7 @@ from typing import Any
 from ftsupervise.errors import AlreadyRunning, Error, NotFound
 from ftsupervise.sandbox.cluster import Sandbox
 from ftsupervise.sandbox.keeper import Keeper, end_marked, end_sandbox
-from ftsupervise.sandbox.members import DAEMONS, MARK, MARK_NODE
-from ftsupervise.sandbox.place import default_directory, real
+from ftsupervise.sandbox.place import DAEMONS, MARK, MARK_NODE, default_directory, real
 
 
 class NoCommand(Error):

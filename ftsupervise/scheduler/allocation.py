@@ -5,21 +5,82 @@ Without Slurm, and when the controller does not answer, every question has an em
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.host import bounded, processes
 from ftsupervise.host.processes import SHELL_MARKED
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
-from ftsupervise.scheduler import slurmd_ping
 from ftsupervise.scheduler.parse import srun
 from ftsupervise.scheduler.slurm import is_answer
+
+# Which nodes' slurmd answer? A TCP connection to each, all at once: it finds a dead node in a second, Slurm in SlurmdTimeout.
+#
+# srun itself has to reach every slurmd from here to start its tasks, so nothing stands between them and us.
+
+_PATIENCE = 2.0  # seconds for all of them together
+_AT_ONCE = 500  # connections that are tried at the same time
+DEFAULT_PORT = 6818
+_NODE = re.compile(r"^NodeName=(\S+).*?\bNodeAddr=(\S+)", re.M)
+_PORT = re.compile(r"\bPort=(\d+)")
+
+
+def addresses(shown: str, port: int) -> dict[str, tuple[str, int]]:
+    """node -> address and port, from ``scontrol show node -o`` (which names a port only where it is not the usual one)."""
+    found = {}
+    for line in shown.splitlines():
+        node, own = _NODE.search(line), _PORT.search(line)
+        if node:
+            found[node[1]] = (node[2], int(own[1]) if own else port)
+    return found
+
+
+def silent(where: Mapping[str, tuple[str, int]], patience: float = _PATIENCE) -> tuple[str, ...]:
+    """The nodes that refuse or do not answer. () when none answers: then the network of this host is at fault."""
+    names = list(where)
+    answered: set[str] = set()
+    for begin in range(0, len(names), _AT_ONCE):
+        answered |= _try({name: where[name] for name in names[begin : begin + _AT_ONCE]}, patience)
+    return tuple(name for name in names if name not in answered) if answered else ()
+
+
+def _try(where: Mapping[str, tuple[str, int]], patience: float) -> set[str]:
+    waiting: dict[int, tuple[str, socket.socket]] = {}
+    answered: set[str] = set()
+    poll = select.poll()
+    try:
+        for name, (host, port) in where.items():
+            try:
+                family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                one = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, proto)
+            except OSError:
+                answered.add(name)  # a name we cannot look up says nothing about the node
+                continue
+            waiting[one.fileno()] = (name, one)
+            if one.connect_ex(address) in (0, errno.EINPROGRESS):
+                poll.register(one, select.POLLOUT)
+        until = time.monotonic() + patience
+        left = len(waiting)
+        while left and (rest := until - time.monotonic()) > 0:
+            for fd, _ in poll.poll(rest * 1000):
+                poll.unregister(fd)
+                left -= 1
+                if waiting[fd][1].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    answered.add(waiting[fd][0])
+    finally:
+        for _, one in waiting.values():
+            one.close()
+    return answered
+
 
 _TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
@@ -130,7 +191,7 @@ class Allocation:
         """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
         where = self._where()
         if where:
-            self._silent = frozenset(slurmd_ping.silent(where))
+            self._silent = frozenset(silent(where))
         return self._silent
 
     def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
@@ -211,13 +272,13 @@ class Allocation:
         if len(self.nodes) > 1 and not self._addresses:
             code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
             if code == 0:
-                self._addresses = slurmd_ping.addresses(shown, self._usual_port())
+                self._addresses = addresses(shown, self._usual_port())
         return self._addresses
 
     def _usual_port(self) -> int:
         _, out = self._ask("scontrol", "show", "config")
         found = re.search(r"^SlurmdPort\s*=\s*(\d+)", out, re.M)
-        return int(found[1]) if found else slurmd_ping.DEFAULT_PORT
+        return int(found[1]) if found else DEFAULT_PORT
 
     def _ask(self, *words: str, timeout: float = _ASK) -> tuple[int | None, str]:
         try:
@@ -248,3 +309,55 @@ def _is_stranger(pid: int, attempts: Path) -> bool:
     """Does the process live, without an attempt of this run in its environment? Another user's cannot be read: a stranger."""
     mine = processes.environment(pid).get(ENV_ATTEMPT_DIR, "").startswith(f"{attempts}/")
     return not mine and processes.identity(pid) is not None
+
+
+# A job that has lost its batch host is ended, as Slurm itself ends one without ``--no-kill``: it is requeued where that is
+# allowed, and otherwise cancelled, so that the next member takes over (22.05 shows JobState=RUNNING, and a BatchHost that
+# is not in NodeList).
+
+_FIELDS = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Requeue|BatchHost|NodeList)=(\S*)")
+_ONE_QUESTION = 20.0  # seconds for one question
+
+
+class ShownJob(NamedTuple):
+    """One job, as ``scontrol show job`` tells of it."""
+
+    id: str  # of this member: the plain number may also mean its whole array
+    headless: bool | None  # has it lost its batch host? None when that cannot be told
+    requeue: bool
+
+
+def end_without_host(job: str, env: Mapping[str, str]) -> bool:
+    """End ``job`` if it has lost its batch host. True when nothing is left to do: Slurm ends it, or knows it no longer.
+    Raises OSError where there are no Slurm commands."""
+
+    def ask(*words: str) -> bounded.CompletedCommand:
+        return bounded.run(words, timeout=_ONE_QUESTION, env=env)
+
+    answer = ask("scontrol", "--oneliner", "show", "job", job)
+    shown = parse_shown_job(answer.stdout, job) if answer.code == 0 else None
+    if shown is None or not shown.headless:
+        return "Invalid job id" in answer.stderr
+    if shown.requeue and ask("scontrol", "requeue", shown.id).code == 0:
+        return True
+    return ask("scancel", shown.id).code == 0
+
+
+def parse_shown_job(text: str, job: str) -> ShownJob | None:
+    """Of ``scontrol --oneliner show job``; None when ``job`` is not in it."""
+    for line in text.splitlines():
+        fields = dict(_FIELDS.findall(line))
+        if fields.get("JobId") == job:
+            array, task = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
+            return ShownJob(f"{array}_{task}" if array else job, _headless(fields), fields.get("Requeue") == "1")
+    return None
+
+
+def _headless(fields: Mapping[str, str]) -> bool | None:
+    host, nodes = fields.get("BatchHost", ""), fields.get("NodeList", "")
+    if fields.get("JobState") != "RUNNING" or not host or not nodes or "(null)" in (host, nodes):
+        return None
+    try:
+        return host not in expand_hostlist(nodes)
+    except ValueError:
+        return None

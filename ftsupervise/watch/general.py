@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ftsupervise.alerts import deadman
+from ftsupervise.alerts import secrets
+from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.receivers import Broken
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import private
@@ -25,8 +27,57 @@ from ftsupervise.watch.tick_progress import MessagesSent, RunDirChecked, RunRepo
 from ftsupervise.watch.tour import BOUND, TickOrders, send, slurm_queue
 
 if TYPE_CHECKING:
-    from ftsupervise.config.alerting import Alerts
+    from ftsupervise.config.alerting import Alerts, DeadMan
     from ftsupervise.probe.errand import Say
+
+# A ping to an outside service that calls somebody when the pings stop: the watch of the watch.
+#
+# Speaks healthchecks.io's form: URL for success, URL/start, URL/fail, URL/log. It is sent only after a tick that could see
+# and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
+
+Kind = Literal["success", "start", "fail", "log"]
+
+
+def verdict(*, could_see: bool, delivered: Delivered, why_blind: str = "") -> tuple[Kind, str]:
+    """What to tell the service after a tick: "success", or "log" (which does not count as a sign of life) and why."""
+    if not could_see:
+        return "log", f"this tick could not see: {why_blind or 'no reason given'}"
+    if delivered.critical_waiting:
+        return "log", f"{delivered.critical_waiting} critical messages could not be delivered yet"
+    return "success", f"{len(delivered.sent)} messages sent, {delivered.waiting} waiting"
+
+
+def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
+    """Send one ping. "" when the service took it, else why not (without secrets). Never raises, never waits long."""
+    import requests
+
+    address = ""
+    try:
+        address = secrets.check(secrets.read(settings, "url"), "dead_man.url").rstrip("/")
+        suffix = "" if kind == "success" else f"/{kind}"
+        seconds = settings.timeout.total_seconds()
+        with requests.post(
+            address + suffix,
+            data=secrets.redact(text).encode(),
+            timeout=(seconds, seconds),
+            allow_redirects=False,
+            stream=True,
+            headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "ftsupervise"},
+        ) as answer:
+            return "" if answer.status_code < 300 else f"the dead-man service answered HTTP {answer.status_code}"
+    except Broken as error:
+        return str(error)
+    except (requests.RequestException, OSError, ValueError) as error:
+        return secrets.redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
+
+
+def after_tick(settings: DeadMan | None, *, could_see: bool, delivered: Delivered, why_blind: str = "") -> str:
+    """The whole of it, for the end of a watch tick. "" when there was nothing to do or it went well."""
+    if settings is None:
+        return ""
+    kind, text = verdict(could_see=could_see, delivered=delivered, why_blind=why_blind)
+    return ping(settings, kind, text)
+
 
 KEEPS, PINGS = "use this account's state directory", "tell the dead-man service"
 PINGING = 60.0
@@ -162,5 +213,5 @@ def _ping(progress: TickProgress) -> list[str]:
         if service is None or service.model_dump_json() in done:
             continue
         done.add(service.model_dump_json())
-        said.append(deadman.after_tick(service, could_see=not why, delivered=progress.all_delivered(), why_blind=why))
+        said.append(after_tick(service, could_see=not why, delivered=progress.all_delivered(), why_blind=why))
     return [f"dead-man: {words}" for words in said if words]

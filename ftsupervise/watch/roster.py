@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.config.find_run import CONFIG_NAME, state_dir
-from ftsupervise.config.named import settings_of
+from ftsupervise.config.find_run import CONFIG_NAME, settings_of, state_dir
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import from_os_error
 from ftsupervise.host.private import home, private

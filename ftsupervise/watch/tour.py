@@ -18,8 +18,9 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
-from ftsupervise.findings import Finding
+from ftsupervise.findings import EventKind, Finding
 from ftsupervise.host.users import user_name
+from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
@@ -28,10 +29,10 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
+from ftsupervise.units import show_duration
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, settings_finding, slurm_finding, write_memory
-from ftsupervise.watch.events import Event, events
 from ftsupervise.watch.tick_progress import (
     DirectoryFound,
     MessagesSent,
@@ -48,6 +49,72 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.probe.errand import Say
     from ftsupervise.scheduler import Scheduler
+
+# What happened to a run since the last tick, from its ledger: pure. Events are sent once and have no end.
+#
+# A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
+# but people want to find it in the morning: it is sent as one event with both halves in it.
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. ``dedup`` names it for ever: it is never sent twice, whoever watches."""
+
+    kind: EventKind
+    dedup: str
+    at: datetime
+    summary: str
+    meaning: str = ""
+
+
+def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tuple[Event, ...]:
+    """Every event of the run so far, oldest first; the journal drops those that were sent."""
+    found: list[Event] = []
+    for before, attempt in zip([None, *attempts], attempts, strict=False):
+        found += _begin(before, attempt)
+        found += _end(attempt)
+    if finished_at is not None:
+        last = attempts[-1] if attempts else None
+        step = f" at step {last.last_step}" if last and last.last_step is not None else ""
+        count = f", in {len(attempts)} attempt{'s' if len(attempts) > 1 else ''}" if attempts else ""
+        total = ""
+        if attempts:
+            total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
+        text = f"done{step}{total}{count}"
+        found.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
+    return tuple(found)
+
+
+def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
+    if not attempt.host:
+        return []  # claimed, and nothing was started: a full disk, or a job that died at once
+    where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
+    nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
+    if before is None:
+        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}")]
+    if attempt.first_step is None:
+        return []  # it has not come as far as a step; when it has, it has taken over
+    lost = ""
+    if before.last_step is not None and attempt.first_step <= before.last_step:
+        lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"
+    gap = ""
+    if before.ended is not None:
+        gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
+    step = f" at step {before.last_step}" if before.last_step is not None else ""
+    ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
+    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
+    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
+
+
+def _end(attempt: Attempt) -> list[Event]:
+    """Only the end after which nothing takes over. A failure belongs to the recovery watchdog until it is over."""
+    if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
+        return []
+    step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
+    text = f"attempt {attempt.number} saved and stopped{step}: kill switch{f', {attempt.note}' if attempt.note else ''}"
+    meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
+    return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
+
 
 BOUND = 8.0  # seconds that a step on somebody's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60

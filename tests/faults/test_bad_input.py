@@ -116,7 +116,7 @@ def as_nobody(folder: Path, *words: str) -> tuple[int, bool]:
     import ftsupervise.cli.launch
     import ftsupervise.cli.status
     import ftsupervise.cli.switches
-    import ftsupervise.config.named
+    import ftsupervise.config.find_run
     import ftsupervise.launch.submit
     import ftsupervise.report.status
     import ftsupervise.run.gate

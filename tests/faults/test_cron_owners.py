@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.cron import Cron
+from ftsupervise.config.schema import Cron
 from ftsupervise.crontab import keepalive
 from ftsupervise.crontab.entries import find
 from ftsupervise.crontab.install import decide, install

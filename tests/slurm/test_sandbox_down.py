@@ -17,7 +17,7 @@ import pytest
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, UsageError
 from ftsupervise.host.processes import environment, identity, living
 from ftsupervise.sandbox import Sandbox, Shape, sandboxes
-from ftsupervise.sandbox.members import members
+from ftsupervise.sandbox.place import members
 
 pytestmark = pytest.mark.slurm
 

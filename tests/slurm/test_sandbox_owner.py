@@ -16,7 +16,7 @@ import pytest
 
 from ftsupervise.host.processes import environment, living
 from ftsupervise.sandbox import sandboxes
-from ftsupervise.sandbox.members import MARK, MARK_OWNER
+from ftsupervise.sandbox.place import MARK, MARK_OWNER
 from tests.manual.blocks import ROOT
 
 pytestmark = pytest.mark.slurm

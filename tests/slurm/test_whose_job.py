@@ -20,9 +20,9 @@ from ftsupervise.errors import Refused
 from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue
 from ftsupervise.model import Job
-from ftsupervise.nodes import exclude, incidents, release_starved
+from ftsupervise.nodes import exclude, incidents
 from ftsupervise.report.status import gather
-from ftsupervise.run.hold_jobs import hold_pending
+from ftsupervise.run.gate import hold_pending
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.sandbox import Sandbox
@@ -131,8 +131,8 @@ def test_watch_takes_back_what_it_excluded_for_the_jobs_of_its_own_run(
         monkeypatch.setenv(key, twins.env[key])
     before = twins.queue()
     now = datetime.now(timezone.utc)
-    assert release_starved.relieve(twins.run(twins.other), now) == ()
-    (sentence,) = release_starved.relieve(twins.run(twins.one), now)
+    assert exclude.relieve(twins.run(twins.other), now) == ()
+    (sentence,) = exclude.relieve(twins.run(twins.one), now)
     assert sentence == f"job {twins.job(twins.one)}_[1-3%1] excludes no node any more"
     assert twins.changed(before) == {twins.job(twins.one)}
 

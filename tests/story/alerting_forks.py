@@ -131,8 +131,7 @@ def main() -> None:
     import ftsupervise.alerts.receivers.webhook
     import ftsupervise.alerts.record
     import ftsupervise.config.alerting  # noqa: F401
-    from ftsupervise.alerts.sample import incident
-    from ftsupervise.alerts.wording import render, view
+    from ftsupervise.alerts.wording import incident, render, view
 
     message = next(incident("warm", "", datetime.now().astimezone()))
     for template, kind in _TEMPLATES:

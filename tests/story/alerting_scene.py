@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
-from ftsupervise.alerts.sample import disk
+from ftsupervise.alerts.wording import disk
 from ftsupervise.cli import ftsupervise
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.errors import Error

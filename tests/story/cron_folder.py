@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.cron import Cron
+from ftsupervise.config.schema import Cron
 from ftsupervise.crontab import history
 from ftsupervise.crontab.history import EntryRun
 from ftsupervise.crontab.install import decide, install

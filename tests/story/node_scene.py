@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.ranks import protocol, shm_dir, udp
-from ftsupervise.ranks.listener import Listener
-from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.ranks import protocol, shm_dir
+from ftsupervise.ranks.rank_table import Listener, Pulses
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
@@ -59,7 +58,7 @@ class Relay:
     """A network that loses what ``lose`` names by its number, in both directions."""
 
     def __init__(self, ring: int, lose: Callable[[int], bool]) -> None:
-        self.sock = udp.udp()
+        self.sock = protocol.udp()
         self.sock.setblocking(True)
         self.sock.settimeout(0.1)
         self.port = self.sock.getsockname()[1]
@@ -69,7 +68,7 @@ class Relay:
         self._thread.start()
 
     def _go(self) -> None:
-        agent, ring = None, udp.resolve(self.sock, ["127.0.0.1"], self._ring)[0]
+        agent, ring = None, protocol.resolve(self.sock, ["127.0.0.1"], self._ring)[0]
         while not self._over:
             try:
                 data, sender = self.sock.recvfrom(4096)
@@ -81,7 +80,7 @@ class Relay:
             if self._lose(self.count):
                 self.lost += 1
             elif to := (ring if sender[1] != self._ring else agent):
-                udp.send(self.sock, data, to)
+                protocol.send_datagram(self.sock, data, to)
 
     def close(self) -> None:
         self._over = True
@@ -96,7 +95,7 @@ class Stage:
         self.pulses = Pulses(self.key, 0.05)
         self.pulses.generation = 1
         self.pulses.begin(1)
-        self.sock = udp.udp()
+        self.sock = protocol.udp()
         self.port = self.sock.getsockname()[1]
         self.listener = Listener(self.pulses, self.sock)
         self.started: list[subprocess.Popen[bytes]] = []
@@ -148,7 +147,7 @@ class Stage:
             pieces: dict[int, Any] = self.pulses.replies[number]
             if -1 not in pieces or len(pieces) <= int(pieces[-1]):
                 assert node.address is not None
-                udp.send(self.sock, data, node.address)
+                protocol.send_datagram(self.sock, data, node.address)
                 return None
             return b"".join(pieces[at] for at in sorted(pieces) if at >= 0).decode()
 

@@ -155,7 +155,7 @@ import json, sys; from datetime import datetime, timezone; from pathlib import P
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
-from ftsupervise.alerts.sample import disk
+from ftsupervise.alerts.wording import disk
 from ftsupervise.config.alerting import Alerts
 alerts, now = Alerts.model_validate_json(sys.argv[2]), datetime.now(timezone.utc)
 journal = Journal(sys.argv[1])

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.alerts import deadman
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import record
@@ -22,6 +21,7 @@ from ftsupervise.config.alerting import Alerts, DeadMan
 from ftsupervise.errors import Error
 from ftsupervise.findings import AlertState, Finding, Reason, Severity
 from ftsupervise.truth import Health
+from ftsupervise.watch import general
 from tests.neighbours.smtp import MailServer
 from tests.story.alerting_scene import (
     RUN,
@@ -274,10 +274,10 @@ def service() -> Iterator[Service]:
 
 def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Service, tmp_path: Path) -> None:
     about = DeadMan(url_file=Path(secret(tmp_path, "url", f"{service.url}/ping/uuid")))
-    assert deadman.after_tick(about, could_see=True, delivered=Delivered(waiting=1)) == ""
-    assert deadman.after_tick(about, could_see=False, delivered=Delivered(), why_blind="no slurmctld") == ""
-    assert deadman.after_tick(about, could_see=True, delivered=Delivered(critical_waiting=2)) == ""
-    assert deadman.ping(about, "start") == deadman.ping(about, "fail", "x") == ""
+    assert general.after_tick(about, could_see=True, delivered=Delivered(waiting=1)) == ""
+    assert general.after_tick(about, could_see=False, delivered=Delivered(), why_blind="no slurmctld") == ""
+    assert general.after_tick(about, could_see=True, delivered=Delivered(critical_waiting=2)) == ""
+    assert general.ping(about, "start") == general.ping(about, "fail", "x") == ""
     paths = [path for path, _ in service.heard]
     assert paths == ["/ping/uuid", "/ping/uuid/log", "/ping/uuid/log", "/ping/uuid/start", "/ping/uuid/fail"]
     assert "no slurmctld" in service.heard[1][1]
@@ -286,11 +286,11 @@ def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Ser
 def test_a_dead_man_service_in_trouble_is_a_sentence_without_its_secret(service: Service, tmp_path: Path) -> None:
     gone = DeadMan(url_file=Path(secret(tmp_path, "gone", f"{service.url}/gone/canary123")))
     service.server.RequestHandlerClass.timeout = 1
-    assert "404" in deadman.ping(gone)
+    assert "404" in general.ping(gone)
     down = DeadMan(url_file=Path(secret(tmp_path, "down", "http://127.0.0.1:9/canary123")))
     plain = DeadMan(url_file=Path(secret(tmp_path, "plain", "http://example.org/canary123")))
     for about in (down, plain, DeadMan(url_env="NOT_SET_ANYWHERE")):
-        said = deadman.ping(about)
+        said = general.ping(about)
         assert said and "canary123" not in said
 
 

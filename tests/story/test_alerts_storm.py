@@ -22,8 +22,7 @@ from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, Unsendable, email, slack, webhook
 from ftsupervise.alerts.record import record
-from ftsupervise.alerts.sample import incident
-from ftsupervise.alerts.wording import clean, render, view
+from ftsupervise.alerts.wording import clean, incident, render, view
 from ftsupervise.config.alerting import Email, Slack, Webhook
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.truth import Health

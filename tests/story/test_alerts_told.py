@@ -13,8 +13,7 @@ import pytest
 from ftsupervise.alerts.deliver import deliver
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.record import announce, record
-from ftsupervise.alerts.sample import disk
-from ftsupervise.alerts.wording import event_finding
+from ftsupervise.alerts.wording import disk, event_finding
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import EventKind, Finding, Reason, Severity
 from ftsupervise.truth import Health

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.host.processes import identity
-from ftsupervise.run.cron_keepalive import ENV_EVERY, Keeper
+from ftsupervise.run.supervisor import ENV_EVERY, Keeper
 
 Until = Callable[..., Any]
 
@@ -34,7 +34,7 @@ def test_there_is_none_outside_slurm(tmp_path: Path) -> None:
 
 
 def test_it_does_not_outlive_a_supervisor_that_was_killed(tmp_path: Path, until: Until) -> None:
-    script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.cron_keepalive import Keeper\n"
+    script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.supervisor import Keeper\n"
     script += "print(Keeper(Path('.'), dict(os.environ), ('true',)).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.host import processes
-from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.run.fencing import Minder
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
@@ -83,7 +83,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     """The attempt has ended; what its environment lives on in is somebody else's by then."""
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
-        "import os, sys, time; from pathlib import Path; from ftsupervise.run.orphan_reaper import Minder\n"
+        "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import Minder\n"
         "one = Minder(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.ranks.orphan import see_to_the_end
+from ftsupervise.ranks.__main__ import see_to_the_end
 
 SHOWN = "JobId=88 JobName=run Requeue={requeue} JobState=RUNNING NodeList=gpu-[1-2] BatchHost=gpu-0 NumNodes=2"
 

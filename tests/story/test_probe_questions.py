@@ -13,7 +13,7 @@ import pytest
 
 from ftsupervise.host.processes import identity
 from ftsupervise.probe import Entry, Listing, Probe, Ran
-from ftsupervise.probe.answers import Missing, NotSeen, Space, Tail, Tree
+from ftsupervise.probe.child import Missing, NotSeen, Space, Tail, Tree
 from ftsupervise.probe.server import Mounts, parse_mounts
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.guard.decision import as_vote, from_vote
+from ftsupervise.guard.stop_reasons import as_vote, from_vote
 from ftsupervise.run import fencing, gate
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.brake import Brake, write_brake

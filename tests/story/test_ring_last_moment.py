@@ -15,10 +15,10 @@ from ftsupervise.errors import Error
 from ftsupervise.ranks.rank_table import Death, who_began
 from ftsupervise.run import gate, supervisor
 from ftsupervise.run.attempt import Running
-from ftsupervise.run.backoff import sit_out
-from ftsupervise.run.command import Asked, Ending, Touched
 from ftsupervise.run.decide import Budgets
 from ftsupervise.run.events import Ears
+from ftsupervise.run.exit_analysis import Asked, Ending, Touched
+from ftsupervise.run.gate import sit_out
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir

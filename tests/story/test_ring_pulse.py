@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.beat_poller import SlowBeats
+from ftsupervise.ranks.agent_pool import Agents, SlowBeats
 from ftsupervise.run.events import Ears
 from ftsupervise.rundir.beats import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.cron import Cron
+from ftsupervise.config.schema import Cron
 from ftsupervise.crontab.backends import every, with_block
 from ftsupervise.crontab.chain import job_limit
 from ftsupervise.crontab.install import InstallPlan, decide

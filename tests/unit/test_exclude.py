@@ -12,7 +12,7 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, shared_store
-from ftsupervise.nodes.placement import Placement
+from ftsupervise.nodes.health import Placement
 from ftsupervise.nodes.selector import NodePolicy, NodeSelector
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.paths import RunDir

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.guard.decision import CAUSES, Decision, as_vote, from_vote
 from ftsupervise.guard.settings import limits, place
+from ftsupervise.guard.stop_reasons import CAUSES, Decision, as_vote, from_vote
 
 EVERY = [Decision.CONTINUE, *(Decision(v, c) for v, c in itertools.product((1, 2), CAUSES[1:]))]
 

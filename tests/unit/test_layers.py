@@ -115,7 +115,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
     allowed = {
         "scheduler/localchain.py",
         "rundir/run_log.py",
-        "guard/log.py",
+        "guard/settings.py",
         "probe/server.py",
         "watch/watchdogs/nvml.py",
     }  # programs of their own

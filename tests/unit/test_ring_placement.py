@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.nodes.placement import place, text_of, wanted
+from ftsupervise.nodes.health import place, text_of, wanted
+from ftsupervise.scheduler.allocation import addresses, silent
 from ftsupervise.scheduler.parse import is_away
-from ftsupervise.scheduler.slurmd_ping import addresses, silent
 
 SRUN = ("srun", "--kill-on-bad-exit=1", "--nodes=2", "python", "-N", "9")
 NODES = ("node-0", "node-1", "node-2")

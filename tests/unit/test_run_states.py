@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftsupervise.run.states import NEXT, Outcome, State
+from ftsupervise.run.decide import NEXT, Outcome, State
 
 
 def follow(*outcomes: Outcome) -> list[State]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.watch.watchdogs.logtext import last_step, lines, numbers, whole
+from ftsupervise.watch.watchdogs.joblog import last_step, lines, numbers, whole
 from ftsupervise.watch.watchdogs.loss import judge
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftsupervise.watch.watchdogs.stall_judge import (
+from ftsupervise.watch.watchdogs.progress_signals import (
     START,
     TRAIN,
     UNTOLD,

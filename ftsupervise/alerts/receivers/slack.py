@@ -22,7 +22,7 @@ from slack_sdk.webhook import WebhookClient, WebhookResponse
 from ftsupervise.alerts import secrets
 from ftsupervise.alerts.outbox import Message
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
-from ftsupervise.alerts.receivers.http import failure
+from ftsupervise.alerts.receivers.webhook import failure
 from ftsupervise.alerts.wording import ENDS, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,96 @@ from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch import due
-from ftsupervise.watch.watchdogs import checkpoint_rate, mounted, quota
-from ftsupervise.watch.watchdogs.disk_forecast import Forecast, Left, Level, Sample, forecast, left, level, remember
-from ftsupervise.watch.watchdogs.disk_words import finding
+from ftsupervise.watch.watchdogs import checkpoints, quota
+from ftsupervise.watch.watchdogs.disk_forecast import (
+    Forecast,
+    Left,
+    Level,
+    Sample,
+    finding,
+    forecast,
+    left,
+    level,
+    remember,
+)
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk as Settings
     from ftsupervise.watch import Look
+
+# Is what lies at a path still the file system that lay there before?
+#
+# A mount that is gone leaves an empty directory behind, with all the room of the disk beneath it: figures that would call a
+# full file system fine. So what was mounted there is remembered, and the figures of anything else say nothing about it.
+
+ACCEPTED_AFTER = 86_400.0  # seconds: then another file system at the same place is the one that belongs there
+_HOSTS = 64  # remembered
+
+
+def lies_there_still(look: Look, path: Path, memory: dict[str, Any], now: Mount) -> Iterator[Finding]:
+    """A finding if something else lies at ``path`` than before, or no longer does. ``trusted`` says which it was."""
+    hosts: dict[str, list[str]] = memory.setdefault("mounts", {})
+    before = _before(hosts, now)
+    if before is None or _same(before, now):
+        _remember(hosts, now)
+        memory.pop("other_since", None)
+        if memory.pop("lost", None):
+            yield finding(look, path, "mount", Level.FINE, f"{path}: {_words(now)}")
+        return
+    if _beneath(before, now):
+        memory["lost"] = True
+        text = f"{path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}"
+        yield finding(look, path, "mount", Level.CRITICAL, text, "not mounted", point=before.point)
+        return
+    since = look.now.timestamp() - memory.setdefault("other_since", look.now.timestamp())
+    if since > ACCEPTED_AFTER:
+        hosts.clear()
+        for key in ("samples", "used", "same_since", "last", "other_since"):
+            memory.pop(key, None)
+        yield from lies_there_still(look, path, memory, now)
+        return
+    memory["lost"] = True
+    text = f"{path}: another file system is mounted: {_words(now)}, where {_words(before)} was"
+    patience = show_duration(ACCEPTED_AFTER)
+    yield finding(look, path, "mount", Level.WARNING, text, "other mount", patience=patience)
+
+
+def trusted(memory: dict[str, Any]) -> bool:
+    """Are the figures those of the file system that is watched?"""
+    return not memory.get("lost", False)
+
+
+def _before(hosts: dict[str, list[str]], now: Mount) -> Mount | None:
+    """What this host had there. A host that has not looked yet may have it elsewhere, but not beneath everybody's mount."""
+    mine = hosts.get(os.uname().nodename)
+    if mine is not None:
+        return Mount(*mine)
+    others = [Mount(*one) for one in hosts.values()]
+    return others[0] if others and all(_beneath(one, now) for one in others) else None
+
+
+def _remember(hosts: dict[str, list[str]], now: Mount) -> None:
+    hosts.pop(os.uname().nodename, None)
+    hosts[os.uname().nodename] = [now.point, now.kind, now.source]
+    while len(hosts) > _HOSTS:
+        hosts.pop(next(iter(hosts)))
+
+
+def _same(before: Mount, now: Mount) -> bool:
+    if (before.point, before.kind) != (now.point, now.kind):
+        return False
+    names = before.source.startswith("/dev/") and now.source.startswith("/dev/")  # disks are counted anew at each start
+    return before.source == now.source or names
+
+
+def _beneath(before: Mount, now: Mount) -> bool:
+    """Is ``now`` what one sees when ``before`` is not mounted?"""
+    return before.point != now.point and before.point.startswith(now.point.rstrip("/") + "/")
+
+
+def _words(mount: Mount) -> str:
+    return f"{mount.source} on {mount.point} ({mount.kind})"
+
 
 _STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
 
@@ -28,7 +112,7 @@ def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
         if not due(memory, one.every, look.now):
             continue
         yield from _check(look, one, path, memory)
-        if one.quota is not None and not mounted.trusted(memory):
+        if one.quota is not None and not trusted(memory):
             yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
         elif one.quota is not None:
             yield from quota.check(look, one, path, memory.setdefault("quota", {}))
@@ -43,8 +127,8 @@ def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -
     yield finding(look, path, "there", Level.FINE, f"{path} answers")
     lies = look.probe.mount(path)
     if isinstance(lies, Mount):
-        yield from mounted.check(look, path, memory, lies)
-        if not mounted.trusted(memory):
+        yield from lies_there_still(look, path, memory, lies)
+        if not trusted(memory):
             yield from _unknown(look, path, memory, "not seen: what is watched is not mounted")
             return
     rest = left(space.total, space.used, space.inodes, space.inodes_free, settings.usable)
@@ -194,14 +278,14 @@ def _forecast_finding(
 
 def _measured(look: Look, path: Path, memory: dict[str, Any]) -> float | None:
     """The usual size of this run's checkpoints, if they lie on the file system of ``path``."""
-    here, there = look.probe.look(path), look.probe.look(checkpoint_rate.folder_of(look))
+    here, there = look.probe.look(path), look.probe.look(checkpoints.folder_of(look))
     if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
         return None
-    ones = checkpoint_rate.written(look, memory.setdefault("checkpoints", {}))
+    ones = checkpoints.written(look, memory.setdefault("checkpoints", {}))
     if isinstance(ones, (Missing, NotSeen)):
         return None
     memory["newest"] = ones[-1].mtime if ones else None
-    return checkpoint_rate.usual_size(ones)
+    return checkpoints.usual_size(ones)
 
 
 def _late(look: Look, memory: dict[str, Any], used: int, now: float) -> str:

@@ -18,15 +18,17 @@ from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs.beat_facts import server_now
-from ftsupervise.watch.watchdogs.progress_signals import AT_WORK, Signs, gather
-from ftsupervise.watch.watchdogs.stall_judge import (
+from ftsupervise.watch.watchdogs.progress_signals import (
+    AT_WORK,
     START,
     TRAIN,
     UNTOLD,
     Progress,
     ProgressHistory,
+    Signs,
     StallLimits,
     StallVerdict,
+    gather,
     judge,
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ftsupervise.config.named import how_to_launch
+from ftsupervise.config.find_run import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job, JobState
 from ftsupervise.rundir.brake import read_brake

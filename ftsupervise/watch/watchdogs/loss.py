@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import NotSeen
 from ftsupervise.truth import Health
-from ftsupervise.watch.watchdogs import joblog, logtext
+from ftsupervise.watch.watchdogs import joblog
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
 
 if TYPE_CHECKING:
@@ -84,4 +84,4 @@ def _new(look: Look, settings: Settings) -> list[float] | str:
         return piece.sentence
     if not isinstance(piece, joblog.Piece):
         return blind or f"there is no log {joblog.pattern_of(look, settings.log)}"
-    return logtext.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else logtext.LOSS)
+    return joblog.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else joblog.LOSS)

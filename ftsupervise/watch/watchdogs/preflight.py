@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Missing, Probe
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.watch.watchdogs import joblog, logtext
+from ftsupervise.watch.watchdogs import joblog
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -73,7 +73,7 @@ def _patterns(look: Look) -> Iterator[str]:
         piece = joblog.read_on(look, log, {})
         if not isinstance(piece, joblog.Piece):
             continue
-        lines = list(logtext.lines(piece.data))
+        lines = list(joblog.lines(piece.data))
         if len(lines) >= 20 and not any(re.search(pattern, line) for line in lines):
             yield (
                 f"{key}.pattern: {pattern!r} matches none of the last {len(lines)} lines of {piece.path}, "

@@ -12,8 +12,7 @@ from ftsupervise.findings import Finding
 from ftsupervise.probe import Missing, NotSeen, Ran
 from ftsupervise.rundir.records import as_count
 from ftsupervise.units import parse_size, show_size
-from ftsupervise.watch.watchdogs.disk_forecast import Level, level
-from ftsupervise.watch.watchdogs.disk_words import finding
+from ftsupervise.watch.watchdogs.disk_forecast import Level, finding, level
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk, Quota

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding, Words
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs import joblog, logtext
+from ftsupervise.watch.watchdogs import joblog
 from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
 
@@ -96,7 +96,7 @@ def _step(look: Look) -> tuple[float, int, str] | str:
     if not isinstance(piece, joblog.Piece):
         return "neither beats nor a log"
     own = section.pattern if section is not None else None
-    found = logtext.last_step(piece.data, re.compile(own) if own else logtext.STEP)
+    found = joblog.last_step(piece.data, re.compile(own) if own else joblog.STEP)
     found = look.memory.get("log_step") if found is None else found
     if found is None:
         return f"no step in {piece.path}"
