@@ -125,7 +125,7 @@ class Cron(Strict):
 # Settings of what is remembered of nodes, and of the command that says how they are.
 
 
-class Health(Strict):
+class HealthCommand(Strict):
     """A command that runs on every node of the job and says how it is."""
 
     command: Annotated[str, Lines(), Field(examples=["dcgmi diag -r 1"])] = declared("nodes.health.command")
@@ -147,7 +147,7 @@ class NodeSettings(Strict):
     half_life: Annotated[Duration, Positive] = declared("nodes.half_life")
     exclude_at: float = declared("nodes.exclude_at")
     at_most: int | None = declared("nodes.at_most")
-    health: Health | None = None
+    health: HealthCommand | None = None
     """A command that says how a node is; null: none."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from ftsupervise.guard.settings import Place, Voice
+from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.rundir import beats, heartbeat_page, imports
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
@@ -27,7 +27,7 @@ from ftsupervise.truth import Beat
 _OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
 
 
-class Ending:
+class ExitReport:
     def __init__(self, page: HeartbeatPage) -> None:
         self._page = page
         self._code = 0  # of a sys.exit() that went through the guard's block
@@ -127,7 +127,7 @@ def whole(step: Any) -> int | None:
 class Heart:
     """Knows step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only knows them."""
 
-    def __init__(self, place: Place, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
+    def __init__(self, place: RankContext, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
         self._place = place
         self._superseded = superseded  # a newer attempt has begun: the beats are its ranks' from then on
         self._voice = voice
@@ -137,7 +137,7 @@ class Heart:
         self.phase = "start"
         self._age = imports.age()  # seconds that this process took to come here
         self.step: int | None = None
-        self.ending: Ending | None = None
+        self.ending: ExitReport | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
@@ -171,7 +171,7 @@ class Heart:
             return None
         try:
             page = heartbeat_page.HeartbeatPage(directory, self._place.rank, self._place.attempt)
-            self.ending = Ending(page)
+            self.ending = ExitReport(page)
             atexit.register(self.ending.at_exit)
             answer_with_the_stack(directory, self._place.rank)
             return page

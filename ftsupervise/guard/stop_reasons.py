@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-from ftsupervise.guard.settings import Limits, Place, Voice
+from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.printable import printable
@@ -161,10 +161,10 @@ class Signals:
 _CONTINUE = Decision.CONTINUE
 
 
-class Lookout:
+class StopReasons:
     """Everything outside the loop that may ask it to save or stop, as seen from this process."""
 
-    def __init__(self, place: Place, limits: Limits, signals: Signals, voice: Voice) -> None:
+    def __init__(self, place: RankContext, limits: Limits, signals: Signals, voice: Voice) -> None:
         self._place, self._limits, self._signals, self._voice = place, limits, signals, voice
         self._switches = str(place.rundir.switches) if place.rundir else ""
         self._attempt_dir = str(place.attempt_dir or "")

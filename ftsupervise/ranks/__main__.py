@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.rundir.records import as_count
 
 if TYPE_CHECKING:
-    from ftsupervise.ranks.agent import Orders
+    from ftsupervise.ranks.agent import AgentConfig
 
 # What agents that have lost their supervisor are still good for: a job without its batch host is ended.
 #
@@ -58,9 +58,9 @@ _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
-def orders(words: list[str]) -> Orders:
+def orders(words: list[str]) -> AgentConfig:
     """Raises ValueError for words that make no sense."""
-    from ftsupervise.ranks.agent import Orders
+    from ftsupervise.ranks.agent import AgentConfig
 
     given: dict[str, str] = {}
     child: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def orders(words: list[str]) -> Orders:
             given[word[2:]] = words.pop(0)
         else:
             raise ValueError(word)
-    return Orders(
+    return AgentConfig(
         base=given["base"],
         hosts=tuple(given["to"].split(",")),
         port=int(given["port"]),

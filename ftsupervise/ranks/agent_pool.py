@@ -17,13 +17,13 @@ from time import monotonic
 from ftsupervise.host import bounded, interpreter, processes
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
-from ftsupervise.ranks.rank_table import Death, Listener, Node, Pulses, death_of
+from ftsupervise.ranks.rank_table import Listener, Node, RankExit, RankTable, death_of
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
-from ftsupervise.truth import Beat, Pulse
+from ftsupervise.truth import Beat, RankState
 
 # Beats of the run directory as pulses, for nodes that we do not hear from: any shared file system, no network, slower.
 #
@@ -33,11 +33,15 @@ _EVERY_BEATS = 2.0  # seconds
 _SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest
 
 
-class SlowBeats:
+class BeatPoller:
     """Reads while ``needed()`` and hands what it read to ``put``."""
 
     def __init__(
-        self, rundir: RunDir, needed: Callable[[], bool], attempt: Callable[[], int], put: Callable[[list[Pulse]], None]
+        self,
+        rundir: RunDir,
+        needed: Callable[[], bool],
+        attempt: Callable[[], int],
+        put: Callable[[list[RankState]], None],
     ) -> None:
         self._rundir, self._needed, self._attempt, self._put = rundir, needed, attempt, put
         self._known: dict[int, tuple[Beat, float, float]] = {}  # rank -> its beat, when it and its step were new to us
@@ -63,7 +67,7 @@ class SlowBeats:
             pause = max(_EVERY_BEATS, _SHARE * (monotonic() - began))
             self._put(self.pulses(found, self._attempt(), monotonic()))
 
-    def pulses(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[Pulse]:
+    def pulses(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
         """Those of ``attempt``, with the times at which they were first seen as they are."""
         known, self._known = self._known, {}
         for beat in beats:
@@ -76,7 +80,7 @@ class SlowBeats:
                 stepped = before[2] if before[0].step == beat.step else now
             self._known[beat.rank] = (beat, at, stepped)
         return [
-            Pulse(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
+            RankState(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
             for beat, at, stepped in self._known.values()
         ]
 
@@ -112,7 +116,7 @@ class Agents:
         self._key = os.urandom(protocol.KEY)
         here = env.get("SLURMD_NODENAME", "")
         self.remote = bool(allocation.job) and allocation.nodes not in ((), (here,))
-        self.pulses = Pulses(self._key, self._interval(), nudge)
+        self.pulses = RankTable(self._key, self._interval(), nudge)
         self._log: Path | None = None
         self._began = monotonic()
         self._srun: tuple[int, int] | None = None  # pid, start
@@ -134,9 +138,9 @@ class Agents:
             shm_dir.sweep()
         self._node = here or os.uname().nodename
         self._killed = False  # in this attempt, by us
-        self._dying: list[Death] = []  # ranks that were on their way when we killed the others of this attempt
+        self._dying: list[RankExit] = []  # ranks that were on their way when we killed the others of this attempt
         self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, self._node)
-        self._slow = SlowBeats(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
+        self._slow = BeatPoller(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
 
     @property
     def pids(self) -> frozenset[int]:
@@ -234,7 +238,7 @@ class Agents:
         if heard:
             self.kill(attempt_dir, sorted(heard), AT_ONCE)
 
-    def culprit(self, told: Death) -> Death:
+    def culprit(self, told: RankExit) -> RankExit:
         """Who began it. A process that is killed closes its connections before it is gone, and others, for whom that is an
         exception, may have told of theirs by then."""
         return self._dying[0] if told.failed and self._dying else told

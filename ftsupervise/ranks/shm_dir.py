@@ -132,7 +132,7 @@ def _quietly(do: Callable[[str], None], path: str) -> None:
 # rank has to say stands on its page (``pages.py``); a bell that nobody hears costs that second, nothing else.
 
 
-class Bell:
+class ExitFifo:
     """The hearing end. ``fd`` is ready when somebody has rung; -1 when there can be no bell here."""
 
     def __init__(self, base: str, node: str) -> None:

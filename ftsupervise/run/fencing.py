@@ -26,7 +26,7 @@ _LATELY = 120.0  # seconds after its last beat in which a rank may still be at w
 
 
 @dataclass(frozen=True)
-class Hold:
+class FenceToken:
     """What attempt ``number`` writes through. None: there is none, and its writes have no fence but the guard's look."""
 
     number: int
@@ -38,7 +38,7 @@ class Hold:
         return {key: str(path) for key, path in found.items() if path is not None}
 
 
-def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> Hold:
+def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> FenceToken:
     """Seal every older attempt's staging areas, for the run directory and for checkpoints; open those of ``number``."""
     swept: list[Path] = []
     try:
@@ -56,7 +56,7 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
     if swept:
         threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
-    return Hold(number, area, staging)
+    return FenceToken(number, area, staging)
 
 
 def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
@@ -149,7 +149,7 @@ while [ "$tries" -gt 0 ] && tell KILL; do sleep 0.1; tries=$((tries - 1)); done
 """
 
 
-class Minder:
+class OrphanReaper:
     """The shell. ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def __init__(self, grace: float) -> None:

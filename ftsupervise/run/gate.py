@@ -16,7 +16,7 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
-from ftsupervise.run.events import STOP, Ears
+from ftsupervise.run.events import STOP, SignalQueue
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.brake import read_brake
@@ -43,7 +43,7 @@ def require_the_launched(options: Options, pause: Callable[[float], bool]) -> No
                 raise
 
 
-class Gone(NotFound):
+class RunDirGone(NotFound):
     """The run directory that ``launch`` made is not there. It may come back, as a mount does."""
 
 
@@ -51,7 +51,7 @@ def prepare(rundir: RunDir, *, launched: bool = False) -> None:
     """Make what is missing of the run directory, and see that there is room for an attempt's pages.
 
     ``launched``: ``launch`` has made it, so it is never made anew, on the disk beneath a mount that is gone. Before an
-    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, Gone.
+    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, RunDirGone.
     """
     try:
         if launched:
@@ -71,7 +71,7 @@ def require_there(rundir: RunDir) -> None:
     try:
         rundir.launches.stat()  # not the directory itself: Slurm makes that for a job's output, from 24.11 on
     except (FileNotFoundError, NotADirectoryError):
-        raise Gone(
+        raise RunDirGone(
             f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, and it is not made anew",
             hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
         ) from None
@@ -171,7 +171,7 @@ def shut(options: Options) -> str:
 
 
 def sit_out(
-    seconds: float, ears: Ears, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
+    seconds: float, ears: SignalQueue, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
 ) -> bool:
     """False when something came that ends it: a signal to leave, however short the wait, or what ``ask`` says."""
     until = time.monotonic() + seconds
@@ -192,17 +192,17 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
     """Do it, again every few seconds as long as the disk is full or the run directory is not mounted. False when ``pause`` was
     ended; it has told why.
 
-    Raises DiskFull or Gone when that lasts longer than ``seconds``, and at once whatever else ``do`` raises.
+    Raises DiskFull or RunDirGone when that lasts longer than ``seconds``, and at once whatever else ``do`` raises.
     """
     until, told = time.monotonic() + seconds, ""
     while True:
         try:
             do()
-        except (DiskFull, Gone) as error:
+        except (DiskFull, RunDirGone) as error:
             rest = until - time.monotonic()
             if rest <= 0:
                 raise
-            what = "it" if isinstance(error, Gone) else "space"
+            what = "it" if isinstance(error, RunDirGone) else "space"
             if told != what:
                 tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
                 told = what
@@ -214,7 +214,7 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
             return True
 
 
-class Owed:
+class PendingWrites:
     """Pages that found no space, in the order in which they are to be written, and the ends among them."""
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ class Owed:
             del self._pages[what]
         self.ends.clear()
 
-    def settle_at_last(self, options: Options, ears: Ears, *, told: bool) -> None:
+    def settle_at_last(self, options: Options, ears: SignalQueue, *, told: bool) -> None:
         """Before the job is left. What is still owed then is told once more, for the job's output is all that has it.
 
         ``told``: we were told to leave, and there may be seconds left; otherwise a signal to leave ends the waiting.

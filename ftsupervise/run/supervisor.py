@@ -21,14 +21,24 @@ from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKi
 from ftsupervise.nodes.health import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.hang_detector import Past
+from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
 from ftsupervise.run import fencing, gate, one_attempt
-from ftsupervise.run.decide import NEXT, Move, Outcome, Situation, State, Verdict, decide, delay, since_progress
-from ftsupervise.run.events import Ears
-from ftsupervise.run.fencing import Minder
-from ftsupervise.run.gate import Owed, shut, sit_out, wait_for_space
-from ftsupervise.run.one_attempt import Progress, Services
+from ftsupervise.run.decide import (
+    NEXT,
+    NextAction,
+    Outcome,
+    RestartDecision,
+    Situation,
+    State,
+    decide,
+    delay,
+    since_progress,
+)
+from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.fencing import OrphanReaper
+from ftsupervise.run.gate import PendingWrites, shut, sit_out, wait_for_space
+from ftsupervise.run.one_attempt import RunProgress, Services
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir import brake, ledger
 from ftsupervise.rundir.fence import is_sealed, superseded
@@ -37,7 +47,7 @@ from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
-from ftsupervise.warm.manager import Wanted, Warm
+from ftsupervise.warm.manager import Warm, WarmSettings
 
 # While a run trains, it looks after the cron that watches it, as that cron looks after the run.
 #
@@ -55,7 +65,7 @@ while :; do
 done"""
 
 
-class Keeper:
+class CronKeepalive:
     """The shell; nothing where there is no Slurm that a cron could be kept by."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
@@ -88,8 +98,8 @@ class Keeper:
 
 
 _NOT_NOW = 75
-_THEN = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}
-_OUTCOME = {Move.RESTART: Outcome.RESTART, Move.LEAVE: Outcome.LEAVE, Move.STOP: Outcome.STOP}
+_THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
+_OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
@@ -98,7 +108,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts, nothing that a person can cause after.
     """
-    ears = Ears()
+    ears = SignalQueue()
     try:
         pause = partial(sit_out, ears=ears, options=options)
         launched, until_ready = bool(options.launched), partial(wait_for_space, seconds=options.space_wait, pause=pause)
@@ -120,9 +130,9 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
-    keeper = Keeper(options.rundir.root, env)
-    minder = Minder(options.grace)
+def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
+    keeper = CronKeepalive(options.rundir.root, env)
+    minder = OrphanReaper(options.grace)
     supervisor = None
     try:
         supervisor = Supervisor(_services(options, env, ears, minder))
@@ -136,9 +146,9 @@ def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
         minder.stop()
 
 
-def _services(options: Options, env: Mapping[str, str], ears: Ears, minder: Minder) -> Services:
+def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, minder: OrphanReaper) -> Services:
     allocation = Allocation(env)
-    asked = options.warm if options.budgets.in_place else Wanted()
+    asked = options.warm if options.budgets.in_place else WarmSettings()
     return Services(
         options=options,
         env=dict(env),
@@ -150,8 +160,8 @@ def _services(options: Options, env: Mapping[str, str], ears: Ears, minder: Mind
         agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=Warm(asked, options.command, allocation, options.rundir, partial(tell, None)),
-        owed=Owed(),
-        past=Past(),
+        owed=PendingWrites(),
+        past=GapHistory(),
     )
 
 
@@ -160,7 +170,7 @@ class Supervisor:
 
     def __init__(self, to: Services) -> None:
         self.to = to
-        self.now = Progress(State.PLACE, Placement(to.options.command, ()), to.steps)
+        self.now = RunProgress(State.PLACE, Placement(to.options.command, ()), to.steps)
 
     def go(self) -> int:
         do = {
@@ -224,7 +234,7 @@ class Supervisor:
         if not isinstance(found, str):
             self.now = self.now._replace(placement=found)
             return Outcome.DONE
-        self.now = self.now._replace(verdict=Verdict(Move.LEAVE, found, times=self.now.verdict.times))
+        self.now = self.now._replace(verdict=RestartDecision(NextAction.LEAVE, found, times=self.now.verdict.times))
         self._say_verdict()
         return Outcome.NO_NODES
 
@@ -273,8 +283,8 @@ class Supervisor:
         attempts = [*self._counted(now.claim.number), ledger.as_attempt(now.claim, ended, _now())]
         left = None if self.to.end is None else self.to.end - time.time()
         verdict = decide(Situation(attempts, now.restarts, self._why_not(), left), self.to.options.budgets)
-        if unstarted and verdict.move is Move.RESTART:
-            verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
+        if unstarted and verdict.move is NextAction.RESTART:
+            verdict = replace(verdict, move=NextAction.LEAVE, why="the next member takes over")
         self.now = now._replace(verdict=verdict)
         self._say_verdict()
         if ended.failure is not None and not unstarted:
@@ -315,18 +325,18 @@ class Supervisor:
         verdict = self.now.verdict
         pause = f" in {verdict.delay:g} s" if verdict.delay else ""
         what = {
-            Move.RESTART: f"starting again in place{pause}",
-            Move.LEAVE: "leaving",
-            Move.STOP: "the brake is on, nothing more is started",
+            NextAction.RESTART: f"starting again in place{pause}",
+            NextAction.LEAVE: "leaving",
+            NextAction.STOP: "the brake is on, nothing more is started",
         }[verdict.move]
         tell(self.now.log, f"{what}{': ' + verdict.why if verdict.why else ''}")
 
-    def _look_after_nodes(self, move: Move) -> None:
+    def _look_after_nodes(self, move: NextAction) -> None:
         log = self.now.log
         enough = self.to.end is None or self.to.end - time.time() > 2 * self.to.options.care.health_timeout
-        if move is not Move.STOP and enough:
+        if move is not NextAction.STOP and enough:
             self.to.nodes.examine(FAILURE, log)
-        if move is not Move.LEAVE:
+        if move is not NextAction.LEAVE:
             self.to.nodes.update_exclusions(log)
 
     def _make_way(self) -> Outcome:

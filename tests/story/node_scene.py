@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.ranks import protocol, shm_dir
-from ftsupervise.ranks.rank_table import Listener, Pulses
+from ftsupervise.ranks.rank_table import Listener, RankTable
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
@@ -92,7 +92,7 @@ class Stage:
     def __init__(self) -> None:
         self.key = os.urandom(protocol.KEY)
         self.base = shm_dir.new_base()
-        self.pulses = Pulses(self.key, 0.05)
+        self.pulses = RankTable(self.key, 0.05)
         self.pulses.generation = 1
         self.pulses.begin(1)
         self.sock = protocol.udp()

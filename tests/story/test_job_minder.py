@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.host import processes
-from ftsupervise.run.fencing import Minder
+from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
@@ -69,7 +69,7 @@ def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, 
 
 
 def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> None:
-    minder = Minder(5)
+    minder = OrphanReaper(5)
     pid = minder.pid
     assert pid is not None
     minder.mind(tmp_path)
