@@ -27,12 +27,12 @@ from pathlib import Path
 
 from ftsupervise.ranks import protocol, udp
 from ftsupervise.ranks.listener import Listener
-from ftsupervise.ranks.protocol import Message
-from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.ranks.protocol import Datagram
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.beats import write_beat
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Beat, Pulse
+from ftsupervise.truth import Beat, RankState
 
 PER_NODE = 8
 RATE = 12_500  # as in ftsupervise/ranks/agent_pool.py
@@ -46,7 +46,7 @@ def speak(nodes: int, every: float, port: int) -> None:
     bodies = []
     for node in range(nodes):
         ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
-        pulses = [Pulse(r, "", 1_000_000, "train", now - 0.3, now - 0.2, now, 4000 + r, "R", 1234.5) for r in ranks]
+        pulses = [RankState(r, "", 1_000_000, "train", now - 0.3, now - 0.2, now, 4000 + r, "R", 1234.5) for r in ranks]
         bodies.append((f"node-{node:05}".encode(), protocol.pack_pulses(pulses, now)[0]))
     sent, told, began = 0, 0, time.monotonic()
     while not select.select([0], [], [], 0.005)[0]:
@@ -55,7 +55,7 @@ def speak(nodes: int, every: float, port: int) -> None:
         for number in range(max(sent, due - max(1, int(0.03 / every * nodes))), due):
             told += 1
             name, body = bodies[number % nodes]
-            udp.send(sock, seal.pack(Message(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to)
+            udp.send(sock, seal.pack(Datagram(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to)
         sent = max(sent, due)
     print(told)
 
@@ -63,7 +63,7 @@ def speak(nodes: int, every: float, port: int) -> None:
 def hear(nodes: int, every: float, seconds: float, bare: bool) -> dict[str, float]:
     """The ring's side, or the floor, in this process."""
     sock = udp.udp()
-    pulses = Pulses(KEY, every)
+    pulses = RankTable(KEY, every)
     pulses.generation = 1
     pulses.begin(1)
     words = [sys.executable, __file__, "--speak", str(nodes), str(every), str(sock.getsockname()[1])]

@@ -68,7 +68,7 @@ class HeartbeatSample(NamedTuple):
     code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
 
 
-class Pulse(NamedTuple):
+class RankState(NamedTuple):
     """A rank as the job ring knows it, wherever it runs. Times are the job ring's own CLOCK_MONOTONIC, in seconds."""
 
     rank: int

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.default_group import Listing
+from ftsupervise.cli.default_group import DefaultGroup
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.users import shown_user
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftsupervise.findings import Alert
 
 
-@click.group(cls=Listing)
+@click.group(cls=DefaultGroup)
 def alerts() -> None:
     """What fires, since when, and who was notified.
 

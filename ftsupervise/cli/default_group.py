@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-class Listing(click.Group):
+class DefaultGroup(click.Group):
     """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

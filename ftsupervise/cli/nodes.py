@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.default_group import Listing
+from ftsupervise.cli.default_group import DefaultGroup
 from ftsupervise.cli.saying import plain, say
 from ftsupervise.errors import UsageError
 from ftsupervise.host.users import shown_user
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group(cls=Listing)
+@click.group(cls=DefaultGroup)
 def nodes() -> None:
     """Nodes that have failed the run: which are excluded, why, until when.
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from ftsupervise.config.fields import Duration, Lines, Positive, Strict, declared
 
 
-class Health(Strict):
+class HealthCommand(Strict):
     """A command that runs on every node of the job and says how it is."""
 
     command: Annotated[str, Lines(), Field(examples=["dcgmi diag -r 1"])] = declared("nodes.health.command")
@@ -32,5 +32,5 @@ class NodeSettings(Strict):
     half_life: Annotated[Duration, Positive] = declared("nodes.half_life")
     exclude_at: float = declared("nodes.exclude_at")
     at_most: int | None = declared("nodes.at_most")
-    health: Health | None = None
+    health: HealthCommand | None = None
     """A command that says how a node is; null: none."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Place
+from ftsupervise.guard.settings import RankContext
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import sync_directory
@@ -26,7 +26,7 @@ _AT_FDCWD = -100
 class Checkpoints:
     """Those of this run, as seen by one attempt. ``superseded`` says whether a newer one is known to have begun."""
 
-    def __init__(self, place: Place, superseded: Callable[[], bool], voice: Voice) -> None:
+    def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
         self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
         self._superseded, self._voice = superseded, voice

@@ -15,7 +15,7 @@ from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 _OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
 
 
-class Ending:
+class ExitReport:
     def __init__(self, page: HeartbeatPage) -> None:
         self._page = page
         self._code = 0  # of a sys.exit() that went through the guard's block

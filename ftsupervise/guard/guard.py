@@ -23,7 +23,7 @@ from ftsupervise.guard.decision import Decision, as_vote, from_vote
 from ftsupervise.guard.heartbeat import Heart, whole
 from ftsupervise.guard.log import Voice
 from ftsupervise.guard.signals import Signals
-from ftsupervise.guard.stop_reasons import Lookout
+from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
@@ -85,7 +85,7 @@ class Guard:
         self._slow_until = _NOW  # a slow look before this is not the first one
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
-        self._lookout = Lookout(place, limits, self._signals, self._voice)
+        self._lookout = StopReasons(place, limits, self._signals, self._voice)
         self._heart = Heart(place, beat_every, self._voice, self._lookout.superseded)
         self._checkpoints = Checkpoints(place, self._lookout.superseded, self._voice)
         self._page = self._heart.page

@@ -10,9 +10,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ftsupervise.guard import stacks
-from ftsupervise.guard.ending import Ending
+from ftsupervise.guard.ending import ExitReport
 from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Place
+from ftsupervise.guard.settings import RankContext
 from ftsupervise.rundir import beats, heartbeat_page, imports
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.truth import Beat
@@ -31,7 +31,7 @@ def whole(step: Any) -> int | None:
 class Heart:
     """Knows step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only knows them."""
 
-    def __init__(self, place: Place, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
+    def __init__(self, place: RankContext, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
         self._place = place
         self._superseded = superseded  # a newer attempt has begun: the beats are its ranks' from then on
         self._voice = voice
@@ -41,7 +41,7 @@ class Heart:
         self.phase = "start"
         self._age = imports.age()  # seconds that this process took to come here
         self.step: int | None = None
-        self.ending: Ending | None = None
+        self.ending: ExitReport | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
@@ -75,7 +75,7 @@ class Heart:
             return None
         try:
             page = heartbeat_page.HeartbeatPage(directory, self._place.rank, self._place.attempt)
-            self.ending = Ending(page)
+            self.ending = ExitReport(page)
             atexit.register(self.ending.at_exit)
             stacks.listen(directory, self._place.rank)
             return page

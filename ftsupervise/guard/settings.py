@@ -23,7 +23,7 @@ _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
-class Place(NamedTuple):
+class RankContext(NamedTuple):
     """Which run, attempt and rank this process is."""
 
     rundir: RunDir | None
@@ -45,10 +45,12 @@ class Limits(NamedTuple):
     run_for: float | None
 
 
-def place(env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None) -> Place:
+def place(
+    env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
+) -> RankContext:
     root = run_dir or env.get(ENV_RUN_DIR)
     own = env.get(ENV_ATTEMPT_DIR) if not run_dir or str(run_dir) == env.get(ENV_RUN_DIR) else None
-    return Place(
+    return RankContext(
         rundir=RunDir(Path(root).absolute()) if root else None,
         attempt_dir=Path(own) if own else None,
         attempt=_int(env, (ENV_ATTEMPT,)) if own else None,

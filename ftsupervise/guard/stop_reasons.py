@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftsupervise.guard.decision import SUPERSEDED, Decision
 from ftsupervise.guard.log import Voice
-from ftsupervise.guard.settings import Limits, Place
+from ftsupervise.guard.settings import Limits, RankContext
 from ftsupervise.guard.signals import Signals
 from ftsupervise.host import files
 from ftsupervise.host.memory import HostMemory
@@ -23,10 +23,10 @@ from ftsupervise.truth import Health
 _CONTINUE = Decision.CONTINUE
 
 
-class Lookout:
+class StopReasons:
     """Everything outside the loop that may ask it to save or stop, as seen from this process."""
 
-    def __init__(self, place: Place, limits: Limits, signals: Signals, voice: Voice) -> None:
+    def __init__(self, place: RankContext, limits: Limits, signals: Signals, voice: Voice) -> None:
         self._place, self._limits, self._signals, self._voice = place, limits, signals, voice
         self._switches = str(place.rundir.switches) if place.rundir else ""
         self._attempt_dir = str(place.attempt_dir or "")

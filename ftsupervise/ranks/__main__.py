@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftsupervise.ranks.agent import Orders
+    from ftsupervise.ranks.agent import AgentConfig
 
 _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
                                    [--child WORD…]
@@ -22,9 +22,9 @@ _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
-def orders(words: list[str]) -> Orders:
+def orders(words: list[str]) -> AgentConfig:
     """Raises ValueError for words that make no sense."""
-    from ftsupervise.ranks.agent import Orders
+    from ftsupervise.ranks.agent import AgentConfig
 
     given: dict[str, str] = {}
     child: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ def orders(words: list[str]) -> Orders:
             given[word[2:]] = words.pop(0)
         else:
             raise ValueError(word)
-    return Orders(
+    return AgentConfig(
         base=given["base"],
         hosts=tuple(given["to"].split(",")),
         port=int(given["port"]),

@@ -14,9 +14,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.observe import Eyes
-from ftsupervise.ranks.protocol import Gone, Message
-from ftsupervise.ranks.rpc import Asked, pack_dying
+from ftsupervise.ranks.observe import RankObserver
+from ftsupervise.ranks.protocol import Datagram, ExitRecord
+from ftsupervise.ranks.rpc import Request, pack_dying
 from ftsupervise.ranks.shm_dir import clear, leave, own, sweep
 from ftsupervise.ranks.udp import Address, resolve, send, udp
 
@@ -43,7 +43,7 @@ _STILL, _LONG = 3, 60  # beats
 _NEW = 0.25  # seconds between two looks as long as pages appear
 
 
-class Orders(NamedTuple):
+class AgentConfig(NamedTuple):
     """What the ring started the agent with."""
 
     base: str
@@ -57,16 +57,16 @@ class Orders(NamedTuple):
     lost: float = _LOST
 
 
-class _Untaken:
+class _UnackedExit:
     """A death that the ring has not acknowledged."""
 
     __slots__ = ("due", "gone", "since", "tries")
 
-    def __init__(self, gone: Gone, since: float) -> None:
+    def __init__(self, gone: ExitRecord, since: float) -> None:
         self.gone, self.since, self.due, self.tries = gone, since, since, 0
 
 
-class _Talk:
+class _SequenceState:
     """Numbers of both directions."""
 
     __slots__ = ("acked", "asked", "heard", "sent")
@@ -78,20 +78,20 @@ class _Talk:
 
 
 class Agent:
-    def __init__(self, orders: Orders, key: bytes) -> None:
+    def __init__(self, orders: AgentConfig, key: bytes) -> None:
         """Raises OSError when there can be no socket."""
-        self.orders, self.seal, self.talk = orders, protocol.Seal(key), _Talk()
+        self.orders, self.seal, self.talk = orders, protocol.Seal(key), _SequenceState()
         self.sock = udp()
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
-        self.eyes = Eyes(orders.base, orders.node, self.poll)
+        self.eyes = RankObserver(orders.base, orders.node, self.poll)
         self.name = orders.node.encode()[:255]
         self.hosts = resolve(self.sock, orders.hosts, orders.port)
         self.ring: Address | None = None  # where it answered from
         self.link: socket.socket | None = None  # to there: the kernel tells when nobody listens any more
         self.refused = 0
-        self.untaken: list[_Untaken] = []
-        self.asked: Asked | None = None
+        self.untaken: list[_UnackedExit] = []
+        self.asked: Request | None = None
         self.last_answer: tuple[int, list[bytes]] = (0, [])
         self.dying = ("", "")  # a question to kill, and who was dying when it was first asked
         self.attempt = 0
@@ -192,7 +192,7 @@ class Agent:
         self.talk.sent += 1
         attempt = self.eyes.attempt or 0
         data = self.seal.pack(
-            Message(kind, part, parts, self.orders.generation, attempt, self.talk.sent, self.name, body)
+            Datagram(kind, part, parts, self.orders.generation, attempt, self.talk.sent, self.name, body)
         )
         self._send(data)
 
@@ -240,7 +240,7 @@ class Agent:
             self.attempt = self.eyes.attempt
             clear(self.orders.base, before=self.attempt)
             self.untaken.clear()
-        self.untaken.extend(_Untaken(gone, now) for gone in self.eyes.news())
+        self.untaken.extend(_UnackedExit(gone, now) for gone in self.eyes.news())
 
     def _tell_deaths(self, now: float) -> None:
         for one in self.untaken:
@@ -266,7 +266,7 @@ class Agent:
             if message.generation == self.orders.generation:
                 self._obey(message, sender)
 
-    def _obey(self, message: Message, sender: Address) -> None:
+    def _obey(self, message: Datagram, sender: Address) -> None:
         talk = self.talk
         if message.kind == protocol.ACK:
             if message.number > talk.sent:
@@ -285,7 +285,7 @@ class Agent:
         elif message.kind == protocol.ASK and message.number == self.last_answer[0]:
             self._send_answer()
 
-    def _begin_answer(self, message: Message) -> None:
+    def _begin_answer(self, message: Datagram) -> None:
         if self.asked is not None:
             self.asked.close()
         question = message.body.decode("utf-8", "replace")
@@ -294,7 +294,7 @@ class Agent:
             self.eyes.look()  # one whose page is new may be dying already
             self.dying = (question, pack_dying(self.eyes.dying()))
         try:
-            self.asked = Asked(question, self.orders.node, self.poll)
+            self.asked = Request(question, self.orders.node, self.poll)
         except OSError:
             self.asked = None
 
@@ -311,7 +311,7 @@ class Agent:
     def _send_answer(self) -> None:
         number, pieces = self.last_answer
         for piece in pieces:
-            told = Message(protocol.REPLY, 0, 1, self.orders.generation, self.attempt, number, self.name, piece)
+            told = Datagram(protocol.REPLY, 0, 1, self.orders.generation, self.attempt, number, self.name, piece)
             self._send(self.seal.pack(told))
 
     # ---------------------------------------------------------------------------------------------------------- the end

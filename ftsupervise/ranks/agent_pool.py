@@ -16,10 +16,10 @@ from time import monotonic
 
 from ftsupervise.host import bounded, interpreter, processes
 from ftsupervise.ranks import protocol, shm_dir, udp
-from ftsupervise.ranks.beat_poller import SlowBeats
+from ftsupervise.ranks.beat_poller import BeatPoller
 from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.listener import Listener
-from ftsupervise.ranks.rank_table import Death, Node, Pulses, death_of
+from ftsupervise.ranks.rank_table import Node, RankExit, RankTable, death_of
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
@@ -56,7 +56,7 @@ class Agents:
         self._key = os.urandom(protocol.KEY)
         here = env.get("SLURMD_NODENAME", "")
         self.remote = bool(allocation.job) and allocation.nodes not in ((), (here,))
-        self.pulses = Pulses(self._key, self._interval(), nudge)
+        self.pulses = RankTable(self._key, self._interval(), nudge)
         self._log: Path | None = None
         self._began = monotonic()
         self._srun: tuple[int, int] | None = None  # pid, start
@@ -78,9 +78,9 @@ class Agents:
             shm_dir.sweep()
         self._node = here or os.uname().nodename
         self._killed = False  # in this attempt, by us
-        self._dying: list[Death] = []  # ranks that were on their way when we killed the others of this attempt
+        self._dying: list[RankExit] = []  # ranks that were on their way when we killed the others of this attempt
         self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, self._node)
-        self._slow = SlowBeats(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
+        self._slow = BeatPoller(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
 
     @property
     def pids(self) -> frozenset[int]:
@@ -178,7 +178,7 @@ class Agents:
         if heard:
             self.kill(attempt_dir, sorted(heard), AT_ONCE)
 
-    def culprit(self, told: Death) -> Death:
+    def culprit(self, told: RankExit) -> RankExit:
         """Who began it. A process that is killed closes its connections before it is gone, and others, for whom that is an
         exception, may have told of theirs by then."""
         return self._dying[0] if told.failed and self._dying else told

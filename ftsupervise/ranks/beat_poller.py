@@ -11,17 +11,21 @@ from time import monotonic
 
 from ftsupervise.rundir.beats import read_beats
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Beat, Pulse
+from ftsupervise.truth import Beat, RankState
 
 _EVERY = 2.0  # seconds
 _SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest
 
 
-class SlowBeats:
+class BeatPoller:
     """Reads while ``needed()`` and hands what it read to ``put``."""
 
     def __init__(
-        self, rundir: RunDir, needed: Callable[[], bool], attempt: Callable[[], int], put: Callable[[list[Pulse]], None]
+        self,
+        rundir: RunDir,
+        needed: Callable[[], bool],
+        attempt: Callable[[], int],
+        put: Callable[[list[RankState]], None],
     ) -> None:
         self._rundir, self._needed, self._attempt, self._put = rundir, needed, attempt, put
         self._known: dict[int, tuple[Beat, float, float]] = {}  # rank -> its beat, when it and its step were new to us
@@ -47,7 +51,7 @@ class SlowBeats:
             pause = max(_EVERY, _SHARE * (monotonic() - began))
             self._put(self.pulses(found, self._attempt(), monotonic()))
 
-    def pulses(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[Pulse]:
+    def pulses(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
         """Those of ``attempt``, with the times at which they were first seen as they are."""
         known, self._known = self._known, {}
         for beat in beats:
@@ -60,6 +64,6 @@ class SlowBeats:
                 stepped = before[2] if before[0].step == beat.step else now
             self._known[beat.rank] = (beat, at, stepped)
         return [
-            Pulse(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
+            RankState(beat.rank, beat.host, beat.step, beat.phase, stepped, at, now, beat.pid)
             for beat, at, stepped in self._known.values()
         ]

@@ -1,7 +1,7 @@
 """What can be seen of a rank from outside, and what it says itself when asked, as text; taken before anybody ends it.
 
 Bounded: what hangs (a question about a process in state D, a rank that writes no stacks) costs what would come after it, and
-nothing that was found before. The first line is also for machines (``Sight``).
+nothing that was found before. The first line is also for machines (``EvidenceHeader``).
 
 Standard library only: it runs on every node.
 """
@@ -38,7 +38,7 @@ _WAITS = re.compile(
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
 
 
-class Sight(NamedTuple):
+class EvidenceHeader(NamedTuple):
     """The first line of a rank's file: what tells it from the others."""
 
     rank: int  # -1 as long as only its process is known
@@ -59,13 +59,13 @@ class Sight(NamedTuple):
 _LINE = re.compile(r"pid (\d+) state (\S+) syscall (\S+) wchan (\S+) waits (yes|no) at (.*)")
 
 
-def parse(line: str) -> Sight | None:
-    """What ``Sight.line`` wrote; None for anything else."""
+def parse(line: str) -> EvidenceHeader | None:
+    """What ``EvidenceHeader.line`` wrote; None for anything else."""
     found = _LINE.match(line)
     if found is None:
         return None
     state, syscall, wchan, at = ("" if word == "?" else word for word in found.group(2, 3, 4, 6))
-    return Sight(-1, int(found[1]), state, syscall, wchan, found[5] == "yes", at)
+    return EvidenceHeader(-1, int(found[1]), state, syscall, wchan, found[5] == "yes", at)
 
 
 def evidence(pid: int, within: float = WITHIN) -> str:
@@ -139,7 +139,7 @@ def _of_page(page: HeartbeatSample) -> str:
     return f"rank {page.rank}, step {page.step}, phase {page.phase}, {last}{', leaving' if page.leaving else ''}"
 
 
-def sight(pid: int, stack: str) -> Sight:
+def sight(pid: int, stack: str) -> EvidenceHeader:
     """What tells this rank from the others at a glance."""
     found = processes.process(pid)
     frames = _FRAME.findall(_main_thread(stack))
@@ -148,7 +148,9 @@ def sight(pid: int, stack: str) -> Sight:
     syscall = _read(f"/proc/{pid}/syscall").split() or [""]
     wchan = _read(f"/proc/{pid}/wchan")
     plain = "" if wchan in ("", "0") or wchan.startswith("cannot") else wchan
-    return Sight(-1, pid, found.state if found else "X", "" if syscall[0] == "cannot" else syscall[0], plain, waits, at)
+    return EvidenceHeader(
+        -1, pid, found.state if found else "X", "" if syscall[0] == "cannot" else syscall[0], plain, waits, at
+    )
 
 
 class _Stacks:

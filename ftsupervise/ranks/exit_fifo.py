@@ -13,7 +13,7 @@ import os
 from ftsupervise.rundir.heartbeat_page import BELL
 
 
-class Bell:
+class ExitFifo:
     """The hearing end. ``fd`` is ready when somebody has rung; -1 when there can be no bell here."""
 
     def __init__(self, base: str, node: str) -> None:

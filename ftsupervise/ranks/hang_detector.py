@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import Standstill
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 START = "start"
 FINISHED = "finished"
@@ -48,14 +48,14 @@ _WORD = 1.5  # seconds between two words of a node that is well heard
 _TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
 
 
-class Health(Enum):
+class HangState(Enum):
     FINE = "fine"
     SUSPECT = "suspect"
     HUNG = "hung"
 
 
 @dataclass(frozen=True)
-class Patience:
+class HangLimits:
     """Seconds; ``factor`` times the largest gap of a phase."""
 
     floor: float = default("hang.floor")
@@ -69,22 +69,22 @@ class Patience:
         return min(0.5, max(0.02, self.floor / 20))
 
 
-class Verdict(NamedTuple):
+class HangVerdict(NamedTuple):
     """What a look says. ``waited`` and ``bound`` in seconds; ``since`` is the monotonic time of the last progress."""
 
-    health: Health
+    health: HangState
     phase: str = ""
     step: int | None = None
     since: float = 0.0
     waited: float = 0.0
     bound: float = 0.0
-    odd: tuple[Pulse, ...] = ()  # the ranks that differ from those that wait; () when nobody does
+    odd: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when nobody does
     how: Standstill | None = None
     sure: bool = False
 
 
 @dataclass
-class Gaps:
+class PhaseStats:
     """What is known of one phase."""
 
     largest: float = 0.0  # seconds
@@ -101,14 +101,14 @@ class Gaps:
 
 
 @dataclass
-class Past:
+class GapHistory:
     """What the attempts of this job have taught."""
 
-    phases: dict[str, Gaps] = field(default_factory=dict)
+    phases: dict[str, PhaseStats] = field(default_factory=dict)
     alarm: tuple[str, int | None] | None = None  # phase and step of the last alarm that was not sure
     alarms: int = 0  # at that place, in a row
 
-    def remember(self, verdict: Verdict) -> None:
+    def remember(self, verdict: HangVerdict) -> None:
         """An attempt was ended for this verdict."""
         place = (verdict.phase, verdict.step)
         if not verdict.sure:
@@ -134,21 +134,21 @@ class _Mark(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sight:
+class _RunView:
     """All pulses, taken together."""
 
     progress: float  # when anybody made any, last
     heard_until: float  # up to when all who are heard of are known
     step: int | None
     phases: dict[str, int]  # how many ranks are in each
-    active: tuple[Pulse, ...]  # heard of, and meant to make steps
+    active: tuple[RankState, ...]  # heard of, and meant to make steps
     unheard: int
 
 
 class Detector:
     """One attempt's. ``look`` is to be called once a ``patience.period``."""
 
-    def __init__(self, patience: Patience, past: Past) -> None:
+    def __init__(self, patience: HangLimits, past: GapHistory) -> None:
         self.patience, self.past = patience, past
         self._here: dict[str, int] = {}  # phase -> gaps seen in this attempt
         self._progress: float | None = None
@@ -158,11 +158,11 @@ class Detector:
         self._late = 0.0  # seconds since the last progress in which we did not run
         self._looked: float | None = None
         self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
-        self._before: Sequence[Pulse] = ()  # all of them at the last look
+        self._before: Sequence[RankState] = ()  # all of them at the last look
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
 
-    def look(self, now: float, pulses: Sequence[Pulse], due: float | None = None) -> Verdict:
+    def look(self, now: float, pulses: Sequence[RankState], due: float | None = None) -> HangVerdict:
         """What to think of the run at monotonic ``now``; ``due``: when this look was planned (a period after the last)."""
         if due is None:
             due = now if self._looked is None else self._looked + self.patience.period
@@ -172,7 +172,7 @@ class Detector:
         self._late += late
         if sight is None:
             self._stopped, self._before = {}, ()
-            return Verdict(Health.FINE)
+            return HangVerdict(HangState.FINE)
         self._follow(sight)
         self._note_who_is_stopped(sight.active)
         if self._stopped and not sight.unheard:
@@ -180,7 +180,7 @@ class Detector:
         bound = self._bound(self._phase, sight.step)
         if sight.unheard:
             bound = max(bound, self.patience.unknown)
-        verdict = Verdict(Health.FINE, self._phase, sight.step, sight.progress, self._age, bound)
+        verdict = HangVerdict(HangState.FINE, self._phase, sight.step, sight.progress, self._age, bound)
         if self._age < bound / 2 or not sight.active:
             self._marks, self._busy = {}, None
             return verdict
@@ -189,7 +189,7 @@ class Detector:
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def _follow(self, sight: _Sight) -> None:
+    def _follow(self, sight: _RunView) -> None:
         """Has there been progress since the last look, and how long did it take?"""
         phase = max(sorted(sight.phases), key=lambda name: (self._bound(name, sight.step), -sight.phases[name]))
         before = self._progress
@@ -204,7 +204,7 @@ class Detector:
     def _learn(self, seconds: float, steps: int, left: bool) -> None:
         """A gap has ended. Of several steps between two looks, the age at the last look is one, the mean another."""
         gap = seconds if steps <= 1 else max(self._age, seconds / steps)
-        gaps = self.past.phases.setdefault(self._phase, Gaps())
+        gaps = self.past.phases.setdefault(self._phase, PhaseStats())
         gaps.largest = max(gaps.largest, gap)
         gaps.count += max(1, steps)
         gaps.visits += left
@@ -225,7 +225,7 @@ class Detector:
 
     # -------------------------------------------------------------------------------------------------- confirming
 
-    def _note_who_is_stopped(self, active: Sequence[Pulse]) -> None:
+    def _note_who_is_stopped(self, active: Sequence[RankState]) -> None:
         """Since the last word in which it was not: it was stopped after that, and what counts is the time without progress."""
         stopped = [one for one in active if one.state == "T"]
         if stopped:
@@ -236,7 +236,7 @@ class Detector:
             self._stopped = {}
         self._before = active
 
-    def _watch(self, active: Iterable[Pulse], window: float) -> None:
+    def _watch(self, active: Iterable[RankState], window: float) -> None:
         """Who does something? Counted over windows of so many seconds."""
         whole = bool(self._marks)
         for one in active:
@@ -253,14 +253,14 @@ class Detector:
             self._marks = {}
             self._watch(active, window)
 
-    def _judge_stopped(self, sight: _Sight) -> Verdict:
+    def _judge_stopped(self, sight: _RunView) -> HangVerdict:
         """A stopped rank gets nowhere, whatever the phase; who stopped it may let it go on in a moment."""
-        gaps = self.past.phases.get(self._phase, Gaps())
+        gaps = self.past.phases.get(self._phase, PhaseStats())
         bound = max(_STOPPED * self.patience.floor, self.patience.factor * gaps.largest)
         stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
         odd = tuple(one for one in sight.active if one.rank in self._stopped)
-        verdict = Verdict(
-            Health.SUSPECT,
+        verdict = HangVerdict(
+            HangState.SUSPECT,
             self._phase,
             sight.step,
             sight.progress,
@@ -271,10 +271,10 @@ class Detector:
             sure=True,
         )
         enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
-        return verdict._replace(health=Health.HUNG) if stood >= enough else verdict
+        return verdict._replace(health=HangState.HUNG) if stood >= enough else verdict
 
-    def _judge(self, so_far: Verdict, sight: _Sight) -> Verdict:
-        verdict = so_far._replace(health=Health.SUSPECT)
+    def _judge(self, so_far: HangVerdict, sight: _RunView) -> HangVerdict:
+        verdict = so_far._replace(health=HangState.SUSPECT)
         active = sight.active
         behind = _behind(active)
         stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some are not heard of)
@@ -295,9 +295,9 @@ class Detector:
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
         return self._hung_after(verdict._replace(odd=behind or _different(active), how=Standstill.IDLE), so_far.bound)
 
-    def _hung_after(self, verdict: Verdict, bound: float) -> Verdict:
+    def _hung_after(self, verdict: HangVerdict, bound: float) -> HangVerdict:
         hung = self._age >= _begin(bound)
-        return verdict._replace(health=Health.HUNG if hung else Health.SUSPECT, bound=bound)
+        return verdict._replace(health=HangState.HUNG if hung else HangState.SUSPECT, bound=bound)
 
 
 def _begin(bound: float) -> float:
@@ -305,7 +305,7 @@ def _begin(bound: float) -> float:
     return bound - min(_LEAD * bound, _MOST_LEAD)
 
 
-def _see(now: float, pulses: Sequence[Pulse]) -> _Sight | None:
+def _see(now: float, pulses: Sequence[RankState]) -> _RunView | None:
     """None when nobody is heard of."""
     progress, until, top = float("-inf"), now, None
     phases: dict[str, int] = {}
@@ -324,28 +324,28 @@ def _see(now: float, pulses: Sequence[Pulse]) -> _Sight | None:
         else:
             active.append(one)
         phases[phase] = phases.get(phase, 0) + 1
-    return _Sight(progress, until, top, phases, tuple(active), unheard) if phases else None
+    return _RunView(progress, until, top, phases, tuple(active), unheard) if phases else None
 
 
 def _steps(before: int | None, after: int | None) -> int:
     return max(0, after - before) if before is not None and after is not None else 0
 
 
-def _does_something(one: Pulse, mark: _Mark) -> bool:
+def _does_something(one: RankState, mark: _Mark) -> bool:
     """What could not be seen counts as work: it is no reason to kill."""
     if one.cpu is None or mark.cpu is None or not one.state:
         return True
     return one.cpu - mark.cpu >= _IDLE * (one.seen - mark.at) or 2 * mark.runnable > mark.looks
 
 
-def _behind(active: Sequence[Pulse]) -> tuple[Pulse, ...]:
+def _behind(active: Sequence[RankState]) -> tuple[RankState, ...]:
     """Those that have made fewer steps than the others; () when nobody has."""
     least = min(-1 if one.step is None else one.step for one in active)
     found = tuple(one for one in active if (-1 if one.step is None else one.step) == least)
     return found if len(found) < len(active) else ()
 
 
-def _different(active: Sequence[Pulse]) -> tuple[Pulse, ...]:
+def _different(active: Sequence[RankState]) -> tuple[RankState, ...]:
     """Those few that are in another state (D), or in another phase, than most; () when nobody is."""
     for traits in ([one.state == "D" for one in active], [one.phase for one in active]):
         common, count = Counter(traits).most_common(1)[0]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
-from ftsupervise.ranks.evidence import BETWEEN, WITHIN, Sight, parse
-from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, Health, Past, Patience, Verdict
+from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse
+from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, GapHistory, HangLimits, HangState, HangVerdict
 from ftsupervise.rundir.paths import write_whole
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 _BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
 _RANKS = 64  # ranks of which everything is written down: the odd ones first
@@ -27,32 +27,32 @@ _COST, _CLOSER_COST = 10.0, 4.0  # looks take at most this part of the time; and
 _NAMED = 4  # ranks
 _FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
 
-Pulses = Callable[[], Sequence[Pulse]]
+RankStates = Callable[[], Sequence[RankState]]
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
 
-class Witness:
+class HangMonitor:
     """One attempt's. ``due`` is when it wants to look next."""
 
-    def __init__(self, patience: Patience, past: Past, pulses: Pulses, ask: Ask, folder: Path) -> None:
+    def __init__(self, patience: HangLimits, past: GapHistory, pulses: RankStates, ask: Ask, folder: Path) -> None:
         self.due = time.monotonic()
         self._patience, self._past, self._pulses, self._ask = patience, past, pulses, ask
         self._folder = folder / "evidence"
         self._detector = Detector(patience, past)
 
-    def alarm(self) -> Verdict | None:
+    def alarm(self) -> HangVerdict | None:
         """The hang, if there is one, with its evidence on disk. Costs nothing before it is due."""
         now = time.monotonic()
         if now < self.due:
             return None
         verdict = self._detector.look(now, self._pulses(), self.due)
         took = time.monotonic() - now
-        fine = verdict.health is Health.FINE
+        fine = verdict.health is HangState.FINE
         period = self._patience.period if fine else min(self._patience.period, CLOSER)
         self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
-        return self._testify(verdict) if verdict.health is Health.HUNG else None
+        return self._testify(verdict) if verdict.health is HangState.HUNG else None
 
-    def _testify(self, verdict: Verdict) -> Verdict | None:
+    def _testify(self, verdict: HangVerdict) -> HangVerdict | None:
         """Write the evidence, name who is odd. None when the run went on meanwhile. Bounded; raises nothing."""
         before = self._pulses()
         odd = {one.rank for one in verdict.odd}
@@ -66,9 +66,9 @@ class Witness:
         self._past.remember(verdict)
         return verdict
 
-    def _gather(self, ranks: Sequence[Pulse]) -> list[Sight]:
+    def _gather(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:
         """Ask the nodes of these ranks, all at once, and keep what they say."""
-        nodes: dict[str, list[Pulse]] = {}
+        nodes: dict[str, list[RankState]] = {}
         for one in ranks:
             nodes.setdefault(one.node, []).append(one)
         questions = {node: " ".join(["evidence", *(str(one.pid) for one in some)]) for node, some in nodes.items()}
@@ -87,7 +87,7 @@ class Witness:
         except OSError:  # the disk is full, or cannot be reached: the ranks wait for us
             pass
 
-    def _went_on(self, verdict: Verdict) -> bool:
+    def _went_on(self, verdict: HangVerdict) -> bool:
         pulses, now = self._pulses(), time.monotonic()
         again = self._detector.look(now, pulses, now)
         if verdict.how is Standstill.STOPPED:
@@ -97,12 +97,12 @@ class Witness:
         return again.since > verdict.since + JITTER or again.step != verdict.step
 
 
-def often(patience: Patience | None) -> float:
+def often(patience: HangLimits | None) -> float:
     """Seconds between two words of a node: one, and less where hangs are to be found sooner."""
     return 1.0 if patience is None else min(1.0, patience.floor / 10)
 
 
-def strange(sights: Sequence[Sight]) -> frozenset[int]:
+def strange(sights: Sequence[EvidenceHeader]) -> frozenset[int]:
     """Ranks that are not where the others are: those that wait for nobody among some that wait, else the fewer."""
     waiting = [one for one in sights if one.waits]
     free = [one for one in sights if not one.waits]
@@ -115,7 +115,7 @@ def strange(sights: Sequence[Sight]) -> frozenset[int]:
     return frozenset(one.rank for one in sights if one.rank not in most) if 2 * len(most) > len(sights) else frozenset()
 
 
-def cause_of(verdict: Verdict) -> Cause:
+def cause_of(verdict: HangVerdict) -> Cause:
     """As the ledger has it: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
     return Cause(
         CauseKind.HANG,
@@ -128,7 +128,7 @@ def cause_of(verdict: Verdict) -> Cause:
     )
 
 
-def describe(verdict: Verdict, pulses: Sequence[Pulse], sights: Sequence[Sight]) -> str:
+def describe(verdict: HangVerdict, pulses: Sequence[RankState], sights: Sequence[EvidenceHeader]) -> str:
     """The page for people."""
     now, odd = time.monotonic(), {one.rank for one in verdict.odd}
     since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)

@@ -1,7 +1,7 @@
 """One thread that hears everything about ranks: datagrams of all agents, or this node's own pages and processes.
 
 It belongs to the ring for its whole life, so that a death is heard also while the ring asks Slurm something. What it learns
-goes into ``Pulses``; what cannot wait nudges the ring.
+goes into ``RankTable``; what cannot wait nudges the ring.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from time import monotonic
 
-from ftsupervise.ranks.observe import Eyes
-from ftsupervise.ranks.protocol import Gone
-from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.ranks.observe import RankObserver
+from ftsupervise.ranks.protocol import ExitRecord
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.ranks.udp import send
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
@@ -31,10 +31,10 @@ _NEW = 0.1  # seconds between two looks at our own node as long as pages appear
 class Listener:
     """``sock``: where the agents send. ``base``, ``node``: the pages of our own node, looked at directly."""
 
-    def __init__(self, pulses: Pulses, sock: socket.socket | None, base: str = "", node: str = "") -> None:
+    def __init__(self, pulses: RankTable, sock: socket.socket | None, base: str = "", node: str = "") -> None:
         self.pulses, self.sock = pulses, sock
         self._poll = select.poll()
-        self._eyes = Eyes(base, node, self._poll) if base else None
+        self._eyes = RankObserver(base, node, self._poll) if base else None
         self._over = False
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll.register(self._read, select.POLLIN)
@@ -94,14 +94,14 @@ class Listener:
         finally:
             pulses.draining = False
 
-    def dying(self) -> list[Gone]:
-        """As ``Eyes.dying``, of our own node."""
+    def dying(self) -> list[ExitRecord]:
+        """As ``RankObserver.dying``, of our own node."""
         return self._eyes.dying() if self._eyes is not None else []
 
-    def _tell(self, eyes: Eyes, found: Sequence[Pulse]) -> None:
+    def _tell(self, eyes: RankObserver, found: Sequence[RankState]) -> None:
         if eyes.attempt == self.pulses.attempt:
             self.pulses.put(found, eyes.news(), eyes.node)
 
-    def _look(self, eyes: Eyes) -> None:
+    def _look(self, eyes: RankObserver) -> None:
         self._tell(eyes, eyes.look())
         self._due = monotonic() + (min(_NEW, self.pulses.every) if eyes.is_early() else self.pulses.every)

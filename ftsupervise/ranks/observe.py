@@ -18,11 +18,11 @@ from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.host import processes
-from ftsupervise.ranks.exit_fifo import Bell
-from ftsupervise.ranks.protocol import Gone
+from ftsupervise.ranks.exit_fifo import ExitFifo
+from ftsupervise.ranks.protocol import ExitRecord
 from ftsupervise.ranks.shm_dir import newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
-from ftsupervise.truth import HeartbeatSample, Pulse
+from ftsupervise.truth import HeartbeatSample, RankState
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
@@ -82,7 +82,7 @@ class _Rank:
         self.fd = self.pidfd = self.taskfd = -1
 
 
-class Eyes:
+class RankObserver:
     """Looks at the ranks under ``base`` whose node is ``node``. What is to be waited for is registered with ``poll``."""
 
     def __init__(self, base: str, node: str, poll: select.poll) -> None:
@@ -91,14 +91,14 @@ class Eyes:
         self._ranks: dict[str, _Rank] = {}
         self._fds: dict[int, _Rank] = {}
         self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
-        self._bell: Bell | None = None
-        self._news: list[Gone] = []
+        self._bell: ExitFifo | None = None
+        self._news: list[ExitRecord] = []
         self._all_found = False
         self._since = monotonic()  # when this attempt's pages were first looked for
 
     # ------------------------------------------------------------------------------------------------------- looking
 
-    def look(self) -> list[Pulse]:
+    def look(self) -> list[RankState]:
         """How the ranks are now, by rank. Finds new pages and leaves out those that went away. Never blocks."""
         if not self._all_found and not self._look_for_pages():
             return []
@@ -134,12 +134,12 @@ class Eyes:
         self._tell(one)
         return True
 
-    def news(self) -> list[Gone]:
+    def news(self) -> list[ExitRecord]:
         """Deaths since the last call."""
         news, self._news = self._news, []
         return news
 
-    def dying(self) -> list[Gone]:
+    def dying(self) -> list[ExitRecord]:
         """Ranks that are gone or on their way, and have not said why: killed by somebody. To be asked before we kill any."""
         found = []
         for one in list(self._ranks.values()):
@@ -154,7 +154,7 @@ class Eyes:
             else:
                 continue
             if code != 0:
-                found.append(Gone(last.rank, last.pid, 0.0, code, leaving=False, failed=False, final=one.final))
+                found.append(ExitRecord(last.rank, last.pid, 0.0, code, leaving=False, failed=False, final=one.final))
         return found
 
     def is_early(self) -> bool:
@@ -185,7 +185,7 @@ class Eyes:
         if newest is None or not ours_alone(f"{self.base}/{newest}"):
             return False
         if self._bell is None:
-            self._bell = Bell(self.base, self.node)
+            self._bell = ExitFifo(self.base, self.node)
             if self._bell.fd >= 0:
                 self._poll.register(self._bell.fd, select.POLLIN)
         self._find(f"{self.base}/{newest}")
@@ -219,14 +219,14 @@ class Eyes:
             one.close()
             self._alien[name] = found.st_ino
 
-    def _pulse(self, one: _Rank, now: float) -> Pulse:
+    def _pulse(self, one: _Rank, now: float) -> RankState:
         if one.state != "X":
             one.reading = heartbeat_page.read_open(one.fd) or one.reading
             self._look_at_process(one)
         if one.reading.code is not None:
             self._tell_last_words(one)
         reading = one.reading
-        return Pulse(
+        return RankState(
             reading.rank,
             self.node,
             reading.step,
@@ -292,9 +292,9 @@ class Eyes:
         one.reading = last
         leaving = last.leaving or last.phase == "finished"
         code = last.code if one.code is None else one.code
-        self._news.append(Gone(last.rank, last.pid, 0.0, code, leaving, last.failed, one.final))
+        self._news.append(ExitRecord(last.rank, last.pid, 0.0, code, leaving, last.failed, one.final))
 
-    def _on_bell(self, bell: Bell) -> None:
+    def _on_bell(self, bell: ExitFifo) -> None:
         bell.hush()
         self.look()
 
@@ -302,7 +302,9 @@ class Eyes:
         """Its interpreter ends for a failure: it counts as dead now, its process may take long over it."""
         if one.final and one.state and not one.told:
             one.told = 2
-            self._news.append(Gone(one.reading.rank, one.reading.pid, 0.0, one.reading.code, True, True, final=True))
+            self._news.append(
+                ExitRecord(one.reading.rank, one.reading.pid, 0.0, one.reading.code, True, True, final=True)
+            )
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):

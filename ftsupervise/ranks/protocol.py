@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 try:  # hashlib and hmac load OpenSSL: 5 ms and 3 MB on every node
     from _blake2 import blake2b
@@ -40,7 +40,7 @@ _LIMIT = (1 << 32) - 1
 _LETTERS = ("", *(chr(code) for code in range(1, 256)))
 
 
-class Message(NamedTuple):
+class Datagram(NamedTuple):
     kind: int
     part: int
     parts: int
@@ -51,7 +51,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Gone(NamedTuple):
+class ExitRecord(NamedTuple):
     """A rank's process that has ended, or whose interpreter ends for a failure. ``code``: its exit code, negative for a
     signal, None when nobody could see it."""
 
@@ -75,13 +75,13 @@ class Seal:
         made.update(data)
         return made.digest()
 
-    def pack(self, message: Message) -> bytes:
+    def pack(self, message: Datagram) -> bytes:
         kind, part, parts, generation, attempt, number, node, body = message
         head = _HEAD.pack(_MAGIC, kind, part, parts, len(node), generation, attempt, number)
         data = head + node + body
         return data + self._of(data)
 
-    def open(self, data: bytes) -> Message | None:
+    def open(self, data: bytes) -> Datagram | None:
         """None for what is not whole, or not sealed with our key."""
         end = len(data) - _SEAL
         if end < _HEAD.size or data[:4] != _MAGIC or not same(self._of(data[:end]), data[end:]):
@@ -90,10 +90,10 @@ class Seal:
         begin = _HEAD.size + size
         if begin > end:
             return None
-        return Message(kind, part, parts, generation, attempt, number, data[_HEAD.size : begin], data[begin:end])
+        return Datagram(kind, part, parts, generation, attempt, number, data[_HEAD.size : begin], data[begin:end])
 
 
-def pack_pulses(pulses: Sequence[Pulse], now: float, room: int = LARGEST - 128) -> list[bytes]:
+def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 128) -> list[bytes]:
     """The bodies that tell ``pulses`` at monotonic ``now``: as few datagrams as they fit into, at least one."""
     bodies: list[bytes] = []
     names: dict[bytes, int] = {}
@@ -132,7 +132,7 @@ def pack_pulses(pulses: Sequence[Pulse], now: float, room: int = LARGEST - 128) 
     return bodies
 
 
-def read_pulses(body: bytes, node: str, seen: float) -> list[Pulse]:
+def read_pulses(body: bytes, node: str, seen: float) -> list[RankState]:
     """What a body of ``pack_pulses`` tells, as heard at monotonic ``seen``. Raises ValueError for what is none."""
     try:
         phases, at = [], 1
@@ -140,10 +140,10 @@ def read_pulses(body: bytes, node: str, seen: float) -> list[Pulse]:
             end = at + 1 + body[at]
             phases.append(body[at + 1 : end].decode("utf-8", "replace"))
             at = end
-        new = tuple.__new__  # half the price of Pulse(…), and there may be 100,000
+        new = tuple.__new__  # half the price of RankState(…), and there may be 100,000
         return [
             new(
-                Pulse,
+                RankState,
                 (
                     rank,
                     node,
@@ -164,7 +164,7 @@ def read_pulses(body: bytes, node: str, seen: float) -> list[Pulse]:
         raise ValueError(f"no pulses: {error}") from None
 
 
-def pack_gone(deaths: Iterable[Gone]) -> bytes:
+def pack_gone(deaths: Iterable[ExitRecord]) -> bytes:
     return b"".join(
         _GONE.pack(
             one.rank,
@@ -177,12 +177,12 @@ def pack_gone(deaths: Iterable[Gone]) -> bytes:
     )
 
 
-def read_gone(body: bytes) -> Iterator[Gone]:
+def read_gone(body: bytes) -> Iterator[ExitRecord]:
     """Raises ValueError for what is none."""
     if len(body) % _GONE.size:
         raise ValueError("no deaths")
     for rank, pid, age, code, flags in _GONE.iter_unpack(body):
-        yield Gone(
+        yield ExitRecord(
             rank, pid, age * 0.001, code if flags & 1 else None, bool(flags & 2), bool(flags & 4), bool(flags & 8)
         )
 

@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 from ftsupervise.model import Cause, ended
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.protocol import Gone, Message, Seal
+from ftsupervise.ranks.protocol import Datagram, ExitRecord, Seal
 from ftsupervise.ranks.udp import Address
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 _SLICE = 32  # nodes that are read between two looks at whether datagrams wait
 _LAST_WORD = 1 << 62  # above the number of any question
 _ACKS = 10  # beats between two words to an agent
 
 
-class Death(NamedTuple):
+class RankExit(NamedTuple):
     """A rank's process that has ended, or whose interpreter ends for a failure, and what is known of why. ``at``: monotonic,
     when its node noticed."""
 
@@ -51,10 +51,10 @@ class Death(NamedTuple):
         return ended(self.code, self.node, str(self.rank))
 
 
-def death_of(gone: Gone, node: str, at: float | None = None) -> Death:
+def death_of(gone: ExitRecord, node: str, at: float | None = None) -> RankExit:
     """As the ring knows it: ``at`` is when its node noticed, now if that is not known."""
     when = monotonic() if at is None else at
-    return Death(gone.rank, node, gone.pid, when, gone.code, gone.leaving, gone.failed, gone.final)
+    return RankExit(gone.rank, node, gone.pid, when, gone.code, gone.leaving, gone.failed, gone.final)
 
 
 class Node:
@@ -67,7 +67,7 @@ class Node:
         self.numbers: dict[int, int] = {}  # part -> the newest number of it
         self.raw: dict[int, tuple[bytes, float]] = {}  # part -> body, when it came
         self.parts = 1
-        self.pulses: list[Pulse] | None = None  # of ``raw``, when it has been read
+        self.pulses: list[RankState] | None = None  # of ``raw``, when it has been read
         self.address: Address | None = None
         self.seen = 0.0
         self.acked = float("-inf")
@@ -76,7 +76,7 @@ class Node:
 _TOGETHER = 0.3  # seconds
 
 
-def who_began(crashes: Sequence[Death]) -> Death | None:
+def who_began(crashes: Sequence[RankExit]) -> RankExit | None:
     """Of the ranks that have crashed so far the one that the others followed, in ``crashes`` as they were told of. Pure.
 
     The first of them, but who has raised may have done so for another's end that is heard of a moment later, and who was told
@@ -87,7 +87,7 @@ def who_began(crashes: Sequence[Death]) -> Death | None:
     return min(together, key=lambda one: (one.code == -signal.SIGTERM, one.failed), default=None)
 
 
-class Pulses:
+class RankTable:
     """All ranks of the current attempt. ``take`` and ``put`` belong to the listening thread, the rest to anybody."""
 
     def __init__(self, key: bytes, every: float = 1.0, nudge: Callable[[], None] = lambda: None) -> None:
@@ -101,17 +101,17 @@ class Pulses:
         self.replies: dict[int, dict[int, bytes]] = {}  # number of the question -> pieces; only what is waited for
         self._seal = Seal(key)
         self._nudge = nudge
-        self.local: Sequence[Pulse] = ()  # of our own node, when we look ourselves
-        self._slow: Sequence[Pulse] = ()
-        self._dead: dict[tuple[int, int], Death] = {}
-        self._news: deque[Death] = deque()
+        self.local: Sequence[RankState] = ()  # of our own node, when we look ourselves
+        self._slow: Sequence[RankState] = ()
+        self._dead: dict[tuple[int, int], RankExit] = {}
+        self._news: deque[RankExit] = deque()
         self.on_reply: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------------------------------------------- asking
 
-    def newest(self) -> list[Pulse]:
+    def newest(self) -> list[RankState]:
         """Every rank that we have heard of in this attempt, in no order. What each node said last, however old (``seen``)."""
-        found: list[Pulse] = []
+        found: list[RankState] = []
         collects = gc.isenabled()
         gc.disable()  # 100,000 new tuples that hold no cycle: looking for one would cost a third more
         try:
@@ -134,7 +134,7 @@ class Pulses:
             found = [one._replace(state="X") if (one.rank, one.pid) in dead else one for one in found]
         return found
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[RankExit]:
         """Processes of ranks that have ended since the last call."""
         news = []
         while self._news:
@@ -211,21 +211,21 @@ class Pulses:
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
-    def put(self, pulses: Sequence[Pulse], deaths: Iterable[Gone], node: str) -> None:
+    def put(self, pulses: Sequence[RankState], deaths: Iterable[ExitRecord], node: str) -> None:
         """What our own eyes saw."""
         self.local = pulses
         now = monotonic()
         for one in deaths:
             self._tell(death_of(one, node, now - one.age))
 
-    def put_slow(self, pulses: Sequence[Pulse]) -> None:
+    def put_slow(self, pulses: Sequence[RankState]) -> None:
         """What the run directory says, for ranks that nobody else tells of."""
         self._slow = pulses
 
     def pack(self, kind: int, number: int, node: bytes, body: bytes) -> bytes:
-        return self._seal.pack(Message(kind, 0, 1, self.generation, self.attempt, number, node, body))
+        return self._seal.pack(Datagram(kind, 0, 1, self.generation, self.attempt, number, node, body))
 
-    def _take_deaths(self, message: Message, node: Node, now: float) -> bytes | None:
+    def _take_deaths(self, message: Datagram, node: Node, now: float) -> bytes | None:
         try:
             told = list(protocol.read_gone(message.body))
         except ValueError:
@@ -237,7 +237,7 @@ class Pulses:
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, message.body)
 
-    def _tell(self, death: Death) -> None:
+    def _tell(self, death: RankExit) -> None:
         key = (death.rank, death.pid)
         known = self._dead.get(key)
         if known is not None and known.final >= death.final:
@@ -246,7 +246,7 @@ class Pulses:
         self._news.append(death)
         self._nudge()
 
-    def _take_reply(self, message: Message) -> None:
+    def _take_reply(self, message: Datagram) -> None:
         pieces = self.replies.get(message.number)
         if pieces is None:
             self.dropped["not for us"] += 1
@@ -261,9 +261,9 @@ class Pulses:
         if len(pieces) > count:
             self.on_reply()
 
-    def _read(self, node: Node) -> list[Pulse]:
+    def _read(self, node: Node) -> list[RankState]:
         number = node.numbers.copy()
-        pulses: list[Pulse] = []
+        pulses: list[RankState] = []
         for part, (body, at) in sorted(node.raw.items()):
             if part >= node.parts:
                 continue

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterable
 from time import monotonic
 
-from ftsupervise.ranks.protocol import Gone
+from ftsupervise.ranks.protocol import ExitRecord
 from ftsupervise.rundir.records import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
@@ -22,7 +22,7 @@ _MOST = 250_000  # bytes of an answer
 _AGAIN = 20  # looks until nobody new is found: they may fork while we look
 
 
-class Asked:
+class Request:
     """One question that is being answered."""
 
     def __init__(self, question: str, node: str, poll: select.poll) -> None:
@@ -100,11 +100,11 @@ def answer(question: str, node: str) -> str:
     return f"no such question: {verb}"
 
 
-def pack_dying(ranks: Iterable[Gone]) -> str:
+def pack_dying(ranks: Iterable[ExitRecord]) -> str:
     return "".join(f" {one.rank}:{one.pid}:{'' if one.code is None else one.code}" for one in ranks)
 
 
-def read_killed(text: str) -> tuple[bool, list[Gone]]:
+def read_killed(text: str) -> tuple[bool, list[ExitRecord]]:
     """Was it done, and who was dying before? Of what the agent answered to "kill"."""
     count, _, rest = text.partition(" ")
     dying = []
@@ -114,7 +114,7 @@ def read_killed(text: str) -> tuple[bool, list[Gone]]:
         if numbers[0] is not None and numbers[1] is not None:
             size = as_count(code.removeprefix("-"))
             left = -size if size is not None and code.startswith("-") else size
-            dying.append(Gone(numbers[0], numbers[1], 0.0, left, leaving=False, failed=False, final=True))
+            dying.append(ExitRecord(numbers[0], numbers[1], 0.0, left, leaving=False, failed=False, final=True))
     return as_count(count) is not None, dying
 
 

@@ -14,12 +14,12 @@ from datetime import datetime, timezone
 from ftsupervise.host import processes
 from ftsupervise.host.oom import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
-from ftsupervise.ranks.hang_monitor import Witness, cause_of
-from ftsupervise.ranks.rank_table import Death, who_began
+from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
+from ftsupervise.ranks.rank_table import RankExit, who_began
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
-from ftsupervise.run.command import Asked, Ending, Touched
-from ftsupervise.run.events import STOP, Lookout
+from ftsupervise.run.command import CommandSpec, Ending, Touched
+from ftsupervise.run.events import STOP, RunDirWatcher
 from ftsupervise.rundir.ledger import reached
 from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
 from ftsupervise.rundir.run_log import shown, tell, warn
@@ -39,11 +39,11 @@ _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has sh
 class Running:
     """The command of one attempt, and what was done to it."""
 
-    def __init__(self, asked: Asked, witness: Witness | None = None) -> None:
+    def __init__(self, asked: CommandSpec, witness: HangMonitor | None = None) -> None:
         self.asked = asked
         self.witness = witness  # None: hangs are not looked for, or not any more
-        self.crashes: list[Death] = []  # of ranks, as their nodes have told
-        self.death: Death | None = None  # of the rank that began it
+        self.crashes: list[RankExit] = []  # of ranks, as their nodes have told
+        self.death: RankExit | None = None  # of the rank that began it
         self.pid = 0
         # the batch script started them before it became us
         self.others = frozenset(processes.below(os.getpid())) - asked.warm.branch()
@@ -54,7 +54,7 @@ class Running:
         self.left_behind: list[int] = []
         self.output = exit_analysis.Output()
         self.kills = OomKillCounter()
-        self.lookout: Lookout | None = None
+        self.lookout: RunDirWatcher | None = None
 
     # ------------------------------------------------------------------------------------------------- its life
 
@@ -63,7 +63,7 @@ class Running:
         began, started = time.time(), time.monotonic()
         code, died_at = self._start(env), None
         if code is None:
-            self.lookout = Lookout(
+            self.lookout = RunDirWatcher(
                 self.asked.options.rundir,
                 self.asked.mine.number,
                 self.asked.ears,

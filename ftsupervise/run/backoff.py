@@ -16,7 +16,7 @@ from pathlib import Path
 from ftsupervise.errors import DiskFull, Error, from_os_error
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.run import gate
-from ftsupervise.run.events import STOP, Ears
+from ftsupervise.run.events import STOP, SignalQueue
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.run_log import tell
@@ -35,7 +35,7 @@ def shut(options: Options) -> str:
 
 
 def sit_out(
-    seconds: float, ears: Ears, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
+    seconds: float, ears: SignalQueue, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
 ) -> bool:
     """False when something came that ends it: a signal to leave, however short the wait, or what ``ask`` says."""
     until = time.monotonic() + seconds
@@ -62,11 +62,11 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
     while True:
         try:
             do()
-        except (DiskFull, gate.Gone) as error:
+        except (DiskFull, gate.RunDirGone) as error:
             rest = until - time.monotonic()
             if rest <= 0:
                 raise
-            what = "it" if isinstance(error, gate.Gone) else "space"
+            what = "it" if isinstance(error, gate.RunDirGone) else "space"
             if told != what:
                 tell(None, f"{error.message}; waiting up to {seconds:g} s for {what} ({error.hint})")
                 told = what
@@ -78,7 +78,7 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
             return True
 
 
-class Owed:
+class PendingWrites:
     """Pages that found no space, in the order in which they are to be written, and the ends among them."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Owed:
             del self._pages[what]
         self.ends.clear()
 
-    def settle_at_last(self, options: Options, ears: Ears, *, told: bool) -> None:
+    def settle_at_last(self, options: Options, ears: SignalQueue, *, told: bool) -> None:
         """Before the job is left. What is still owed then is told once more, for the job's output is all that has it.
 
         ``told``: we were told to leave, and there may be seconds left; otherwise a signal to leave ends the waiting.

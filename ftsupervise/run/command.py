@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ftsupervise.model import Cause, Claim
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.run import exit_analysis
-from ftsupervise.run.events import Ears
+from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.settings import Options
 from ftsupervise.warm.manager import Warm
 
@@ -31,14 +31,14 @@ class Touched(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandSpec:
     """What is to be run, and with what."""
 
     options: Options
     mine: Claim
     command: tuple[str, ...]
     end: float | None  # of the job, epoch seconds
-    ears: Ears
+    ears: SignalQueue
     warm: Warm
     agents: Agents | None = None
     # SIGKILL for what no signal of ours reaches: the ranks on other nodes

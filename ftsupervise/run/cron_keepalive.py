@@ -24,7 +24,7 @@ while :; do
 done"""
 
 
-class Keeper:
+class CronKeepalive:
     """The shell; nothing where there is no Slurm that a cron could be kept by."""
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:

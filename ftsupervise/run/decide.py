@@ -29,7 +29,7 @@ _LEAST_TIME = 30.0  # seconds of the job that must be left
 _UNKNOWN_START = 60.0  # seconds from start to first step, as long as nobody has seen one
 
 
-class Move(Enum):
+class NextAction(Enum):
     RESTART = "restart"
     LEAVE = "leave"
     STOP = "stop"
@@ -63,8 +63,8 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    move: Move
+class RestartDecision:
+    move: NextAction
     why: str
     delay: float = 0.0  # seconds, for a restart
     times: int = 0  # how often this failure has come without progress
@@ -72,16 +72,16 @@ class Verdict:
     detail: str = ""  # the newest line of output that goes with it
 
 
-def decide(situation: Situation, budgets: Budgets) -> Verdict:
+def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     """The next move."""
     if situation.asked:
-        return Verdict(Move.LEAVE, situation.asked)
+        return RestartDecision(NextAction.LEAVE, situation.asked)
     last = situation.attempts[-1]
     if last.failure is None:
         idle = idle_streak(situation.attempts)
         if budgets.same_failure and len(idle) >= budgets.same_failure:
             return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
-        return Verdict(Move.LEAVE, "the command has ended by itself")
+        return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
     if failure.kind is FailureKind.GIVEN_UP:
         return _stop("it says itself that starting it again is no use", 1, [last])
@@ -94,20 +94,24 @@ def decide(situation: Situation, budgets: Budgets) -> Verdict:
     if budgets.same_failure and len(streak) >= _TOTAL * budget:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if failure.sign == CauseKind.NO_STEP.value:
-        return Verdict(Move.LEAVE, "this job's nodes take no step: the next member takes over", times=same)
+        return RestartDecision(
+            NextAction.LEAVE, "this job's nodes take no step: the next member takes over", times=same
+        )
     if situation.restarts >= budgets.in_place:
         spent = (
             f"all {budgets.in_place} restarts in place are used up"
             if budgets.in_place
             else "no restart in place (--in-place 0)"
         )
-        return Verdict(Move.LEAVE, f"{spent}: the next member takes over", times=same)
+        return RestartDecision(NextAction.LEAVE, f"{spent}: the next member takes over", times=same)
     pause = delay(streak, budgets)
     need = time_needed(situation.attempts) + pause
     if situation.time_left is not None and situation.time_left < need:
         left = f"{max(0.0, situation.time_left):.0f} s are left of this job and a restart needs {need:.0f} s"
-        return Verdict(Move.LEAVE, f"{left}: the next member takes over", times=same)
-    return Verdict(Move.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same)
+        return RestartDecision(NextAction.LEAVE, f"{left}: the next member takes over", times=same)
+    return RestartDecision(
+        NextAction.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same
+    )
 
 
 def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -123,11 +127,11 @@ def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
     return streak[::-1]
 
 
-def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> Verdict:
+def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> RestartDecision:
     failures = [one.failure for one in alike if one.failure is not None]
     detail = detail or next((one.detail for one in reversed(failures) if one.detail), "")
     fullest = max((one.words() for one in failures), key=len, default="")
-    return Verdict(Move.STOP, why, times=times, failure=fullest, detail=detail)
+    return RestartDecision(NextAction.STOP, why, times=times, failure=fullest, detail=detail)
 
 
 def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -18,7 +18,7 @@ STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASS_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
-class Ears:
+class SignalQueue:
     """Signals as bytes in a pipe, so that they are waited for together with everything else and none is lost."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Ears:
 
 
 @dataclass
-class Seen:
+class Observed:
     """What the lookout saw last."""
 
     kill_since: float | None = None  # monotonic time since which the kill switch is known to be up
@@ -62,18 +62,18 @@ class Seen:
     newer: int | None = None  # an attempt that has begun after ours
 
 
-class Lookout:
+class RunDirWatcher:
     """A thread that looks at the run directory while the command runs: a file system that hangs hangs it, and nobody else."""
 
     def __init__(
         self,
         rundir: RunDir,
         attempt: int,
-        ears: Ears,
+        ears: SignalQueue,
         every: float,
         also: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.seen = Seen()
+        self.seen = Observed()
         self._also = also  # something else to look for there
         self._rundir, self._attempt, self._ears, self._every = rundir, attempt, ears, every
         self._over = threading.Event()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftsupervise.model import Cause, CauseKind, NodeRanks, ended
 from ftsupervise.printable import printable, printable_lines
-from ftsupervise.ranks.rank_table import Death
+from ftsupervise.ranks.rank_table import RankExit
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.records import read_json
@@ -82,7 +82,7 @@ def first_death(output: str) -> Cause | None:
     return _crash(deaths) or first if first is not None and first.kind is CauseKind.EXIT else first
 
 
-def cause_of(death: Death, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
+def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
     """The end of one rank as srun tells it, if it does, which knows of the kernel's out of memory; else as its node does. What
     the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
     that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.

@@ -23,7 +23,7 @@ _LATELY = 120.0  # seconds after its last beat in which a rank may still be at w
 
 
 @dataclass(frozen=True)
-class Hold:
+class FenceToken:
     """What attempt ``number`` writes through. None: there is none, and its writes have no fence but the guard's look."""
 
     number: int
@@ -35,7 +35,7 @@ class Hold:
         return {key: str(path) for key, path in found.items() if path is not None}
 
 
-def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> Hold:
+def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[str], None]) -> FenceToken:
     """Seal every older attempt's staging areas, for the run directory and for checkpoints; open those of ``number``."""
     swept: list[Path] = []
     try:
@@ -53,7 +53,7 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
     if swept:
         threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
-    return Hold(number, area, staging)
+    return FenceToken(number, area, staging)
 
 
 def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:

@@ -34,7 +34,7 @@ def require_the_launched(options: Options, pause: Callable[[float], bool]) -> No
                 raise
 
 
-class Gone(NotFound):
+class RunDirGone(NotFound):
     """The run directory that ``launch`` made is not there. It may come back, as a mount does."""
 
 
@@ -42,7 +42,7 @@ def prepare(rundir: RunDir, *, launched: bool = False) -> None:
     """Make what is missing of the run directory, and see that there is room for an attempt's pages.
 
     ``launched``: ``launch`` has made it, so it is never made anew, on the disk beneath a mount that is gone. Before an
-    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, Gone.
+    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, RunDirGone.
     """
     try:
         if launched:
@@ -62,7 +62,7 @@ def require_there(rundir: RunDir) -> None:
     try:
         rundir.launches.stat()  # not the directory itself: Slurm makes that for a job's output, from 24.11 on
     except (FileNotFoundError, NotADirectoryError):
-        raise Gone(
+        raise RunDirGone(
             f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, and it is not made anew",
             hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
         ) from None

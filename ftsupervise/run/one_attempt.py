@@ -13,17 +13,17 @@ from ftsupervise.model import Cause, CauseKind, Claim, End
 from ftsupervise.nodes.placement import Placement, calls_srun
 from ftsupervise.nodes.selector import NodeSelector
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
-from ftsupervise.ranks.hang_detector import Past
-from ftsupervise.ranks.hang_monitor import Witness
+from ftsupervise.ranks.hang_detector import GapHistory
+from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.run import fencing, gate
 from ftsupervise.run.attempt import Running
-from ftsupervise.run.backoff import Owed, shut, wait_for_space
+from ftsupervise.run.backoff import PendingWrites, shut, wait_for_space
 from ftsupervise.run.cause import with_lost_nodes
-from ftsupervise.run.command import Asked
-from ftsupervise.run.decide import Move, Verdict
+from ftsupervise.run.command import CommandSpec
+from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.environment import Surroundings, command_env
-from ftsupervise.run.events import Ears
-from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.orphan_reaper import OrphanReaper
 from ftsupervise.run.settings import Options
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
@@ -40,28 +40,28 @@ class Services:
 
     options: Options
     env: Mapping[str, str]
-    ears: Ears
-    minder: Minder
+    ears: SignalQueue
+    minder: OrphanReaper
     end: float | None  # of the job, epoch seconds
     allocation: Allocation
     steps: frozenset[str]  # that were there before us
     agents: Agents
     nodes: NodeSelector
     warm: Warm
-    owed: Owed  # what a full disk did not take
-    past: Past  # how long this run's steps and phases take
+    owed: PendingWrites  # what a full disk did not take
+    past: GapHistory  # how long this run's steps and phases take
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How far the job has come. Replaced, never changed."""
 
     state: State
     placement: Placement
     foreign: frozenset[str]  # steps that are not ours, and those that do not end
     claim: Claim = Claim(0, Path())  # 0: none yet
-    fence: fencing.Hold | None = None  # what the attempt at work writes through
+    fence: fencing.FenceToken | None = None  # what the attempt at work writes through
     ended: End = End(Cause(CauseKind.UNKNOWN))  # the last attempt
-    verdict: Verdict = Verdict(Move.LEAVE, "")  # on it
+    verdict: RestartDecision = RestartDecision(NextAction.LEAVE, "")  # on it
     node_states: Mapping[str, str] = {}  # as of the last failure
     restarts: int = 0
     crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
@@ -74,7 +74,7 @@ class Progress(NamedTuple):
         return self.claim.folder / "run.log" if self.claim.number else None
 
 
-def begin(to: Services, now: Progress, wait: Callable[[float], bool]) -> tuple[Progress, bool]:
+def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tuple[RunProgress, bool]:
     """Claim the next attempt and shut all older ones out. False when it is not to be started after all.
 
     The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
@@ -93,7 +93,7 @@ def begin(to: Services, now: Progress, wait: Callable[[float], bool]) -> tuple[P
     return now, not why
 
 
-def _claim(to: Services, now: Progress, wait: Callable[[float], bool]) -> Claim | None:
+def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Claim | None:
     """The next attempt and its first page, once there is space. Raises DiskFull when there is none for too long."""
     rundir, found = to.options.rundir, list[Claim | None]()
 
@@ -118,13 +118,13 @@ def _claim(to: Services, now: Progress, wait: Callable[[float], bool]) -> Claim 
     return found[0] if begun else None
 
 
-def see_through(to: Services, now: Progress) -> Progress:
+def see_through(to: Services, now: RunProgress) -> RunProgress:
     """The command from its start to its end, and what is to be known of the end before anything is decided."""
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
-    asked = Asked(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
+    asked = CommandSpec(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
     one = Running(asked, _witness(to, mine))
     to.minder.mind(mine.folder)
     ended = one.see_through(_env(to, now, pages))
@@ -145,7 +145,7 @@ def see_through(to: Services, now: Progress) -> Progress:
     return now._replace(ended=ended, code=ended.code)
 
 
-def _env(to: Services, now: Progress, pages: str) -> dict[str, str]:
+def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     fence = now.fence.env() if now.fence is not None else {}
     steps = calls_srun(to.options.command, to.nodes.text)
     found = Surroundings(now.claim, now.restarts, pages, now.placement.nodes, to.end, fence, now.crowded, steps)
@@ -166,13 +166,13 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
 
 
-def _witness(to: Services, mine: Claim) -> Witness | None:
+def _witness(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return Witness(to.options.hang, to.past, to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+    return HangMonitor(to.options.hang, to.past, to.agents.pulses.newest, to.agents.ask_all, mine.folder)
 
 
-def _look_for_lost_nodes(to: Services, now: Progress) -> tuple[Progress, dict[str, str]]:
+def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
     """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
     Slurm reaches nothing on one that it has lost, which may live on for us."""
     if len(to.allocation.nodes) < 2:

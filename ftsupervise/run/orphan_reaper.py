@@ -31,7 +31,7 @@ while [ "$tries" -gt 0 ] && tell KILL; do sleep 0.1; tries=$((tries - 1)); done
 """
 
 
-class Minder:
+class OrphanReaper:
     """The shell. ``grace``: seconds between SIGTERM and SIGKILL."""
 
     def __init__(self, grace: float) -> None:

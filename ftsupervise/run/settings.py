@@ -10,10 +10,10 @@ from typing import Any
 
 from ftsupervise.config.supervisor import SETTINGS, default
 from ftsupervise.nodes.selector import NodePolicy
-from ftsupervise.ranks.hang_detector import Patience
+from ftsupervise.ranks.hang_detector import HangLimits
 from ftsupervise.run.decide import Budgets
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.warm.manager import Wanted
+from ftsupervise.warm.manager import WarmSettings
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Options:
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
     stop_within: float = default("stop_within")  # what a command gets to leave after the kill switch was raised
     look_every: float = 1.0  # between two looks at the kill switch and the fence
-    warm: Wanted = field(default_factory=Wanted)
+    warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
     care: NodePolicy = field(default_factory=NodePolicy)
-    hang: Patience | None = field(default_factory=Patience)  # None: hangs are not looked for
+    hang: HangLimits | None = field(default_factory=HangLimits)  # None: hangs are not looked for
     end_hung: bool = False  # end a hung command; otherwise it is only told
 
 
@@ -55,7 +55,7 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         **parts[""],
         budgets=budgets,
         care=NodePolicy(**care),
-        hang=None if hang.get("floor") == "off" else Patience(**hang),
+        hang=None if hang.get("floor") == "off" else HangLimits(**hang),
         end_hung="floor" in hang or budgets.in_place > 0,
         guard={key: str(value) for key, value in parts["guard"].items()},
     )

@@ -17,15 +17,15 @@ from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKi
 from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.hang_detector import Past
+from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
 from ftsupervise.run import fencing, gate, hold_jobs, one_attempt
-from ftsupervise.run.backoff import Owed, shut, sit_out, wait_for_space
-from ftsupervise.run.cron_keepalive import Keeper
-from ftsupervise.run.decide import Move, Situation, Verdict, decide, delay, since_progress
-from ftsupervise.run.events import Ears
-from ftsupervise.run.one_attempt import Progress, Services
-from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.run.backoff import PendingWrites, shut, sit_out, wait_for_space
+from ftsupervise.run.cron_keepalive import CronKeepalive
+from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
+from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.one_attempt import RunProgress, Services
+from ftsupervise.run.orphan_reaper import OrphanReaper
 from ftsupervise.run.settings import Options
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import brake, ledger
@@ -35,11 +35,11 @@ from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
-from ftsupervise.warm.manager import Wanted, Warm
+from ftsupervise.warm.manager import Warm, WarmSettings
 
 _NOT_NOW = 75
-_THEN = {Move.RESTART: "restarted in place", Move.LEAVE: "left", Move.STOP: "stopped by the brake"}
-_OUTCOME = {Move.RESTART: Outcome.RESTART, Move.LEAVE: Outcome.LEAVE, Move.STOP: Outcome.STOP}
+_THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
+_OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
@@ -48,7 +48,7 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts, nothing that a person can cause after.
     """
-    ears = Ears()
+    ears = SignalQueue()
     try:
         pause = partial(sit_out, ears=ears, options=options)
         launched, until_ready = bool(options.launched), partial(wait_for_space, seconds=options.space_wait, pause=pause)
@@ -70,9 +70,9 @@ def run(options: Options, env: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
-    keeper = Keeper(options.rundir.root, env)
-    minder = Minder(options.grace)
+def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
+    keeper = CronKeepalive(options.rundir.root, env)
+    minder = OrphanReaper(options.grace)
     supervisor = None
     try:
         supervisor = Supervisor(_services(options, env, ears, minder))
@@ -86,9 +86,9 @@ def _go(options: Options, env: Mapping[str, str], ears: Ears) -> int:
         minder.stop()
 
 
-def _services(options: Options, env: Mapping[str, str], ears: Ears, minder: Minder) -> Services:
+def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, minder: OrphanReaper) -> Services:
     allocation = Allocation(env)
-    asked = options.warm if options.budgets.in_place else Wanted()
+    asked = options.warm if options.budgets.in_place else WarmSettings()
     return Services(
         options=options,
         env=dict(env),
@@ -100,8 +100,8 @@ def _services(options: Options, env: Mapping[str, str], ears: Ears, minder: Mind
         agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=Warm(asked, options.command, allocation, options.rundir, partial(tell, None)),
-        owed=Owed(),
-        past=Past(),
+        owed=PendingWrites(),
+        past=GapHistory(),
     )
 
 
@@ -110,7 +110,7 @@ class Supervisor:
 
     def __init__(self, to: Services) -> None:
         self.to = to
-        self.now = Progress(State.PLACE, Placement(to.options.command, ()), to.steps)
+        self.now = RunProgress(State.PLACE, Placement(to.options.command, ()), to.steps)
 
     def go(self) -> int:
         do = {
@@ -174,7 +174,7 @@ class Supervisor:
         if not isinstance(found, str):
             self.now = self.now._replace(placement=found)
             return Outcome.DONE
-        self.now = self.now._replace(verdict=Verdict(Move.LEAVE, found, times=self.now.verdict.times))
+        self.now = self.now._replace(verdict=RestartDecision(NextAction.LEAVE, found, times=self.now.verdict.times))
         self._say_verdict()
         return Outcome.NO_NODES
 
@@ -223,8 +223,8 @@ class Supervisor:
         attempts = [*self._counted(now.claim.number), ledger.as_attempt(now.claim, ended, _now())]
         left = None if self.to.end is None else self.to.end - time.time()
         verdict = decide(Situation(attempts, now.restarts, self._why_not(), left), self.to.options.budgets)
-        if unstarted and verdict.move is Move.RESTART:
-            verdict = replace(verdict, move=Move.LEAVE, why="the next member takes over")
+        if unstarted and verdict.move is NextAction.RESTART:
+            verdict = replace(verdict, move=NextAction.LEAVE, why="the next member takes over")
         self.now = now._replace(verdict=verdict)
         self._say_verdict()
         if ended.failure is not None and not unstarted:
@@ -265,18 +265,18 @@ class Supervisor:
         verdict = self.now.verdict
         pause = f" in {verdict.delay:g} s" if verdict.delay else ""
         what = {
-            Move.RESTART: f"starting again in place{pause}",
-            Move.LEAVE: "leaving",
-            Move.STOP: "the brake is on, nothing more is started",
+            NextAction.RESTART: f"starting again in place{pause}",
+            NextAction.LEAVE: "leaving",
+            NextAction.STOP: "the brake is on, nothing more is started",
         }[verdict.move]
         tell(self.now.log, f"{what}{': ' + verdict.why if verdict.why else ''}")
 
-    def _look_after_nodes(self, move: Move) -> None:
+    def _look_after_nodes(self, move: NextAction) -> None:
         log = self.now.log
         enough = self.to.end is None or self.to.end - time.time() > 2 * self.to.options.care.health_timeout
-        if move is not Move.STOP and enough:
+        if move is not NextAction.STOP and enough:
             self.to.nodes.examine(FAILURE, log)
-        if move is not Move.LEAVE:
+        if move is not NextAction.LEAVE:
             self.to.nodes.update_exclusions(log)
 
     def _make_way(self) -> Outcome:

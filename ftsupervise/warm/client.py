@@ -43,7 +43,7 @@ _OWN = ("tty", "std", "fd")  # a process' own: its terminal, its descriptors
 _UNCATCHABLE = (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD)
 
 
-class Refused(Exception):
+class StandbyRefused(Exception):
     """The standby does not take us, and says why."""
 
 
@@ -51,17 +51,17 @@ def main() -> NoReturn:
     place, cold, command = sys.argv[1], sys.argv[2] == COLD, sys.argv[4:]
     try:
         link, child = hand_over(place, 0.0 if cold else float(sys.argv[2]), command, cold)
-    except (OSError, Refused, ValueError) as problem:
+    except (OSError, StandbyRefused, ValueError) as problem:
         start_cold(command, str(problem) or type(problem).__name__)
     follow(link, child)
 
 
 def hand_over(place: str, patience: float, command: list[str], cold: bool = False) -> tuple[_socket.socket, int]:
-    """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises Refused, OSError."""
+    """The connection to the standby and a pidfd of the child, which waits for ``go``. Raises StandbyRefused, OSError."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     link = connect(place, node, patience)
     if peer(link)[1] != os.geteuid():
-        raise Refused("the standby is somebody else's")
+        raise StandbyRefused("the standby is somebody else's")
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     payload = marshal.dumps({**myself(command, fds), COLD: cold})
@@ -80,7 +80,7 @@ def hand_over(place: str, patience: float, command: list[str], cold: bool = Fals
 
 
 def connect(place: str, node: str, patience: float) -> _socket.socket:
-    """To PLACE/NODE.sock, for which is waited as long as a standby is on its way. Raises Refused, OSError."""
+    """To PLACE/NODE.sock, for which is waited as long as a standby is on its way. Raises StandbyRefused, OSError."""
     began = time.monotonic()
     name = f"{place}/{node}"
     while True:
@@ -94,20 +94,20 @@ def connect(place: str, node: str, patience: float) -> _socket.socket:
         except OSError as error:
             link.close()
             if not comes:
-                raise Refused(f"no standby here ({error.strerror or 'no answer'})") from None
+                raise StandbyRefused(f"no standby here ({error.strerror or 'no answer'})") from None
         if time.monotonic() - began >= patience:
-            raise Refused("the standby was still importing")
+            raise StandbyRefused("the standby was still importing")
         time.sleep(_AGAIN)
 
 
 def check(place: str) -> None:
-    """Nobody else may have put anything there. That it is not there yet is no harm. Raises Refused."""
+    """Nobody else may have put anything there. That it is not there yet is no harm. Raises StandbyRefused."""
     try:
         found = os.lstat(place)
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Refused(f"{place} is somebody else's")
+        raise StandbyRefused(f"{place} is somebody else's")
 
 
 def is_coming(path: str, waited: float) -> bool:
@@ -128,7 +128,7 @@ def is_coming(path: str, waited: float) -> bool:
 def _expect(answer: bytes, word: bytes) -> None:
     if not answer.startswith(word):
         said, line, _ = answer.partition(b"\n")
-        raise Refused(said.decode("utf-8", "replace") if line else "the standby could not become this rank")
+        raise StandbyRefused(said.decode("utf-8", "replace") if line else "the standby could not become this rank")
 
 
 def peer(link: _socket.socket) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
 
 
-class Misfit(Exception):
+class Incompatible(Exception):
     """This rank is to be started cold, and why."""
 
 
@@ -38,37 +38,37 @@ class Judge:
         self.own = {name.partition(".")[0] for name in sys.modules} - {"ftsupervise", "sitecustomize", "__main__"}
 
     def fits(self, request: dict[str, Any]) -> None:
-        """Raises Misfit."""
+        """Raises Incompatible."""
         if self.of_a_rank:
-            raise Misfit(f"what was imported changes {', '.join(self.of_a_rank[:5])}")
+            raise Incompatible(f"what was imported changes {', '.join(self.of_a_rank[:5])}")
         if request["python"] != sys.hexversion or os.fsdecode(request["executable"]) != sys.executable:
-            raise Misfit("another Python")
+            raise Incompatible("another Python")
         if [os.fsdecode(word) for word in request["command"]] != sys.orig_argv:
-            raise Misfit("another command")
+            raise Incompatible("another command")
         if request["groups"] != sorted(os.getgroups()):
-            raise Misfit("other groups")
+            raise Incompatible("other groups")
         here = proxy.held_to()
         if other := [name for name, value in request["held"].items() if here.get(name) != value]:
-            raise Misfit(f"another container, cgroup or set of rights: {', '.join(other)}")
+            raise Incompatible(f"another container, cgroup or set of rights: {', '.join(other)}")
         if other := sorted(set(request["devices"]).symmetric_difference(proxy.devices())):
-            raise Misfit(f"other devices: {', '.join(other[:5])}")
+            raise Incompatible(f"other devices: {', '.join(other[:5])}")
         theirs = {key: value for key, value in request["env"].items() if not _of_a_rank(key)}
         if theirs != self.env:
             names = sorted(key for key in {*theirs, *self.env} if theirs.get(key) != self.env.get(key))
-            raise Misfit(f"another environment: {', '.join(map(os.fsdecode, names[:5]))}")
+            raise Incompatible(f"another environment: {', '.join(map(os.fsdecode, names[:5]))}")
         if len(request["cpus"]) != self.cpus:
-            raise Misfit(f"{len(request['cpus'])} CPUs, and {self.cpus} when the modules were imported")
+            raise Incompatible(f"{len(request['cpus'])} CPUs, and {self.cpus} when the modules were imported")
         if any(name in theirs for name in _PINNED) and set(request["cpus"]) != os.sched_getaffinity(0):
-            raise Misfit("threads are to be pinned to other CPUs")
+            raise Incompatible("threads are to be pinned to other CPUs")
         shadow = self._shadow()
         if shadow:
-            raise Misfit(f"{shadow} beside the program stands before a module of that name")
+            raise Incompatible(f"{shadow} beside the program stands before a module of that name")
 
     def folder(self, fd: int) -> None:
-        """Raises Misfit when ``fd`` is another working directory than the one relative paths were resolved in."""
+        """Raises Incompatible when ``fd`` is another working directory than the one relative paths were resolved in."""
         theirs = os.fstat(fd)
         if (theirs.st_dev, theirs.st_ino) != (self.here.st_dev, self.here.st_ino):
-            raise Misfit("another working directory")
+            raise Incompatible("another working directory")
 
     def _shadow(self) -> str:
         """A module of the program's own that an import here would have taken; it may have come since. ""."""
@@ -90,7 +90,7 @@ class Judge:
 
 
 def _first_on_path() -> str | None:
-    """What the interpreter will put before everything else; None for nothing. Raises Misfit."""
+    """What the interpreter will put before everything else; None for nothing. Raises Incompatible."""
     if getattr(sys.flags, "safe_path", False):
         return None
     words = sys.orig_argv[1:]
@@ -112,7 +112,7 @@ def _first_on_path() -> str | None:
         zipimport.zipimporter(words[0])
     except zipimport.ZipImportError:
         return os.path.dirname(os.path.realpath(words[0]))
-    raise Misfit("the program is a zip archive")
+    raise Incompatible("the program is a zip archive")
 
 
 def _lies_in(name: str, folder: str) -> bool:

@@ -26,7 +26,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
 from ftsupervise.warm.client import COLD
-from ftsupervise.warm.pythons import Command, parse
+from ftsupervise.warm.pythons import PythonCommand, parse
 
 AUTO = "auto"
 _WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
@@ -40,22 +40,22 @@ _PROGRAMS = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WarmSettings:
     """What the settings say: nothing, what the run turns out to import, or the modules named here."""
 
     on: bool = False
     modules: tuple[str, ...] = ()
 
 
-def wanted(text: str) -> Wanted:
+def wanted(text: str) -> WarmSettings:
     """ "off", "auto" or "torch,numpy". Raises ValueError."""
     if text in ("off", AUTO):
-        return Wanted(text == AUTO)
+        return WarmSettings(text == AUTO)
     names = tuple(text.split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f'"{name}" is no name of a module')
-    return Wanted(True, names)
+    return WarmSettings(True, names)
 
 
 class Warm:
@@ -63,7 +63,7 @@ class Warm:
 
     def __init__(
         self,
-        asked: Wanted,
+        asked: WarmSettings,
         command: tuple[str, ...],
         allocation: Allocation,
         rundir: RunDir,
@@ -76,7 +76,7 @@ class Warm:
         self._attempt = 0
         self._dressed = False  # the attempt's command goes through ``client.py``
         self._doubts = 0  # attempts that began so and took no step, one after the other
-        self._found: Command | None = None
+        self._found: PythonCommand | None = None
         self._tries = 0
         self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
         self._step = ""  # of the standbys, where Slurm has started them
@@ -92,7 +92,7 @@ class Warm:
         self._due_by = 0.0  # monotonic: a standby that is not ready then is not waited for
         if asked.on:
             found = parse(command)
-            if isinstance(found, Command):
+            if isinstance(found, PythonCommand):
                 self._found = found
             elif asked.modules:  # who did not name any did not ask for it either
                 say(f"restarts will be cold: {found}")
@@ -114,8 +114,8 @@ class Warm:
         cold = bool(self._doubts % 2)  # is it the command itself, or the way it was started?
         patience = self._takes if self._comes() and not cold else 0.0
         found = parse(command) if self._found and self._place and (self._ready or patience) else None
-        self._dressed = isinstance(found, Command) and not cold
-        if not isinstance(found, Command):
+        self._dressed = isinstance(found, PythonCommand) and not cold
+        if not isinstance(found, PythonCommand):
             return command
         proxy = (
             found.python,
@@ -184,7 +184,7 @@ class Warm:
 
     # ----------------------------------------------------------------------------------------- the standby itself
 
-    def _start(self, found: Command) -> None:
+    def _start(self, found: PythonCommand) -> None:
         self._tries += 1
         self._due = False
         self._step = ""

@@ -20,7 +20,7 @@ _FLAGS = frozenset("bBdOPqRsuv")  # of python, those a standby can be started wi
 
 
 @dataclass(frozen=True)
-class Command:
+class PythonCommand:
     """``words`` begins at the interpreter, which stands at ``at`` in the whole; the ``flags`` words after it are its own."""
 
     at: int
@@ -33,7 +33,7 @@ class Command:
         return self.words[0]
 
 
-def parse(command: Sequence[str]) -> Command | str:
+def parse(command: Sequence[str]) -> PythonCommand | str:
     """The command, or why a standby cannot stand in for it."""
     if not command:
         return "there is no command"
@@ -47,7 +47,7 @@ def parse(command: Sequence[str]) -> Command | str:
     if not words or not _PYTHON.fullmatch(words[0].rpartition("/")[2]):
         return f"the command does not start with python ({words[0] if words else 'srun alone'})"
     flags = _flags(words)
-    return flags if isinstance(flags, str) else Command(at, words, flags, srun)
+    return flags if isinstance(flags, str) else PythonCommand(at, words, flags, srun)
 
 
 def _after_srun(command: Sequence[str]) -> int | str:

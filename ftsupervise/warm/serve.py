@@ -19,7 +19,7 @@ from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
 from ftsupervise.warm import client as proxy
 from ftsupervise.warm import rank_setup
-from ftsupervise.warm.compat import Judge, Misfit
+from ftsupervise.warm.compat import Incompatible, Judge
 from ftsupervise.warm.session import Caller, whole
 
 _LARGEST = 64 << 20  # bytes of a request
@@ -214,13 +214,13 @@ class Serving:
                 self.tell({"no": f"{changed} has changed"})
                 self.stale = changed
             if self.stale:
-                raise Misfit(f"{self.stale} has changed since it was imported")
+                raise Incompatible(f"{self.stale} has changed since it was imported")
             if request.get(proxy.COLD):
-                raise Misfit("an attempt that began warm took no step")
+                raise Incompatible("an attempt that began warm took no step")
             self.judge.fits(request)
             caller.until = time.monotonic() + _READ_WITHIN  # for what it sends now
             caller.link.send(b"send")
-        except (Misfit, OSError, KeyError, TypeError, AttributeError) as problem:
+        except (Incompatible, OSError, KeyError, TypeError, AttributeError) as problem:
             caller.refused = str(problem) or type(problem).__name__
             caller.whole, caller.until = True, time.monotonic() + _REFUSE_WITHIN
 
@@ -260,7 +260,7 @@ class Serving:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 pid = os.fork()
-        except (Misfit, OSError, KeyError, TypeError) as problem:
+        except (Incompatible, OSError, KeyError, TypeError) as problem:
             self._refuse(caller, str(problem) or type(problem).__name__)
             return False
         if pid == 0:

@@ -61,7 +61,7 @@ def a_run_of_the_strangers(top: Path, *links: tuple[str, str]) -> RunDir:
     return run
 
 
-def begin(run: RunDir) -> tuple[fencing.Hold, list[str]]:
+def begin(run: RunDir) -> tuple[fencing.FenceToken, list[str]]:
     said: list[str] = []
     found: list[Path] = []
     hold = fencing.begin(run, 3, {}, said.append)

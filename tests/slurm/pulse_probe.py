@@ -13,7 +13,7 @@ from typing import Any
 
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import ENV_KEY
-from ftsupervise.run.events import Ears
+from ftsupervise.run.events import SignalQueue
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_RUN_DIR, RunDir
 from ftsupervise.scheduler.allocation import Allocation
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     mine = rundir.attempt(1)
     mine.mkdir(parents=True)
     rundir.beats.mkdir()
-    allocation, ears = Allocation(os.environ), Ears()
+    allocation, ears = Allocation(os.environ), SignalQueue()
     agents = Agents(rundir, allocation, os.environ, ears.nudge)
     began = time.monotonic()
     pages = agents.begin(1, mine / "run.log")

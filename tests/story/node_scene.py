@@ -12,7 +12,7 @@ from typing import Any
 
 from ftsupervise.ranks import protocol, shm_dir, udp
 from ftsupervise.ranks.listener import Listener
-from ftsupervise.ranks.rank_table import Pulses
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
@@ -93,7 +93,7 @@ class Stage:
     def __init__(self) -> None:
         self.key = os.urandom(protocol.KEY)
         self.base = shm_dir.new_base()
-        self.pulses = Pulses(self.key, 0.05)
+        self.pulses = RankTable(self.key, 0.05)
         self.pulses.generation = 1
         self.pulses.begin(1)
         self.sock = udp.udp()

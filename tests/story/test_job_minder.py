@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftsupervise.host import processes
-from ftsupervise.run.orphan_reaper import Minder
+from ftsupervise.run.orphan_reaper import OrphanReaper
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
 
@@ -69,7 +69,7 @@ def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, 
 
 
 def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> None:
-    minder = Minder(5)
+    minder = OrphanReaper(5)
     pid = minder.pid
     assert pid is not None
     minder.mind(tmp_path)
@@ -83,8 +83,9 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     """The attempt has ended; what its environment lives on in is somebody else's by then."""
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
-        "import os, sys, time; from pathlib import Path; from ftsupervise.run.orphan_reaper import Minder\n"
-        "one = Minder(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os, sys, time; from pathlib import Path; from ftsupervise.run.orphan_reaper import OrphanReaper\n"
+        "one = OrphanReaper(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False

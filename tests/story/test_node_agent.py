@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.ranks import protocol, shm_dir
-from ftsupervise.ranks.protocol import Message, Seal
+from ftsupervise.ranks.protocol import Datagram, Seal
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from tests.story.node_scene import Stage, gone
@@ -285,10 +285,12 @@ def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Unti
             (protocol.ASK, f"kill {Path.cwd()}".encode()),
             (protocol.ACK, b"x" * 3),
         ):
-            stranger.sendto(forged.pack(Message(kind, 0, 1, 1, 1, 99, b"node-1", body)), node.address)
-        gone_ = protocol.pack_gone([protocol.Gone(0, rank.pid, 0.0, -9, False, False, True)])
+            stranger.sendto(forged.pack(Datagram(kind, 0, 1, 1, 1, 99, b"node-1", body)), node.address)
+        gone_ = protocol.pack_gone([protocol.ExitRecord(0, rank.pid, 0.0, -9, False, False, True)])
         for _ in range(50):
-            stranger.sendto(forged.pack(Message(protocol.DEATH, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port))
+            stranger.sendto(
+                forged.pack(Datagram(protocol.DEATH, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port)
+            )
             stranger.sendto(b"\0" * 1000, ("::1", stage.port))
     before = stage.step(0)
     until(lambda: stage.pulses.dropped["forged or damaged"] == 100)

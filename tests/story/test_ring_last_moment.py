@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import Error
-from ftsupervise.ranks.rank_table import Death, who_began
+from ftsupervise.ranks.rank_table import RankExit, who_began
 from ftsupervise.run import gate, supervisor
 from ftsupervise.run.attempt import Running
 from ftsupervise.run.backoff import sit_out
-from ftsupervise.run.command import Asked, Ending, Touched
+from ftsupervise.run.command import CommandSpec, Ending, Touched
 from ftsupervise.run.decide import Budgets
-from ftsupervise.run.events import Ears
+from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -51,15 +51,15 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
 @pytest.mark.parametrize("in_place", [0, 5])
 def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_path: Path, in_place: int) -> None:
     now = monotonic()
-    raised = Death(0, "node-0", 10, now, 1, True, True, True)
-    killed = Death(1, "node-1", 11, now + 0.1, -9, False, False, True)
-    news: list[list[Death]] = [[raised], [killed], []]
+    raised = RankExit(0, "node-0", 10, now, 1, True, True, True)
+    killed = RankExit(1, "node-1", 11, now + 0.1, -9, False, False, True)
+    news: list[list[RankExit]] = [[raised], [killed], []]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
-    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
+    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     said = [one._told_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
@@ -69,8 +69,8 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
 def test_who_dies_of_srun_or_of_the_watchdog_long_after_a_rank_that_raised_is_its_victim(
     after: float, code: int
 ) -> None:
-    raised = Death(3, "node-1", 10, 1000.0, 1, True, True, True)
-    victim = Death(0, "node-0", 11, 1000.0 + after, code, False, False, True)
+    raised = RankExit(3, "node-1", 10, 1000.0, 1, True, True, True)
+    victim = RankExit(0, "node-0", 11, 1000.0 + after, code, False, False, True)
     assert who_began([raised, victim]) == who_began([victim, raised]) == raised
     assert who_began([]) is None
 
@@ -84,9 +84,9 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
+    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
-        one.crashes = [Death(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
+        one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one._hear_the_last()
         assert (one.death is not None) == named
 
@@ -96,16 +96,16 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
 ) -> None:
     """As with the controller away: to end the others takes long then, and the agent that was asked has not answered."""
     now = monotonic()
-    raised = Death(0, "node-0", 10, now - 12.0, 1, True, True, True)
-    killed = Death(1, "node-1", 11, now - 11.9, -9, False, False, True)
-    ours = Death(2, "node-2", 12, now - 1.0, -9, False, False, True)
-    news: list[list[Death]] = [[raised], [killed, ours]]
+    raised = RankExit(0, "node-0", 10, now - 12.0, 1, True, True, True)
+    killed = RankExit(1, "node-1", 11, now - 11.9, -9, False, False, True)
+    ours = RankExit(2, "node-2", 12, now - 1.0, -9, False, False, True)
+    news: list[list[RankExit]] = [[raised], [killed, ours]]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
+    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     assert one._told_death() == raised.cause()
     one.ending = Ending(now - 11.8, died_at=now - 11.8)
     one.touched = Touched(now - 11.7, "")
@@ -121,16 +121,16 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(Asked(asked, mine, asked.command, None, ears, nobody, agents))
+    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     began = monotonic() - 90.0
-    one.crashes = [Death(1, "node-1", 11, began, -9, False, False, True)]
+    one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
     one.ending = Ending(began + 0.1, died_at=began + 0.1)
     one._hear_the_last()
     assert one.death is not None and one.death.rank == 1
 
 
 def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> None:
-    ears = Ears()
+    ears = SignalQueue()
     try:
         asked = options(tmp_path, "true", in_place=5)
         assert sit_out(0.0, ears, asked)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.beat_poller import SlowBeats
-from ftsupervise.run.events import Ears
+from ftsupervise.ranks.beat_poller import BeatPoller
+from ftsupervise.run.events import SignalQueue
 from ftsupervise.rundir.beats import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -106,7 +106,7 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
     (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: no such job' >&2; exit 1\n")
     (tmp_path / "srun").chmod(0o755)
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node-[0-1]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", Ears()
+    rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", SignalQueue()
     rundir.beats.mkdir(parents=True)
     agents = Agents(rundir, Allocation(env), env, ears.nudge, silence=0.5)
     try:
@@ -144,7 +144,7 @@ def _base(pid: int) -> str:
 
 
 def test_beats_of_the_run_directory_are_pulses_whose_age_is_when_we_saw_them_change() -> None:
-    slow = SlowBeats(RunDir("/none"), lambda: False, lambda: 2, lambda _: None)
+    slow = BeatPoller(RunDir("/none"), lambda: False, lambda: 2, lambda _: None)
     try:
         yesterday = datetime.fromisoformat("2020-01-01T00:00:00+00:00")  # another host's clock is anywhere
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ftsupervise.ranks.hang_detector import Detector, Health, Past, Patience, Verdict
-from ftsupervise.truth import Pulse
+from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, HangState, HangVerdict
+from ftsupervise.truth import RankState
 
 RANKS = 4
 
@@ -15,8 +15,8 @@ RANKS = 4
 class World:
     """Ranks as their pages tell of them, on a clock of its own, and the detector that looks once a period."""
 
-    patience: Patience = field(default_factory=Patience)
-    past: Past = field(default_factory=Past)
+    patience: HangLimits = field(default_factory=HangLimits)
+    past: GapHistory = field(default_factory=GapHistory)
     ranks: int = RANKS
     now: float = 1000.0
 
@@ -24,10 +24,10 @@ class World:
         self.detector = Detector(self.patience, self.past)
         self.due = self.now
         self.pulses = [
-            Pulse(rank, f"node-{rank // 2}", None, "start", self.now, self.now, self.now, 100 + rank, "S", 1.0)
+            RankState(rank, f"node-{rank // 2}", None, "start", self.now, self.now, self.now, 100 + rank, "S", 1.0)
             for rank in range(self.ranks)
         ]
-        self.alarm: Verdict | None = None
+        self.alarm: HangVerdict | None = None
         self.deaf: set[int] = set()  # ranks nobody hears of
         self.cpu = dict.fromkeys(range(self.ranks), 0.0)  # share of a core each uses
 
@@ -42,13 +42,13 @@ class World:
         for rank in ranks or range(self.ranks):
             self.change(rank, phase=name, beaten=self.now)
 
-    def wait(self, seconds: float) -> Verdict | None:
+    def wait(self, seconds: float) -> HangVerdict | None:
         """Let time pass; the first alarm, if there was one, is kept."""
         end = self.now + seconds
         while self.due <= end:
             self._advance(self.due)
             verdict = self.detector.look(self.now, self.pulses)
-            if verdict.health is Health.HUNG and self.alarm is None:
+            if verdict.health is HangState.HUNG and self.alarm is None:
                 self.alarm = verdict
             self.due += self.patience.period
         self._advance(end)

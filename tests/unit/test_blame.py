@@ -15,11 +15,11 @@ from ftsupervise.nodes.exclude import fitting
 from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, judge
 from ftsupervise.nodes.selector import against, known_as
 from ftsupervise.nodes.settings import Scoring, margin
-from ftsupervise.ranks.hang_detector import Health, Verdict
+from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware
 from ftsupervise.scheduler.parse import NodeInventory
-from ftsupervise.truth import Pulse
+from ftsupervise.truth import RankState
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 
@@ -203,8 +203,8 @@ def test_whom_a_failure_speaks_against(end: End, blames: tuple[str, str, str] | 
 
 
 def test_a_hang_of_ranks_on_two_nodes_speaks_against_both() -> None:
-    odd = tuple(Pulse(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
-    verdict = Verdict(Health.HUNG, "train", 30, waited=9.1, odd=odd, how=Standstill.STOPPED)
+    odd = tuple(RankState(rank, node, 30, "train", 0, 0, 0) for rank, node in ((2, "node-1"), (5, "node-2")))
+    verdict = HangVerdict(HangState.HUNG, "train", 30, waited=9.1, odd=odd, how=Standstill.STOPPED)
     words = "hang: rank 2 on node-1, rank 5 on node-2 is stopped; no progress for 9.1 s at step 30 (train)"
     found = against(end(FailureKind.HANG, cause_of(verdict)), {})
     assert found == [("node-1", "hang", "2", words), ("node-2", "hang", "5", words)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.model import Standstill
-from ftsupervise.ranks.hang_detector import CLOSER, Health, Past, Patience
+from ftsupervise.ranks.hang_detector import CLOSER, GapHistory, HangLimits, HangState
 from tests.unit.hang_world import RANKS, World, trained
 
 
@@ -41,9 +41,9 @@ def test_with_a_word_a_second_and_five_while_they_stand_still_it_is_found_when_i
             word += 0.2 if word - began > 3 else 1.0
             continue
         verdict = world.detector.look(look, told)
-        if verdict.health is Health.HUNG:
+        if verdict.health is HangState.HUNG:
             break
-        look += world.patience.period if verdict.health is Health.FINE else CLOSER
+        look += world.patience.period if verdict.health is HangState.FINE else CLOSER
     assert 0.9 * bound <= look - began <= 0.9 * bound + 0.6
 
 
@@ -71,7 +71,7 @@ def test_the_bound_is_three_times_the_largest_gap_of_the_phase() -> None:
 
 @pytest.mark.parametrize(("floor", "within"), [(1.0, 1.0), (0.5, 0.5), (30.0, 30.0)])
 def test_a_tuned_floor_is_the_bound(floor: float, within: float) -> None:
-    world = trained(400, 0.05, patience=Patience(floor=floor))
+    world = trained(400, 0.05, patience=HangLimits(floor=floor))
     world.change(1, state="T")
     assert world.wait(within) is not None
 
@@ -112,7 +112,7 @@ def test_a_spinning_rest_does_not_hide_the_one_that_is_behind_and_asleep() -> No
 
 
 def test_a_long_start_is_no_hang_and_an_endless_one_is() -> None:
-    world = World(patience=Patience(start=300.0))
+    world = World(patience=HangLimits(start=300.0))
     assert world.wait(260.0) is None
     assert world.wait(60.0) is not None
 
@@ -228,8 +228,8 @@ def test_a_rank_that_is_stopped_for_a_moment_or_held_by_a_debugger_is_no_hang() 
 
 def test_a_place_at_which_the_run_was_ended_before_gets_three_times_as_long() -> None:
     """An evaluation that nobody announced, of two minutes, at step 200."""
-    past = Past()
-    patience = Patience()
+    past = GapHistory()
+    patience = HangLimits()
     for waited in (10.0, 30.0, 90.0):
         world = trained(past=past, patience=patience)
         alarm = world.wait(waited)
@@ -243,9 +243,9 @@ def test_a_place_at_which_the_run_was_ended_before_gets_three_times_as_long() ->
 
 
 def test_a_start_that_was_ended_gets_three_times_as_long_the_next_time() -> None:
-    past = Past()
+    past = GapHistory()
     for seconds in (20.0, 60.0):
-        world = World(past=past, patience=Patience(start=20.0))
+        world = World(past=past, patience=HangLimits(start=20.0))
         assert world.wait(0.9 * seconds) is None
         alarm = world.wait(0.1 * seconds)
         assert alarm is not None
@@ -260,20 +260,20 @@ def test_looks_that_were_planned_far_apart_are_no_time_in_which_we_did_not_run()
         while True:
             world._advance(due + late)
             verdict = world.detector.look(world.now, world.pulses, due)
-            if verdict.health is Health.HUNG:
+            if verdict.health is HangState.HUNG:
                 break
             due = world.now + 3.0
         assert 9.0 <= world.now - began <= within
 
 
 def test_long_bounds_are_kept_but_for_a_second() -> None:
-    world = World(patience=Patience(start=1800.0))
+    world = World(patience=HangLimits(start=1800.0))
     assert world.wait(1798.0) is None
     assert world.wait(2.0) is not None
 
 
 def test_a_stopped_rank_at_the_same_place_is_found_as_fast_as_before() -> None:
-    past = Past()
+    past = GapHistory()
     for _ in range(3):
         world = trained(past=past)
         world.change(1, state="T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.ranks.rank_table import Death
+from ftsupervise.ranks.rank_table import RankExit
 from ftsupervise.run.exit_analysis import cause_of, first_death
 
 
@@ -124,7 +124,7 @@ def test_the_first_death_is_the_cause_and_not_its_victims(lines: list[str], caus
 
 
 def test_a_rank_that_has_raised_and_crashes_in_its_teardown_is_named_for_what_it_raised() -> None:
-    told = Death(5, "node-1", 77, 1.0, 1, leaving=True, failed=True, final=True)
+    told = RankExit(5, "node-1", 77, 1.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
     assert cause_of(told, said).words() == "rank 5 on node-1 exit 1"
     victim = "srun: error: node-0: task 2: Segmentation fault\n"
@@ -133,7 +133,7 @@ def test_a_rank_that_has_raised_and_crashes_in_its_teardown_is_named_for_what_it
 
 
 def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
-    told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
+    told = RankExit(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-1: task 5: Segmentation fault (core dumped)\nsrun: error: node-0: task 0: Killed\n"
     assert cause_of(told, said).words() == "rank 5 on node-1 killed by SIGSEGV"
     assert cause_of(told, said.partition("\n")[2]).words() == "rank 0 on node-0 exit 1"
@@ -141,7 +141,7 @@ def test_a_crash_is_named_before_the_rank_that_has_raised_for_it() -> None:
 
 def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_one_that_has_raised_for_it() -> None:
     """The whole step was over before we came to look who was dying."""
-    told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
+    told = RankExit(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     killed, left = "srun: error: node-1: task 1: Killed\n", "srun: error: node-0: task 0: Exited with exit code 1\n"
     assert cause_of(told, killed + left, {0}, before=killed + left).words() == "rank 1 on node-1 killed by SIGKILL"
     assert cause_of(told, killed + left, {0}).words() == "rank 0 on node-0 exit 1", "it may have been us"
@@ -154,7 +154,7 @@ def test_a_rank_that_was_killed_before_anybody_ended_anything_is_named_before_on
 
 
 def test_a_rank_that_left_without_a_word_is_named_before_one_that_has_raised_for_it() -> None:
-    told = Death(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
+    told = RankExit(0, "node-0", 1, 0.0, 1, leaving=True, failed=True, final=True)
     said = "srun: error: node-0: task 0: Killed\nsrun: error: node-1: task 5: Exited with exit code 7\n"
     assert cause_of(told, said).words() == "rank 5 on node-1 exit 7"
     assert cause_of(told, said, frozenset({5})).words() == "rank 0 on node-0 exit 1", "it raised too, and later"

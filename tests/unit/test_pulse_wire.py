@@ -5,33 +5,33 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.protocol import Gone, Message, Seal
-from ftsupervise.ranks.rank_table import Death, Pulses
-from ftsupervise.truth import Pulse
+from ftsupervise.ranks.protocol import Datagram, ExitRecord, Seal
+from ftsupervise.ranks.rank_table import RankExit, RankTable
+from ftsupervise.truth import RankState
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
 SENDER = ("127.0.0.1", 5)
 
 
-def pulse(rank: int, step: int | None = 7, phase: str = "train", age: float = 0.25) -> Pulse:
-    return Pulse(rank, "node-1", step, phase, 100 - age, 100 - age, 100.0, 4000 + rank, "R", 12.5)
+def pulse(rank: int, step: int | None = 7, phase: str = "train", age: float = 0.25) -> RankState:
+    return RankState(rank, "node-1", step, phase, 100 - age, 100 - age, 100.0, 4000 + rank, "R", 12.5)
 
 
 def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = protocol.PULSE,
          body: bytes | None = None) -> bytes:  # fmt: skip
     body = protocol.pack_pulses([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
-    return Seal(key).pack(Message(kind, 0, 1, generation, attempt, number, b"node-1", body))
+    return Seal(key).pack(Datagram(kind, 0, 1, generation, attempt, number, b"node-1", body))
 
 
 @pytest.fixture
-def pulses() -> Pulses:
-    one = Pulses(KEY)
+def pulses() -> RankTable:
+    one = RankTable(KEY)
     one.generation = 1
     one.begin(3)
     return one
 
 
-def steps(pulses: Pulses) -> list[int | None]:
+def steps(pulses: RankTable) -> list[int | None]:
     return [one.step for one in sorted(pulses.newest())]
 
 
@@ -46,7 +46,7 @@ def steps(pulses: Pulses) -> list[int | None]:
         pulse(1)._replace(leaving=True, state="X", cpu=0.0),
     ],
 )
-def test_a_pulse_comes_through_as_it_was(one: Pulse) -> None:
+def test_a_pulse_comes_through_as_it_was(one: RankState) -> None:
     (body,) = protocol.pack_pulses([one], 100.0)
     assert protocol.read_pulses(body, "node-1", 100.0) == [one]
 
@@ -60,11 +60,11 @@ def test_times_are_told_as_ages_so_that_clocks_of_hosts_need_not_agree() -> None
 def test_a_node_of_many_ranks_fits_into_datagrams_that_no_network_splits() -> None:
     many = [pulse(rank, phase=f"phase-{rank % 7}") for rank in range(1000)]
     bodies = protocol.pack_pulses(many, 100.0)
-    assert all(len(Seal(KEY).pack(Message(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= protocol.LARGEST for body in bodies)
+    assert all(len(Seal(KEY).pack(Datagram(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= protocol.LARGEST for body in bodies)
     assert [one for body in bodies for one in protocol.read_pulses(body, "node-1", 100.0)] == many
 
 
-def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(pulses: Pulses) -> None:
+def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(pulses: RankTable) -> None:
     good = told(7, 1)
     bad = [told(7, 1, key=OTHER), b"", b"FTS1", good[:-1], good[:40], good + b"x", b"x" * 65_000]
     bad += [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
@@ -75,7 +75,7 @@ def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(puls
     assert pulses.dropped == {"forged or damaged": len(bad)}
 
 
-def test_a_datagram_that_comes_twice_or_late_changes_nothing(pulses: Pulses) -> None:
+def test_a_datagram_that_comes_twice_or_late_changes_nothing(pulses: RankTable) -> None:
     for step, number in ((5, 1), (7, 3), (6, 2), (7, 3), (5, 1)):
         pulses.take(told(step, number), SENDER, 100.0 + number)
     assert steps(pulses) == [7, 7]
@@ -83,19 +83,19 @@ def test_a_datagram_that_comes_twice_or_late_changes_nothing(pulses: Pulses) -> 
     assert pulses.dropped == {"old": 3}
 
 
-def test_an_attempt_that_is_over_says_nothing_any_more(pulses: Pulses) -> None:
+def test_an_attempt_that_is_over_says_nothing_any_more(pulses: RankTable) -> None:
     pulses.take(told(9, 1), SENDER, 100.0)
     pulses.begin(4)
     assert pulses.newest() == []
     pulses.take(told(9, 2), SENDER, 101.0)
-    gone = protocol.pack_gone([Gone(0, 4000, 0.0, -9, False, False, True)])
+    gone = protocol.pack_gone([ExitRecord(0, 4000, 0.0, -9, False, False, True)])
     assert pulses.take(told(0, 3, kind=protocol.DEATH, body=gone), SENDER, 101.0), "or it would be told for ever"
     assert (pulses.newest(), pulses.deaths()) == ([], [])
     pulses.take(told(1, 4, attempt=4), SENDER, 102.0)
     assert steps(pulses) == [1, 1]
 
 
-def test_agents_of_an_earlier_start_are_told_to_leave(pulses: Pulses) -> None:
+def test_agents_of_an_earlier_start_are_told_to_leave(pulses: RankTable) -> None:
     pulses.restart(2)
     answer = pulses.take(told(9, 1), SENDER, 100.0)
     assert answer is not None
@@ -106,13 +106,13 @@ def test_agents_of_an_earlier_start_are_told_to_leave(pulses: Pulses) -> None:
     assert pulses.take(told(9, 1, generation=3), SENDER, 100.0) is None
 
 
-def test_what_the_ring_says_is_not_taken_for_an_agents_word(pulses: Pulses) -> None:
+def test_what_the_ring_says_is_not_taken_for_an_agents_word(pulses: RankTable) -> None:
     for kind in (protocol.ACK, protocol.ASK, protocol.BYE):
         assert pulses.take(told(9, 1, kind=kind), SENDER, 100.0) is None
     assert pulses.dropped == {"not for us": 3}
 
 
-def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: Pulses) -> None:
+def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: RankTable) -> None:
     for number in range(1, 101, 10):
         pulses.take(told(number, number), SENDER, 100.0 + number)
     assert steps(pulses) == [91, 91]
@@ -120,17 +120,17 @@ def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: Pulses
     assert pulses.silent(["node-1", "node-2"], 1e9) == ["node-2"]
 
 
-def test_nonsense_that_is_sealed_is_dropped_too(pulses: Pulses) -> None:
+def test_nonsense_that_is_sealed_is_dropped_too(pulses: RankTable) -> None:
     pulses.take(told(0, 1, body=b""), SENDER, 100.0)
     pulses.take(told(0, 2, kind=protocol.DEATH, body=b"xyz"), SENDER, 100.0)
     assert pulses.newest() == []
     assert pulses.dropped == {"nonsense": 2}
 
 
-def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) -> None:
+def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: RankTable) -> None:
     pulses.take(told(7, 1), SENDER, 100.0)
-    body = protocol.pack_gone([Gone(1, 4001, 0.02, None, False, False, False)])
-    final = protocol.pack_gone([Gone(1, 4001, 0.04, -9, False, False, True)])
+    body = protocol.pack_gone([ExitRecord(1, 4001, 0.02, None, False, False, False)])
+    final = protocol.pack_gone([ExitRecord(1, 4001, 0.04, -9, False, False, True)])
     for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
         assert pulses.take(told(0, number, kind=protocol.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
     first, second = pulses.deaths()
@@ -160,4 +160,4 @@ def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: Pulses) 
 def test_only_an_end_that_is_surely_no_leaving_in_order_is_a_crash(
     code: int | None, leaving: bool, failed: bool, final: bool, crash: bool
 ) -> None:
-    assert Death(0, "n", 1, 0.0, code, leaving, failed, final).crash is crash
+    assert RankExit(0, "n", 1, 0.0, code, leaving, failed, final).crash is crash

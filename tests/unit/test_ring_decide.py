@@ -9,7 +9,7 @@ import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks, ended
 from ftsupervise.run.cause import failure
-from ftsupervise.run.decide import Budgets, Move, Situation, decide, since_progress, time_needed
+from ftsupervise.run.decide import Budgets, NextAction, Situation, decide, since_progress, time_needed
 
 T0 = datetime(2026, 11, 21, 2, tzinfo=timezone.utc)
 ON = Budgets(in_place=100)
@@ -28,7 +28,7 @@ def attempt(
     return one._replace(**more)  # type: ignore[arg-type]
 
 
-def move(*attempts: Attempt, budgets: Budgets = ON, **more: object) -> tuple[Move, float]:
+def move(*attempts: Attempt, budgets: Budgets = ON, **more: object) -> tuple[NextAction, float]:
     verdict = decide(Situation(attempts, **more), budgets)  # type: ignore[arg-type]
     return verdict.move, verdict.delay
 
@@ -41,8 +41,8 @@ def test_the_first_failure_is_answered_at_once_and_the_next_ones_ever_later() ->
 
 
 def test_three_times_the_same_without_progress_is_the_end() -> None:
-    assert move(attempt(1), attempt(2))[0] is Move.RESTART
-    assert move(attempt(1), attempt(2), attempt(3))[0] is Move.STOP
+    assert move(attempt(1), attempt(2))[0] is NextAction.RESTART
+    assert move(attempt(1), attempt(2), attempt(3))[0] is NextAction.STOP
 
 
 def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure() -> None:
@@ -50,39 +50,39 @@ def test_a_failure_whose_traceback_was_lost_on_the_way_is_still_the_same_failure
     night = [attempt(1, error=named, detail="ModuleNotFoundError: no such"), attempt(2), attempt(3, error=named)]
     for last in (named, ""):
         verdict = decide(Situation([*night[:2], attempt(3, error=last)]), ON)
-        assert (verdict.move, verdict.times, verdict.failure) == (Move.STOP, 3, f"exit 1 ({named})")
+        assert (verdict.move, verdict.times, verdict.failure) == (NextAction.STOP, 3, f"exit 1 ({named})")
         assert verdict.detail == "ModuleNotFoundError: no such"
     other = [attempt(1, error="ValueError"), attempt(2, error=named), attempt(3, error=named)]
-    assert move(*other)[0] is Move.RESTART
-    assert move(*night[:2], attempt(3, sign="exit 11"))[0] is Move.RESTART
+    assert move(*other)[0] is NextAction.RESTART
+    assert move(*night[:2], attempt(3, sign="exit 11"))[0] is NextAction.RESTART
 
 
 def test_a_job_whose_nodes_take_no_step_is_left_at_once_and_the_chain_is_braked_in_the_end() -> None:
     night = [attempt(n, sign=NO_STEP, kind="start") for n in (1, 2, 3)]
-    assert [move(*night[:n])[0] for n in (1, 2, 3)] == [Move.LEAVE, Move.LEAVE, Move.STOP]
+    assert [move(*night[:n])[0] for n in (1, 2, 3)] == [NextAction.LEAVE, NextAction.LEAVE, NextAction.STOP]
 
 
 def test_a_failure_every_hundred_steps_with_a_newer_checkpoint_goes_on_for_ever() -> None:
     night = [attempt(n, first_step=100 * n - 99, last_step=100 * n, saved=100 * n) for n in range(1, 200)]
-    assert all(move(*night[: n + 1]) == (Move.RESTART, 0) for n in range(199))
+    assert all(move(*night[: n + 1]) == (NextAction.RESTART, 0) for n in range(199))
 
 
 def test_the_same_step_again_and_again_is_no_progress() -> None:
     night = [attempt(1, first_step=1, last_step=150, saved=100)]
     night += [attempt(n, first_step=101, last_step=149 + n) for n in (2, 3)]
-    assert move(*night)[0] is Move.STOP
+    assert move(*night)[0] is NextAction.STOP
 
 
 def test_without_checkpoints_told_a_later_first_step_is_progress() -> None:
     night = [attempt(1, first_step=1, last_step=150), *(attempt(n, first_step=101, last_step=150) for n in (2, 3))]
-    assert move(*night)[0] is Move.RESTART
-    assert move(*night, attempt(4, first_step=101, last_step=150))[0] is Move.STOP
+    assert move(*night)[0] is NextAction.RESTART
+    assert move(*night, attempt(4, first_step=101, last_step=150))[0] is NextAction.STOP
 
 
 def test_different_failures_without_progress_stop_it_later() -> None:
     night = [attempt(n, sign=f"exit {n}") for n in range(1, 13)]
-    assert move(*night[:11])[0] is Move.RESTART
-    assert move(*night)[0] is Move.STOP
+    assert move(*night[:11])[0] is NextAction.RESTART
+    assert move(*night)[0] is NextAction.STOP
 
 
 def test_an_orderly_end_between_is_not_progress_by_itself() -> None:
@@ -92,31 +92,31 @@ def test_an_orderly_end_between_is_not_progress_by_itself() -> None:
 
 def test_who_never_tells_its_steps_has_progressed_when_it_lived_for_ten_minutes() -> None:
     long = [attempt(n, ended=T0 + timedelta(minutes=n, seconds=700)) for n in (1, 2, 3, 4)]
-    assert move(*long)[0] is Move.RESTART
+    assert move(*long)[0] is NextAction.RESTART
 
 
 def test_lost_nodes_have_a_larger_budget_and_every_kind_may_have_its_own() -> None:
     nodes = [attempt(n, "node failure", "node") for n in range(1, 11)]
-    assert move(*nodes[:9])[0] is Move.RESTART
-    assert move(*nodes)[0] is Move.STOP
-    assert move(attempt(1, "out of memory", "memory"), budgets=replace(ON, of_kind={"memory": 1}))[0] is Move.STOP
+    assert move(*nodes[:9])[0] is NextAction.RESTART
+    assert move(*nodes)[0] is NextAction.STOP
+    assert move(attempt(1, "out of memory", "memory"), budgets=replace(ON, of_kind={"memory": 1}))[0] is NextAction.STOP
 
 
 def test_no_brake_when_it_is_switched_off() -> None:
     night = [attempt(n) for n in range(1, 60)]
-    assert move(*night, budgets=Budgets(in_place=100, same_failure=0))[0] is Move.RESTART
+    assert move(*night, budgets=Budgets(in_place=100, same_failure=0))[0] is NextAction.RESTART
 
 
 def test_it_leaves_when_asked_when_done_and_when_the_budget_of_the_job_is_spent() -> None:
-    assert move(attempt(1), asked="the kill switch is up")[0] is Move.LEAVE
-    assert move(attempt(1, sign=""))[0] is Move.LEAVE
-    assert move(attempt(1), restarts=100)[0] is Move.LEAVE
-    assert move(attempt(1), budgets=Budgets())[0] is Move.LEAVE
+    assert move(attempt(1), asked="the kill switch is up")[0] is NextAction.LEAVE
+    assert move(attempt(1, sign=""))[0] is NextAction.LEAVE
+    assert move(attempt(1), restarts=100)[0] is NextAction.LEAVE
+    assert move(attempt(1), budgets=Budgets())[0] is NextAction.LEAVE
 
 
 def test_it_leaves_when_a_restart_would_not_reach_its_first_step() -> None:
-    assert move(attempt(1, ready=100.0), time_left=299)[0] is Move.LEAVE
-    assert move(attempt(1, ready=100.0), time_left=301)[0] is Move.RESTART
+    assert move(attempt(1, ready=100.0), time_left=299)[0] is NextAction.LEAVE
+    assert move(attempt(1, ready=100.0), time_left=301)[0] is NextAction.RESTART
     assert time_needed([attempt(1)]) == 60
     assert time_needed([attempt(1, ready=1.0)]) == 30
 
@@ -162,12 +162,12 @@ def test_failures_have_a_kind_and_a_sign(
 
 def test_a_command_that_leaves_with_0_again_and_again_and_does_nothing_is_stopped() -> None:
     quiet = [attempt(n, sign="", cause=EXIT_0, exit_code=0) for n in range(1, 9)]
-    assert [move(*quiet[:n])[0] for n in (1, 2, 3)] == [Move.LEAVE, Move.LEAVE, Move.STOP]
+    assert [move(*quiet[:n])[0] for n in (1, 2, 3)] == [NextAction.LEAVE, NextAction.LEAVE, NextAction.STOP]
     verdict = decide(Situation(quiet[:3]), ON)
     assert verdict.why == "3 times in a row without a step or a new checkpoint"
     assert "guard.finished" in verdict.detail
-    assert move(*quiet, budgets=Budgets(in_place=100, same_failure=0))[0] is Move.LEAVE
-    assert move(*quiet, asked="the run has finished at step 9")[0] is Move.LEAVE
+    assert move(*quiet, budgets=Budgets(in_place=100, same_failure=0))[0] is NextAction.LEAVE
+    assert move(*quiet, asked="the run has finished at step 9")[0] is NextAction.LEAVE
 
 
 def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_life_goes_on() -> None:
@@ -179,6 +179,6 @@ def test_a_command_that_leaves_with_0_after_a_step_or_a_checkpoint_or_a_long_lif
         quiet[2]._replace(ended=hours),
         attempt(3),
     ):
-        assert move(*quiet[:2], third, *quiet[3:5])[0] is Move.LEAVE
+        assert move(*quiet[:2], third, *quiet[3:5])[0] is NextAction.LEAVE
     never = quiet[2]._replace(cause=Cause(CauseKind.NOT_STARTED, text="the kill switch is up"))
-    assert move(*quiet[:2], never, quiet[3])[0] is Move.STOP, "one that nothing was started for is no progress"
+    assert move(*quiet[:2], never, quiet[3])[0] is NextAction.STOP, "one that nothing was started for is no progress"

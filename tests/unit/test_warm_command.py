@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.warm.manager import Wanted, wanted
-from ftsupervise.warm.pythons import Command, parse
+from ftsupervise.warm.manager import WarmSettings, wanted
+from ftsupervise.warm.pythons import PythonCommand, parse
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from ftsupervise.warm.pythons import Command, parse
 )
 def test_pythons_own_start_is_found(text: str, python: int, flags: int) -> None:
     found = parse(tuple(text.split()))
-    assert isinstance(found, Command), found
+    assert isinstance(found, PythonCommand), found
     assert (found.at, found.flags) == (python, flags)
     assert found.srun == ("srun" in text)
 
@@ -43,9 +43,9 @@ def test_what_is_not_plainly_pythons_start_is_left_alone(text: str) -> None:
 
 
 def test_the_setting() -> None:
-    assert wanted("off") == Wanted()
-    assert wanted("auto") == Wanted(True)
-    assert wanted("torch,numpy.random") == Wanted(True, ("torch", "numpy.random"))
+    assert wanted("off") == WarmSettings()
+    assert wanted("auto") == WarmSettings(True)
+    assert wanted("torch,numpy.random") == WarmSettings(True, ("torch", "numpy.random"))
     for wrong in ("", "torch,", "a b", "os;x"):
         with pytest.raises(ValueError, match="no name of a module"):
             wanted(wrong)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.ranks.hang_detector import Gaps, Past, Patience
-from ftsupervise.ranks.hang_monitor import Witness
-from ftsupervise.truth import Pulse
+from ftsupervise.ranks.hang_detector import GapHistory, HangLimits, PhaseStats
+from ftsupervise.ranks.hang_monitor import HangMonitor
+from ftsupervise.truth import RankState
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -18,10 +18,10 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
     """Its next step takes longer than the evidence."""
     began, state = time.monotonic(), "T"
 
-    def pulses() -> list[Pulse]:
+    def pulses() -> list[RankState]:
         now = time.monotonic()
         return [
-            Pulse(rank, "node-0", 50, "train", began, began, now, rank + 1, state if rank else "S", 1.0)
+            RankState(rank, "node-0", 50, "train", began, began, now, rank + 1, state if rank else "S", 1.0)
             for rank in (0, 1)
         ]
 
@@ -30,8 +30,8 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
         state = "R" if goes_on else "T"
         return {}
 
-    past = Past({"train": Gaps(0.05, 1000)})
-    witness = Witness(Patience(floor=1.0), past, pulses, evidence, tmp_path)
+    past = GapHistory({"train": PhaseStats(0.05, 1000)})
+    witness = HangMonitor(HangLimits(floor=1.0), past, pulses, evidence, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 60 and state == "T":
         time.sleep(max(0.0, witness.due - time.monotonic()))
@@ -44,15 +44,15 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
     """A look that takes 0.2 s where one each 0.1 s would be due: a fifth of the time at most goes to looking."""
     began, spent = time.monotonic(), 0.0
 
-    def pulses() -> list[Pulse]:
+    def pulses() -> list[RankState]:
         nonlocal spent
         time.sleep(0.2)
         spent += 0.2
         now = time.monotonic()
-        return [Pulse(rank, "node-0", 50, "train", began, began, now, rank + 1, "S", 1.0) for rank in (0, 1)]
+        return [RankState(rank, "node-0", 50, "train", began, began, now, rank + 1, "S", 1.0) for rank in (0, 1)]
 
-    past = Past({"train": Gaps(0.05, 1000)})
-    witness = Witness(Patience(floor=2.0), past, pulses, lambda *_: {}, tmp_path)
+    past = GapHistory({"train": PhaseStats(0.05, 1000)})
+    witness = HangMonitor(HangLimits(floor=2.0), past, pulses, lambda *_: {}, tmp_path)
     witness._detector._here["train"] = 100
     verdict = None
     while verdict is None and time.monotonic() - began < 150:

@@ -91,13 +91,13 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    class Client(WebhookClient):
+    class SlackWebhookClient(WebhookClient):
         def _perform_http_request_internal(self, url: str, req: Request) -> Any:
             status, headers, body = _once(req, self.timeout, self.proxy)
             return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
 
     secrets.check(address, "webhook")
-    client = Client(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    client = SlackWebhookClient(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     body = _body(parcel, settings)
     answer = client.send_dict(body)
     said = str(answer.body).strip()
@@ -115,13 +115,13 @@ def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]
 
 
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
-    class Client(WebClient):
+    class SlackClient(WebClient):
         def _perform_urllib_http_request_internal(self, url: str, req: Request) -> dict[str, Any]:
             status, headers, body = _once(req, self.timeout, self.proxy)
             return {"status": status, "headers": headers, "body": body}
 
     base = secrets.check(settings.api_url, "api_url").rstrip("/") + "/"
-    client = Client(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    client = SlackClient(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     try:
         posted = [post for post in parcel.earlier if post.receipt.get("ts")]
         for post in posted:
