@@ -84,7 +84,7 @@ def ftsupervise() -> None:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback, nothing prints a control character."""
     from ftsupervise.cli import patience
-    from ftsupervise.cli.rim import rim
+    from ftsupervise.cli.saying import rim
 
     colours = look_at_terminals() and may_colour()
     if argv is None and patience.applies(sys.argv[1:]):

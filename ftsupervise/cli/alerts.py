@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.default_group import DefaultGroup
-from ftsupervise.cli.saying import plain, say
+from ftsupervise.cli.saying import DefaultGroup, plain, say
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.users import shown_user
 from ftsupervise.printable import printable

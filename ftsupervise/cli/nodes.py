@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.default_group import DefaultGroup
-from ftsupervise.cli.saying import plain, say
+from ftsupervise.cli.saying import DefaultGroup, plain, say
 from ftsupervise.errors import UsageError
 from ftsupervise.host.users import shown_user
 

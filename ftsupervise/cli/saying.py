@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 import click
+
+from ftsupervise.printable import printable_lines
 
 RUN = "a directory, an ftsupervise.yaml, or a name"  # how a run is named, wherever one is
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
@@ -99,3 +104,54 @@ def plain(value: object) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value.root) if hasattr(value, "root") else str(value)
+
+
+# The one place through which all words of a command go out: nothing but printable text, line feeds, tabs and our colours.
+#
+# Texts of others are made harmless where they enter (``reading.as_text``); this catches what came in by another way, such as a
+# file's name in an error of the operating system.
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]{0,12}m)")  # what click.style makes
+
+
+class Rim:
+    """A text stream that cleans what is written to it. All else is the stream's own."""
+
+    def __init__(self, stream: TextIO, colours: bool) -> None:
+        self._stream, self._colours = stream, colours
+
+    def write(self, text: str) -> int:
+        if not (text.isascii() and text.isprintable()):
+            coloured = _COLOUR.split(text) if self._colours else [text]
+            text = "".join(part if index % 2 else printable_lines(part) for index, part in enumerate(coloured))
+        return self._stream.write(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def rim(*, colours: bool) -> Iterator[None]:
+    """Both streams of this process, for as long as a command runs. A stream that was closed is left alone."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and cast("TextIO", Rim(stream, colours)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+# A group of commands that lists when no command of it is named: ``alerts [RUN]``, ``nodes [RUN]``.
+
+
+class DefaultGroup(click.Group):
+    """``alerts [RUN]`` lists; ``alerts ack …`` does something. A run called "ack" is named by its path."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
