@@ -187,5 +187,5 @@ def test_packages_that_were_only_unpacked_are_enough(short_tmp: Path) -> None:
     done = as_nobody(short_tmp, str(prefix))
     assert done.stdout.startswith("/tmp/ftsupervise-sandbox-65534 [b'65534', b'65534'] b''\n")
     with Sandbox.up(short_tmp / "p", prefix=str(prefix), nodes=1) as sandbox:
-        programs = {Path(f"/proc/{m.process.pid}/exe").readlink() for m in sandbox._members()}
+        programs = {Path(f"/proc/{m.process.pid}/exe").readlink() for m in sandbox.processes()}
         assert all(program.is_relative_to(prefix) for program in programs)

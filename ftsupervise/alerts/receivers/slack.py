@@ -98,7 +98,7 @@ def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]
 
     secrets.check(address, "webhook")
     client = SlackWebhookClient(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
-    body = _body(parcel, settings)
+    body = compose(parcel, settings)
     answer = client.send_dict(body)
     said = str(answer.body).strip()
     if answer.status_code == 200 and said == "ok":
@@ -132,7 +132,7 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
             unfurl_links=False,
             unfurl_media=False,
             metadata={"event_type": "ftsupervise_alert", "event_payload": {"key": parcel.message.id}},
-            **_body(parcel, settings),
+            **compose(parcel, settings),
             **where,
         )
         return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
@@ -164,7 +164,9 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
         return
     edited = Parcel(post, parcel.now, templates=parcel.templates)
     try:
-        client.chat_update(channel=post.receipt["channel"], ts=post.receipt["ts"], **_body(edited, settings, now_over))
+        client.chat_update(
+            channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
+        )
     except SlackApiError as error:
         if _word(error) not in _GONE:  # somebody deleted it: the reply still says that it is over
             raise
@@ -221,7 +223,7 @@ def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dic
 # -------------------------------------------------------------------------------------------------------- the body
 
 
-def _body(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
+def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
     """``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
     message = parcel.message
     seen = view(message, parcel.now, over=over or {})
