@@ -245,7 +245,7 @@ def _environment(own: Path | None, kind: str) -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     built_in = resources.files("ftsupervise.templates")
-    loaders = [FunctionLoader(lambda name: _own_template(own, name))] if own else []
+    loaders = [FunctionLoader(lambda name: own_template(own, name))] if own else []
     return ImmutableSandboxedEnvironment(
         loader=ChoiceLoader([*loaders, FunctionLoader(lambda name: (built_in / name).read_text("utf-8"))]),
         undefined=StrictUndefined,
@@ -257,7 +257,7 @@ def _environment(own: Path | None, kind: str) -> Environment:
     )
 
 
-def _own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
+def own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
     """The template ``name`` in ``folder`` and whether it is still the same; None if there is none. Raises NotTrusted when
     somebody else may write it: it makes the words that go out in this account's name."""
     path = folder / name

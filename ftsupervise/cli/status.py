@@ -36,7 +36,7 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
     for index, one in enumerate(seen):
         if index:
             say()
-        for line in _lines(one):
+        for line in lines_of(one):
             say(line)
     for words in dict.fromkeys(words for one in seen for words in one.warnings):
         say(f"note: each command of Slurm warns: {printable(words)}", err=True)
@@ -55,7 +55,7 @@ def _with_receivers(seen: Status) -> Status:
     return seen._replace(telling=telling(journal, seen.at))
 
 
-def _lines(seen: Status) -> list[str]:
+def lines_of(seen: Status) -> list[str]:
     step = f", step {seen.step}" if seen.step is not None else ""
     why = f" ({seen.why})" if seen.why else ""
     head = click.style(seen.verdict, fg=_COLOURS.get(seen.verdict, "cyan"), bold=True)

@@ -32,7 +32,7 @@ _NOW = float("-inf")
 _SLOW_LOOK = 0.05  # seconds; slower ones are spread so that they take no more than this share of the loop's time:
 _LOOK_SHARE = 0.02
 _LONGEST_POLL = 60.0
-_WATCH_EVERY = 60.0  # seconds between two looks at those who watch
+WATCH_EVERY = 60.0  # seconds between two looks at those who watch
 _monotonic = time.monotonic
 
 
@@ -79,7 +79,7 @@ class Guard:
         self._want = _CONTINUE  # what this rank would do by itself
         self._stop: Decision | None = None  # decided: every later step says so too
         self._to_clear: Identity | None = None
-        self._watch_due = _monotonic() + _WATCH_EVERY
+        self._watch_due = _monotonic() + WATCH_EVERY
         self._slow_until = _NOW  # a slow look before this is not the first one
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
@@ -368,7 +368,7 @@ class Guard:
         """Rank 0 looks now and then whether those who watch this run still do."""
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
-        self._watch_due = now + _WATCH_EVERY
+        self._watch_due = now + WATCH_EVERY
         from ftsupervise.rundir.watchers import watchers
 
         try:

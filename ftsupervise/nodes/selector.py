@@ -77,7 +77,7 @@ class NodeSelector:
         # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
         self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
         # an earlier job may have excluded nodes for a reason that is over
-        self._owed = incidents.any_exclusions(rundir.nodes)
+        self.outdated = incidents.any_exclusions(rundir.nodes)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
         most = margin(need, len(self.names) - need) if self.care.at_most is None else self.care.at_most
@@ -138,7 +138,7 @@ class NodeSelector:
             return f"{found.short}: the next member takes over"
         here = self._bad(found.nodes)
         if here:
-            self._owed = True  # the members that wait may have changed since the last update
+            self.outdated = True  # the members that wait may have changed since the last update
             self.update_exclusions(None, leaving=True)
         if bad := self.better_next(found.nodes):
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
@@ -184,7 +184,7 @@ class NodeSelector:
         self.others = found[1]
         return found[0], True
 
-    def _note(self, found: list[incidents.Incident], log: Path | None) -> incidents.NodeHistory:
+    def note(self, found: list[incidents.Incident], log: Path | None) -> incidents.NodeHistory:
         """Write down and judge anew."""
         self.seen.add(found)
         return self.look(log, write=bool(found))
@@ -194,7 +194,7 @@ class NodeSelector:
         log = mine.folder / "run.log"
         self.gone |= frozenset(ended.gone)
         found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
-        known = self._note(found, log)
+        known = self.note(found, log)
         for one in found:
             nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
@@ -217,7 +217,7 @@ class NodeSelector:
         for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
             on = ", ".join(node for node, one in answers.items() if one.words() == words)
             tell(log, f"health command on {on}: {words}")
-        self._note(found, log)
+        self.note(found, log)
 
     def update_exclusions(self, log: Path | None, *, leaving: bool = False) -> None:
         """Exclude the bad nodes for the run's waiting jobs. Asks Slurm only when something has changed.
@@ -228,9 +228,9 @@ class NodeSelector:
         if not self.job or not self.env.get("SLURM_JOB_ID"):
             return
         gone = self.allocation.last_silent
-        if (wanted, leaving, gone) == self._told and not self._owed:
+        if (wanted, leaving, gone) == self._told and not self.outdated:
             return
-        if not wanted and not self._told[0] and not self._owed:
+        if not wanted and not self._told[0] and not self.outdated:
             return
         from ftsupervise.nodes import exclude  # a job that goes well never needs it
         from ftsupervise.scheduler.ownership import own_job_ids
@@ -241,7 +241,7 @@ class NodeSelector:
         )
         for sentence in (*self.applied.changed, *self.applied.left_in):
             tell(log, sentence)
-        self._owed = bool(self.applied.problem)
+        self.outdated = bool(self.applied.problem)
         if self.applied.problem:
             tell(
                 log,
@@ -253,7 +253,7 @@ class NodeSelector:
     def release_exclusions(self, log: Path | None) -> None:
         """Once the run has finished no node is excluded: the waiting members have nothing to do."""
         if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
-            self._owed = True
+            self.outdated = True
             self.update_exclusions(log)
 
     # --------------------------------------------------------------------------------------------------------- inside

@@ -83,6 +83,11 @@ class Probe:
         self._clocks: dict[str, float] = {}
         self._starts: dict[str, int] = {}
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the children that answer it now."""
+        return tuple(child.pid for child in self._children.values() if child.pid)
+
     # ----------------------------------------------------------------------------------------------- questions
 
     def space(self, path: str | Path) -> Space | Missing | NotSeen:

@@ -150,7 +150,7 @@ class Detector:
 
     def __init__(self, patience: HangLimits, past: GapHistory) -> None:
         self.patience, self.past = patience, past
-        self._here: dict[str, int] = {}  # phase -> gaps seen in this attempt
+        self.seen_here: dict[str, int] = {}  # phase -> gaps seen in this attempt
         self._progress: float | None = None
         self._step: int | None = None
         self._phase = ""
@@ -208,7 +208,7 @@ class Detector:
         gaps.largest = max(gaps.largest, gap)
         gaps.count += max(1, steps)
         gaps.visits += left
-        self._here[self._phase] = self._here.get(self._phase, 0) + max(1, steps)
+        self.seen_here[self._phase] = self.seen_here.get(self._phase, 0) + max(1, steps)
 
     def _bound(self, phase: str, step: int | None) -> float:
         patience = self.patience
@@ -219,7 +219,7 @@ class Detector:
         if gaps is None or not gaps.known or phase in (_LEAVING, _UNHEARD):
             return max(patience.unknown, patience.factor * gaps.largest if gaps else 0.0) * again
         bound = max(patience.floor, patience.factor * gaps.largest * (1 if gaps.sure else 2))
-        if self._here.get(phase, 0) < _FIRST_GAPS:
+        if self.seen_here.get(phase, 0) < _FIRST_GAPS:
             bound = max(bound, _SLOWER * patience.floor)
         return bound * again
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
 from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse
-from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, GapHistory, HangLimits, HangState, HangVerdict
+from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits, HangState, HangVerdict
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
 
@@ -34,11 +34,10 @@ Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> questio
 class HangMonitor:
     """One attempt's. ``due`` is when it wants to look next."""
 
-    def __init__(self, patience: HangLimits, past: GapHistory, pulses: RankStates, ask: Ask, folder: Path) -> None:
+    def __init__(self, detector: Detector, pulses: RankStates, ask: Ask, folder: Path) -> None:
         self.due = time.monotonic()
-        self._patience, self._past, self._pulses, self._ask = patience, past, pulses, ask
+        self._detector, self._pulses, self._ask = detector, pulses, ask
         self._folder = folder / "evidence"
-        self._detector = Detector(patience, past)
 
     def alarm(self) -> HangVerdict | None:
         """The hang, if there is one, with its evidence on disk. Costs nothing before it is due."""
@@ -48,7 +47,8 @@ class HangMonitor:
         verdict = self._detector.look(now, self._pulses(), self.due)
         took = time.monotonic() - now
         fine = verdict.health is HangState.FINE
-        period = self._patience.period if fine else min(self._patience.period, CLOSER)
+        period = self._detector.patience.period
+        period = period if fine else min(period, CLOSER)
         self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
         return self._testify(verdict) if verdict.health is HangState.HUNG else None
 
@@ -63,7 +63,7 @@ class HangMonitor:
             ranks = strange(sights)
             verdict = verdict._replace(odd=tuple(one for one in before if one.rank in ranks))
         self._write("hang.txt", describe(verdict, before, sights))
-        self._past.remember(verdict)
+        self._detector.past.remember(verdict)
         return verdict
 
     def _gather(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:

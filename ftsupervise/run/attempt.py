@@ -70,8 +70,8 @@ class Running:
                 self.asked.options.look_every,
                 self.asked.warm.noticed,
             )
-            code = self._wait()
-            self._hear_the_last()
+            code = self.wait()
+            self.hear_the_last()
             died_at = (self.ending.died_at if self.ending is not None else None) or time.monotonic()
             self._clear_away()
             self.lookout.close()
@@ -92,7 +92,7 @@ class Running:
         child.returncode = 0  # reaped here, with everything else that is handed to us
         return None
 
-    def _wait(self) -> int:
+    def wait(self) -> int:
         """Until the command has ended: reap, pass signals on, keep the bounds."""
         while True:
             self._reap()
@@ -109,7 +109,7 @@ class Running:
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
 
-    def _hear_the_last(self) -> None:
+    def hear_the_last(self) -> None:
         """What came just before the command's end, and was not looked at any more."""
         self._hear_deaths()  # also those that were on their way when we began to end it
         died_at = (self.ending.died_at if self.ending is not None else None) or time.monotonic()
@@ -152,7 +152,7 @@ class Running:
             late = f"it did not leave within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self._told_death() or (self.output.next_death() if self._listens else None)
+        death = self.told_death() or (self.output.next_death() if self._listens else None)
         if death is not None:
             now = time.monotonic()
             since = self.death.at if self.death is not None else now
@@ -181,7 +181,7 @@ class Running:
             processes.send(odd, signal.SIGKILL)
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
-    def _told_death(self) -> Cause | None:
+    def told_death(self) -> Cause | None:
         """The first crash that a node has told of; None also where nobody here would start again: then it is only noted."""
         if self.asked.agents is None:
             return None

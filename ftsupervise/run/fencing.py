@@ -55,7 +55,7 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or rundir.checkpoints).absolute()
     staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
     if swept:
-        threading.Thread(target=_sweep, args=(swept,), name="sweep", daemon=True).start()
+        threading.Thread(target=sweep, args=(swept,), name="sweep", daemon=True).start()
     return FenceToken(number, area, staging)
 
 
@@ -120,7 +120,7 @@ def _one(
     return found[0] if found else None
 
 
-def _sweep(folders: list[Path]) -> None:
+def sweep(folders: list[Path]) -> None:
     """Delete what older attempts staged and did not commit: maybe terabytes. What stays, the next attempt deletes."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)

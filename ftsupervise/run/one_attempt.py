@@ -14,7 +14,7 @@ from ftsupervise.model import Cause, CauseKind, Claim, End
 from ftsupervise.nodes.health import Placement, calls_srun
 from ftsupervise.nodes.selector import NodeSelector
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
-from ftsupervise.ranks.hang_detector import GapHistory
+from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.run import fencing, gate
 from ftsupervise.run.attempt import Running
@@ -245,7 +245,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
 def _witness(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(to.options.hang, to.past, to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+    return HangMonitor(Detector(to.options.hang, to.past), to.agents.pulses.newest, to.agents.ask_all, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:

@@ -208,16 +208,17 @@ class Sandbox:
     def layout(self) -> Layout:
         return Layout(self.directory)
 
-    # ---------------------------------------------------------------------------------------------------- inside
-
-    def _members(self) -> list[place.Member]:
+    def processes(self) -> list[place.Member]:
+        """All that runs in it, daemons and jobs, each with its node."""
         return place.members(self.layout.slurm_conf, self.shape.node_names)
 
+    # ---------------------------------------------------------------------------------------------------- inside
+
     def _daemons(self) -> list[Process]:
-        return [m.process for m in self._members() if m.process.name in place.DAEMONS]
+        return [m.process for m in self.processes() if m.process.name in place.DAEMONS]
 
     def _slurmd(self, node: str) -> list[Process]:
-        return [m.process for m in self._members() if m.node == node and m.process.name == "slurmd"]
+        return [m.process for m in self.processes() if m.node == node and m.process.name == "slurmd"]
 
     def _slurmctld(self) -> list[Process]:
         return [p for p in self._daemons() if p.name == "slurmctld"]
@@ -225,7 +226,7 @@ class Sandbox:
     def _crash(self, node: str) -> None:
         if not self._slurmd(node):
             raise NotFound(f"{node} is not running", hint=_typed(f"node {node} start", self.directory))
-        left = place.power_cut(lambda: [m.process for m in self._members() if m.node == node], 10)
+        left = place.power_cut(lambda: [m.process for m in self.processes() if m.node == node], 10)
         _complain(left)
 
     def _refuse_double(self, name: str, running: list[Process]) -> None:
@@ -286,7 +287,7 @@ class Sandbox:
             time.sleep(0.02)
 
     def _remove(self, *, timeout: float = 20.0) -> None:
-        left = place.power_cut(lambda: [m.process for m in self._members()], timeout)
+        left = place.power_cut(lambda: [m.process for m in self.processes()], timeout)
         place.clear(self.layout)
         place.leave(self.layout, root_too=self.made)
         _complain(left)

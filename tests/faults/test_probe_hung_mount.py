@@ -131,8 +131,8 @@ def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
     notes = tmp_path / "n" / "probe"
     probe = Probe(bound=3, notes=notes)
     assert isinstance(probe.space(tmp_path), Space)
-    [child] = probe._children.values()
-    freezer(child.pid)
+    [child] = probe.pids
+    freezer(child)
     blind = probe.space(tmp_path)
     assert isinstance(blind, NotSeen)
     assert blind.hung
@@ -142,8 +142,8 @@ def test_a_child_that_sigkill_does_not_reach_is_abandoned_and_remembered(
     with Probe(bound=3, notes=notes) as later:
         still = later.space(tmp_path)
         assert isinstance(still, NotSeen)
-        assert f"probe {child.pid} hangs" in still.why
-        assert [note.pid for note in later.stuck()] == [child.pid]
+        assert f"probe {child} hangs" in still.why
+        assert [note.pid for note in later.stuck()] == [child]
         assert isinstance(later.text("/proc/meminfo"), bytes)
 
 

@@ -236,20 +236,20 @@ def test_the_output_of_a_local_job_goes_through_nothing_that_a_stranger_laid(
 
 
 def test_templates_of_messages_that_a_stranger_may_write_are_not_used(top: Path) -> None:
-    from ftsupervise.alerts.wording import _own_template
+    from ftsupervise.alerts.wording import own_template
     from ftsupervise.host.ownership import NotTrusted
 
     template = top / "alert.text.j2"
     template.write_text("hello\n")
-    found = _own_template(top, "alert.text.j2")
+    found = own_template(top, "alert.text.j2")
     assert found is not None and found[0] == "hello\n" and found[2]()
-    assert _own_template(top, "../../etc/passwd") is None
+    assert own_template(top, "../../etc/passwd") is None
     template.chmod(0o666)
     with pytest.raises(NotTrusted, match="everybody may write"):
-        _own_template(top, "alert.text.j2")
+        own_template(top, "alert.text.j2")
     template.unlink()
     os.mkfifo(template)
-    assert isinstance(within(10, lambda: _own_template(top, "alert.text.j2")), OSError)
+    assert isinstance(within(10, lambda: own_template(top, "alert.text.j2")), OSError)
 
 
 def test_an_append_is_refused_where_it_would_reach_another_file(top: Path) -> None:

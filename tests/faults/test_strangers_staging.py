@@ -70,7 +70,7 @@ def begin(run: RunDir) -> tuple[fencing.FenceToken, list[str]]:
             found += fence.seal(areas, 3, (1, 2))
         except OSError:
             continue
-    fencing._sweep(found)
+    fencing.sweep(found)
     return hold, said
 
 

@@ -87,6 +87,11 @@ class SlackServer:
                 raise TimeoutError(f"{len(self.posts)} of {count} posts arrived")
             return list(self.posts)
 
+    def forget(self) -> None:
+        with self._arrived:
+            self.posts.clear()
+            self.requests.clear()
+
     def keep(self, post: Post) -> None:
         with self._arrived:
             self.posts.append(post)

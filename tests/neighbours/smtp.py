@@ -136,6 +136,11 @@ class MailServer:
                 raise TimeoutError(f"{len(self.mails)} of {count} mails arrived")
             return list(self.mails)
 
+    def forget(self) -> None:
+        with self._arrived:
+            for kept in (self.mails, self.raw, self.recipients):
+                kept.clear()
+
     def reset(self, transport: Any) -> None:
         """Close with RST instead of FIN."""
         raw = transport.get_extra_info("socket")

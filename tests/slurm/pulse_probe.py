@@ -64,7 +64,9 @@ def main(folder: Path) -> None:
         say("ranks", ranks=[one._asdict() for one in agents.pulses.newest()], now=time.monotonic())
         say("ping", answers=agents.ask_all({"node-0": "ping", "node-1": "ping"}, 10))
         say("memory", ring=pss(os.getpid()), srun=pss(next(iter(agents.pids))))
-        key = agents._key.hex()
+        environ = Path(f"/proc/{next(iter(agents.pids))}/environ").read_text()
+        key = environ.partition(f"{ENV_KEY}=")[2].partition("\0")[0]
+        assert key
         shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True).stdout
         shown += subprocess.run(["scontrol", "show", "step"], capture_output=True, text=True).stdout
         shown += subprocess.run(["scontrol", "show", "job", "-d"], capture_output=True, text=True).stdout
@@ -85,7 +87,7 @@ def main(folder: Path) -> None:
         srun.wait(40)
         before = next(iter(agents.pids))
         os.kill(before, 9)
-        until(lambda: before not in agents.pids or agents._srun is None or agents.tend())
+        until(lambda: before not in agents.pids or agents.tend())
         until(lambda: agents.tend() or len(agents.pulses.nodes) == 2)
         say("again", nodes=sorted(one.name for one in agents.pulses.nodes.values()))
         agents.begin(2, mine / "run.log")

@@ -169,7 +169,9 @@ def test_an_ordinary_user_has_a_cluster_of_his_own(slurm_installed: None, short_
     assert done.stdout.startswith("/tmp/ftsupervise-sandbox-65534 [b'65534', b'65534'] b''\n")
     assert not Path("/tmp/ftsupervise-sandbox-65534").exists()
     theirs = [one for one in psutil.process_iter(["uids", "status"]) if one.info["uids"].real == 65534]
-    assert not [one for one in theirs if one.info["status"] != psutil.STATUS_ZOMBIE], "the machine's init reaps when it may"
+    assert not [one for one in theirs if one.info["status"] != psutil.STATUS_ZOMBIE], (
+        "the machine's init reaps when it may"
+    )
 
 
 @pytest.mark.root
@@ -188,5 +190,5 @@ def test_packages_that_were_only_unpacked_are_enough(short_tmp: Path) -> None:
     done = as_nobody(short_tmp, str(prefix))
     assert done.stdout.startswith("/tmp/ftsupervise-sandbox-65534 [b'65534', b'65534'] b''\n")
     with Sandbox.up(short_tmp / "p", prefix=str(prefix), nodes=1) as sandbox:
-        programs = {Path(f"/proc/{m.process.pid}/exe").readlink() for m in sandbox._members()}
+        programs = {Path(f"/proc/{m.process.pid}/exe").readlink() for m in sandbox.processes()}
         assert all(program.is_relative_to(prefix) for program in programs)

@@ -63,7 +63,7 @@ def test_jobs_and_what_they_put_in_the_background_end_with_it(place: Path, until
     sandbox.run(["sbatch", "-N2", "-o", "/dev/null", "--wrap", body])
 
     def sleeping() -> list[int]:
-        return [m.process.pid for m in sandbox._members() if m.process.name == "sleep"]
+        return [m.process.pid for m in sandbox.processes() if m.process.name == "sleep"]
 
     until(lambda: len(sleeping()) == 5, "the background, the detached, the nameless, and two ranks")
     pids = sleeping()

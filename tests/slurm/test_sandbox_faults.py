@@ -25,7 +25,7 @@ def submit(sandbox: Sandbox, *options: str) -> str:
 
 def sleepers(sandbox: Sandbox, node: str) -> list[int]:
     """Job processes on a node."""
-    mine = (m.process for m in sandbox._members() if m.node == node)
+    mine = (m.process for m in sandbox.processes() if m.node == node)
     return [process.pid for process in mine if process.name == "sleep"]
 
 
@@ -41,7 +41,7 @@ def test_a_crashed_node_requeues_one_job_and_fails_another(own_sandbox: Sandbox,
     never = submit(own_sandbox, "-w", "node-1", "--no-requeue", "--mem=100", "--wrap", "sleep 300")
     until(lambda: state(own_sandbox, never) == "RUNNING", "the second job")
     own_sandbox.node("node-1", "crash")
-    assert not [m for m in own_sandbox._members() if m.node == "node-1"], "a power cut leaves nothing"
+    assert not [m for m in own_sandbox.processes() if m.node == "node-1"], "a power cut leaves nothing"
     assert state(own_sandbox, never) == "RUNNING", "nobody lived to tell the controller"
     until(lambda: state(own_sandbox, never) == "NODE_FAIL", "NODE_FAIL", seconds=60)
     until(lambda: "Restarts=1" in own_sandbox.run(["scontrol", "show", "job", again]), "the requeue", seconds=60)
@@ -118,7 +118,7 @@ def test_a_controller_stopped_while_paused_still_stops(make_sandbox: Callable[..
     inside = make_sandbox(nodes=1)
     inside.controller("pause")
     inside.controller("stop")
-    assert not inside._slurmctld()
+    assert "slurmctld" not in {m.process.name for m in inside.processes()}
 
 
 def test_waiting_for_a_cluster_without_controller_ends_with_what_sinfo_said(

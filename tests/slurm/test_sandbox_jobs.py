@@ -75,7 +75,7 @@ def test_nothing_of_an_outer_job_reaches_the_sandbox(
     assert not {name for name in env if name.startswith(("SLURM", "SBATCH", "SQUEUE", "PMI"))} - {"SLURM_CONF"}
     assert env["SLURM_CONF"] == f"{inside.directory}/slurm.conf"
     assert inside.run(["srun", "-n1", "sh", "-c", "echo $SLURM_JOB_ID $SLURM_NTASKS"]).split() == ["1", "1"]
-    for pid in (m.process.pid for m in inside._members()):
+    for pid in (m.process.pid for m in inside.processes()):
         assert "4711" not in environment(pid).values()
 
 

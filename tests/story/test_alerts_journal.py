@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.alerts.journal import KEEP, Journal, Lost
+from ftsupervise.alerts.journal import KEEP, Journal
 from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Reason
@@ -128,14 +128,20 @@ def test_a_writer_that_was_frozen_past_the_pruning_does_not_believe_it_committed
     journal = Journal(tmp_path / "journal", keep_for=-1)
     for n in range(3):
         say(journal, str(n))
-    frozen, highest = journal._newest()
-    for n in range(60):
-        say(journal, f"later {n}")
+    based_on = []
+
+    def frozen(state: JournalState) -> JournalState:
+        if not based_on:
+            for n in range(60):
+                say(Journal(journal.directory, keep_for=-1), f"later {n}")
+            assert "00000004.json" not in names(journal.directory)
+        based_on.append(len(state.announced))
+        return replace(state, announced={**state.announced, "frozen": T0})
+
+    journal.change(frozen)
+    assert based_on == [3, 63], "what it made of an old state is not committed in the place of a file that is pruned"
     assert "00000004.json" not in names(journal.directory)
-    with pytest.raises(Lost):
-        journal._commit(frozen, highest)
-    assert "00000004.json" not in names(journal.directory)
-    assert len(journal.read().announced) == 63
+    assert len(journal.read().announced) == 64
 
 
 def test_a_directory_that_cannot_be_written_is_said_and_the_spare_takes_over(journal: Journal) -> None:

@@ -292,16 +292,9 @@ def nights(seeds: range, directory: Path, *, odd: bool = False) -> Counter[str]:
             for seed in seeds:
                 night = one_night(seed, directory, place, watchers)
                 total += judge(seed, directory, place, night)
-                with mail._arrived:
-                    (
-                        mail.mails.clear(),
-                        mail.raw.clear(),
-                        mail.recipients.clear(),
-                        slack.posts.clear(),
-                        slack.requests.clear(),
-                        machine.posts.clear(),
-                        machine.requests.clear(),
-                    )
+                mail.forget()
+                slack.forget()
+                machine.forget()
     share = total["twice"] / max(1, total["arrived"])
     print(
         f"\n{total['nights']} nights, {total['killed']} watchers killed, {total['arrived']} messages arrived, none lost; "

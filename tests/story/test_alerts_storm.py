@@ -134,7 +134,7 @@ def test_no_name_reaches_a_mail_header_or_a_mention(name: str) -> None:
     text = body.get_content().replace("\r\n", "\n") if body is not None else ""
     assert "silence  ftsupervise" in text and not CONTROL.search(text) and len(text) < 8000
 
-    posted = slack._body(parcel, Slack(token_env="T", channel="C1"))
+    posted = slack.compose(parcel, Slack(token_env="T", channel="C1"))
     assert len(posted["blocks"]) <= 50
     for block in posted["blocks"]:
         shown = block["text"]["text"]
@@ -166,7 +166,7 @@ def test_no_name_becomes_markup_or_breaks_json(name: str) -> None:
     assert tags.seen <= {"html", "body", "p", "div", "strong", "em", "table", "tr", "td", "code", "pre"}
     for shape in ("json", "pagerduty", "alertmanager"):
         about = Webhook(url="https://example.org/x", shape=shape, key_env="K")  # type: ignore[arg-type]
-        assert webhook._bodies(seen, about, Parcel(message, T0))
+        assert webhook.compose(seen, about, Parcel(message, T0))
 
 
 def test_hostile_names_arrive_through_real_servers(mail: MailServer, chat: SlackServer, tmp_path: Path) -> None:

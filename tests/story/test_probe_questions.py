@@ -129,13 +129,13 @@ def test_one_child_answers_thousands_of_questions(probe: Probe, tmp_path: Path) 
     (tmp_path / "f").touch()
     for _ in range(2000):
         assert isinstance(probe.look(tmp_path / "f"), Entry)
-    assert len(probe._children) == 1
+    assert len(probe.pids) == 1
 
 
 def test_children_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = "import sys, time; from pathlib import Path; from ftsupervise.probe import Probe; "
     script += f"p = Probe(notes=Path({str(tmp_path / 'notes' / 'probe')!r})); p.look('/'); "
-    script += "print(*[c.pid for c in p._children.values()], flush=True); time.sleep(600)"
+    script += "print(*p.pids, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.cli.status import _lines
+from ftsupervise.cli.status import lines_of
 from ftsupervise.report.status import gather
 from ftsupervise.rundir import launches, ledger
 from ftsupervise.rundir.ledger import claim
@@ -37,7 +37,7 @@ def test_of_very_many_attempts_the_first_and_the_newest_are_read_and_status_says
     assert len(read) == ledger.NEWEST
     seen = gather(run, datetime(2026, 11, 23, tzinfo=timezone.utc), {})
     assert seen.not_read == MANY + 1 - ledger.NEWEST
-    said = "\n".join(_lines(seen))
+    said = "\n".join(lines_of(seen))
     assert f"({MANY - 4} earlier ones, of which {seen.not_read} were not read: ls {run.attempts})" in said
     assert claim(run).number == 12346, "the next number is that after all of them"
 

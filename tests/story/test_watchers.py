@@ -66,7 +66,7 @@ def test_nobody_misses_himself_nor_one_who_took_leave(rundir: RunDir) -> None:
 def test_the_guard_says_once_that_nobody_watches_any_more(
     rundir: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_WATCH_EVERY", 0.0)
+    monkeypatch.setattr(door, "WATCH_EVERY", 0.0)
     other(rundir, timedelta(hours=2))
     with Guard(rundir.root, poll=0, beat_every=0) as guard:
         for step in range(1, 6):

@@ -46,15 +46,15 @@ class World:
         """Let time pass; the first alarm, if there was one, is kept."""
         end = self.now + seconds
         while self.due <= end:
-            self._advance(self.due)
+            self.advance(self.due)
             verdict = self.detector.look(self.now, self.pulses)
             if verdict.health is HangState.HUNG and self.alarm is None:
                 self.alarm = verdict
             self.due += self.patience.period
-        self._advance(end)
+        self.advance(end)
         return self.alarm
 
-    def _advance(self, to: float) -> None:
+    def advance(self, to: float) -> None:
         for rank, one in enumerate(self.pulses):
             used = (one.cpu or 0.0) + self.cpu[rank] * (to - self.now)
             if rank not in self.deaf:

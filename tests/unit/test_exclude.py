@@ -129,7 +129,7 @@ class Ring:
         self.nodes = NodeSelector(rundir, options.name, options.command, options.care, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
-        self.nodes._note([incidents.Incident(node, kind, NOW, "x", "89")], None)
+        self.nodes.note([incidents.Incident(node, kind, NOW, "x", "89")], None)
         self.nodes.update_exclusions(None)
 
     def next(self, **states: str) -> str | Placement:
@@ -157,7 +157,7 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     monkeypatch.setattr("ftsupervise.host.interpreter.command", lambda **_: sleeps)
     monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 0.5)
     one.notes("n1", "warning")
-    one.nodes._owed = True
+    one.nodes.outdated = True
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     assert "n7" in one.nodes.barred()

@@ -258,7 +258,7 @@ def test_looks_that_were_planned_far_apart_are_no_time_in_which_we_did_not_run()
         world = trained()
         began, due = world.now, world.now
         while True:
-            world._advance(due + late)
+            world.advance(due + late)
             verdict = world.detector.look(world.now, world.pulses, due)
             if verdict.health is HangState.HUNG:
                 break

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.ranks.hang_detector import GapHistory, HangLimits, PhaseStats
+from ftsupervise.ranks.hang_detector import Detector, GapHistory, HangLimits, PhaseStats
 from ftsupervise.ranks.hang_monitor import HangMonitor
 from ftsupervise.truth import RankState
 
@@ -31,7 +31,7 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
         return {}
 
     past = GapHistory({"train": PhaseStats(0.05, 1000)})
-    witness = HangMonitor(HangLimits(floor=1.0), past, pulses, evidence, tmp_path)
+    witness = HangMonitor(Detector(HangLimits(floor=1.0), past), pulses, evidence, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 60 and state == "T":
         time.sleep(max(0.0, witness.due - time.monotonic()))
@@ -52,8 +52,9 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
         return [RankState(rank, "node-0", 50, "train", began, began, now, rank + 1, "S", 1.0) for rank in (0, 1)]
 
     past = GapHistory({"train": PhaseStats(0.05, 1000)})
-    witness = HangMonitor(HangLimits(floor=2.0), past, pulses, lambda *_: {}, tmp_path)
-    witness._detector._here["train"] = 100
+    detector = Detector(HangLimits(floor=2.0), past)
+    detector.seen_here["train"] = 100
+    witness = HangMonitor(detector, pulses, lambda *_: {}, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 150:
         time.sleep(max(0.0, witness.due - time.monotonic()))

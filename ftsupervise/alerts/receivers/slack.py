@@ -91,14 +91,14 @@ def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
 
 
 def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]:
-    class Client(WebhookClient):
+    class SlackWebhookClient(WebhookClient):
         def _perform_http_request_internal(self, url: str, req: Request) -> Any:
             status, headers, body = _once(req, self.timeout, self.proxy)
             return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
 
     secrets.check(address, "webhook")
-    client = Client(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
-    body = _body(parcel, settings)
+    client = SlackWebhookClient(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    body = compose(parcel, settings)
     answer = client.send_dict(body)
     said = str(answer.body).strip()
     if answer.status_code == 200 and said == "ok":
@@ -115,13 +115,13 @@ def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]
 
 
 def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
-    class Client(WebClient):
+    class SlackClient(WebClient):
         def _perform_urllib_http_request_internal(self, url: str, req: Request) -> dict[str, Any]:
             status, headers, body = _once(req, self.timeout, self.proxy)
             return {"status": status, "headers": headers, "body": body}
 
     base = secrets.check(settings.api_url, "api_url").rstrip("/") + "/"
-    client = Client(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
+    client = SlackClient(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     try:
         posted = [post for post in parcel.earlier if post.receipt.get("ts")]
         for post in posted:
@@ -132,7 +132,7 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
             unfurl_links=False,
             unfurl_media=False,
             metadata={"event_type": "ftsupervise_alert", "event_payload": {"key": parcel.message.id}},
-            **_body(parcel, settings),
+            **compose(parcel, settings),
             **where,
         )
         return {"ts": str(answer.get("ts", "")), "channel": str(answer.get("channel", ""))}
@@ -164,7 +164,9 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
         return
     edited = Parcel(post, parcel.now, templates=parcel.templates)
     try:
-        client.chat_update(channel=post.receipt["channel"], ts=post.receipt["ts"], **_body(edited, settings, now_over))
+        client.chat_update(
+            channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
+        )
     except SlackApiError as error:
         if _word(error) not in _GONE:  # somebody deleted it: the reply still says that it is over
             raise
@@ -221,7 +223,7 @@ def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dic
 # -------------------------------------------------------------------------------------------------------- the body
 
 
-def _body(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
+def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
     """``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
     message = parcel.message
     seen = view(message, parcel.now, over=over or {})

@@ -71,14 +71,14 @@ def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
     if not (settings.plain_http and url.startswith("http://")):
         secrets.check(url, "url (or set plain_http)")
     seen = view(parcel.message, parcel.now)
-    for body in _bodies(seen, settings, parcel):
+    for body in compose(seen, settings, parcel):
         if settings.shape == "pagerduty":
             body["routing_key"] = key
         _post(url, body, key if settings.shape != "pagerduty" else "", settings, parcel)
     return {}
 
 
-def _bodies(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
+def compose(seen: View, settings: Webhook, parcel: Parcel) -> list[Any]:
     if settings.shape == "pagerduty":
         items = [item for item in seen.items if item.reason != "announced"]
         return [_json(seen, settings, parcel, item=item, action=_action(item)) for item in items]
