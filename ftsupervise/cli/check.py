@@ -135,7 +135,6 @@ def _switched_on(run: Run, name: str) -> Run:
 def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
     from ftsupervise.cli.patience import ANSWER, allow
     from ftsupervise.probe import Probe
-    from ftsupervise.rundir.paths import RunDir
     from ftsupervise.scheduler import kind_of, open_scheduler
     from ftsupervise.scheduler.ownership import own_job_ids
     from ftsupervise.watch.checks import ask, look_at
@@ -145,7 +144,7 @@ def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
     now = datetime.now(timezone.utc)
     with Probe(waits=lambda seconds: allow(seconds) if seconds > ANSWER else None) as probe:
         queue = ask(open_scheduler(kind_of(run.scheduler)), _owners(run.run_dir, probe))
-        seen = look_at(run, RunDir(run.run_dir), queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
+        seen = look_at(run, queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
         keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")  # gpu says it in its finding
         return seen, tuple(sentence for sentence in complaints(run, probe, now) if sentence.startswith(keys))
 

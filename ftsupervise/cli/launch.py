@@ -100,6 +100,7 @@ def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
 
 def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     import re
+    from dataclasses import replace
 
     from ftsupervise.errors import UsageError
     from ftsupervise.launch.plan import plan
@@ -116,18 +117,18 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
         avoid, left_in = that_fit(avoid, run, tuple(filter(None, (*run.launch.exclude, exclude))))
         for sentence in left_in:
             say(f"note: {sentence}", err=True)
-    return plan(
+    workdir = config.absolute().parent
+    made = plan(
         run,
         kind=kind,
         token=os.urandom(6).hex(),
-        workdir=config.absolute().parent,
+        workdir=workdir,
         python=sys.executable,
         after=after,
         exclude=(exclude,) if exclude else (),
         avoid=avoid,
-        config=config.absolute(),
-        own_workdir=config.absolute().parent.stat().st_uid == os.geteuid(),
     )
+    return replace(made, config=config.absolute(), own_workdir=workdir.stat().st_uid == os.geteuid())
 
 
 def _doubts(run: Run) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class Plan:
     avoided: tuple[str, ...] = ()  # nodes that are excluded because of their past, not by the settings
     notes: tuple[str, ...] = ()  # what the person should know and did not ask for
     config: Path | None = None  # the settings file, to be found again by the run's name
-    own_workdir: bool = False  # it belongs to this account
+    own_workdir: bool = False  # it belongs to this account: a job that finds another account's there does nothing
 
     @property
     def submissions(self) -> int:
@@ -96,12 +96,9 @@ def plan(
     after: str = "",
     exclude: tuple[str, ...] = (),
     avoid: Sequence[JudgedNode] = (),
-    config: Path | None = None,
-    own_workdir: bool = False,
 ) -> Plan:
     """The launch of ``run`` on a scheduler of ``kind``. Raises ConfigError where the settings do not fit together.
 
-    ``own_workdir``: does the folder belong to this account? Then a job that finds another account's there does nothing.
     ``exclude``: nodes the person names now; ``avoid``: those that are excluded because of their score.
     """
     launch = run.launch
@@ -141,8 +138,6 @@ def plan(
         command=command,
         avoided=avoided,
         notes=tuple(notes),
-        config=config,
-        own_workdir=own_workdir,
     )
 
 

@@ -130,7 +130,6 @@ def host_finding(why: str, now: datetime) -> Finding:
 
 def look_at(
     run: Run,
-    rundir: RunDir,
     queue: QueueAnswer,
     now: datetime,
     *,
@@ -147,7 +146,8 @@ def look_at(
     """
     if probe is None:
         with Probe() as own_probe:
-            return look_at(run, rundir, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
+            return look_at(run, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
+    rundir = RunDir(str(run.run_dir))
     jobs = None
     if queue.jobs is not None:
         known_by = identify(rundir, run.name, launches(rundir), newest(rundir), watch=own)

@@ -246,13 +246,11 @@ class Tour:
 
     def _look(self, index: int, probe: Probe) -> None:
         run, orders = self.progress.roster.known[index].run, self.orders
-        rundir = RunDir(str(run.run_dir))
         self.say.at(index, "check it", BOUND)
         journal = self._journal(index)
         try:
             seen = look_at(
                 run,
-                rundir,
                 queue_of(run, self.progress.queues or {}),
                 orders.now,
                 own=own_job_ids(orders.env),

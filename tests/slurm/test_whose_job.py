@@ -90,9 +90,7 @@ def twins(sandbox: Sandbox) -> Iterator[Twins]:
 def test_watch_sees_the_jobs_of_its_own_run(twins: Twins) -> None:
     queue = QueueAnswer(tuple(twins.queue().values()), kind="slurm")
     for rundir in (twins.one, twins.other):
-        seen = look_at(
-            twins.run(rundir), rundir, queue, datetime.now(timezone.utc), own=frozenset(), only=["is-running"]
-        )
+        seen = look_at(twins.run(rundir), queue, datetime.now(timezone.utc), own=frozenset(), only=["is-running"])
         assert [job.base_id for job in seen.jobs or ()] == [twins.job(rundir)]
 
 
