@@ -96,6 +96,8 @@ def down(directory: Path | None) -> None:
     left = found.directory.is_dir() and any(found.directory.iterdir())
     stays = "; what is not the sandbox's stays there" if left else ""
     click.echo(f"down: {found.directory}{stays}")
+    if os.environ.get("SLURM_CONF") == str(found.directory / "slurm.conf"):  # every Slurm command here would hang on it
+        click.echo(f"  unset SLURM_CONF {ENV_DIRECTORY}   so that this shell forgets it")
 
 
 @sandbox.command()

@@ -1,6 +1,6 @@
 """The ``watch:`` section: how often to look, and one section for each watchdog.
 
-A watchdog whose section is null is off. With nothing said, *is-running*, *hang* and *disk* (of the run directory) are on;
+A watchdog whose section is null is off. With nothing said, those are on whose field in ``Watch`` is not None by default;
 ``memory: {}`` is enough to switch another one on. A watchdog is asked at each tick, or every ``every``.
 """
 

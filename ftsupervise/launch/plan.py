@@ -111,7 +111,7 @@ def plan(
             "spare_nodes asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
             "failure; the jobs are chained by --dependency instead"
         )
-    if launch.time is None:
+    if launch.time is None and kind != "local":
         notes.append(
             "no launch.time: the partition's default limit applies, and the warning before it may come too late "
             'to save; set it, such as time: "20:00:00"'

@@ -165,7 +165,8 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
         return
     rundir = RunDir(plan.run_dir)
     records = launches(rundir)
-    known_by = identify(rundir, plan.name, records, newest(rundir))
+    last = newest(rundir)
+    known_by = identify(rundir, plan.name, records, last)
     first = not any(record.written for record in records)  # then jobs of its name are not its own
     live = jobs_of_run(known_by, scheduler.queue(users=(user_name(), *people(rundir))), certain=first)
     if plan.after:
@@ -182,6 +183,15 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
             hint=_rest_of_a_daisy_chain(records, live)
             or "attach another chain behind it with --after JOBID, or submit beside it with --again",
         )
+    elif last is not None and last.job_id and last.cause is None and _kind_of_job(last.job_id) != plan.kind:
+        raise Refused(  # two chains that do not see each other would end each other's attempts, member by member
+            f"attempt {last.number} of {plan.name} is at work in job {last.job_id}, which is not in this queue",
+            hint=f"end it first: ftsupervise kill {_quoted(rundir.root)}; when status says STOPPED: ftsupervise clear",
+        )
+
+
+def _kind_of_job(job: str) -> str:
+    return "local" if job.startswith("local-") else "slurm"
 
 
 def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:

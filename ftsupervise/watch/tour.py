@@ -27,6 +27,7 @@ from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
+from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -67,12 +68,15 @@ class Event:
     meaning: str = ""
 
 
-def events(attempts: Sequence[Attempt], *, finished_at: datetime | None) -> tuple[Event, ...]:
-    """Every event of the run so far, oldest first; the journal drops those that were sent."""
+def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
+    """Every event of the run so far, oldest first; the journal drops those that were sent.
+
+    ``raised``: who has raised the kill switch that is up now, and why; the newest attempt has answered it.
+    """
     found: list[Event] = []
     for before, attempt in zip([None, *attempts], attempts, strict=False):
         found += _begin(before, attempt)
-        found += _end(attempt)
+        found += _end(attempt, raised if attempt is attempts[-1] else "")
     if finished_at is not None:
         last = attempts[-1] if attempts else None
         step = f" at step {last.last_step}" if last and last.last_step is not None else ""
@@ -106,12 +110,13 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
     return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
 
 
-def _end(attempt: Attempt) -> list[Event]:
+def _end(attempt: Attempt, raised: str) -> list[Event]:
     """Only the end after which nothing takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
-    text = f"attempt {attempt.number} saved and stopped{step}: kill switch{f', {attempt.note}' if attempt.note else ''}"
+    words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
+    text = f"attempt {attempt.number} saved and stopped{step}: {words}"
     meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
     return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
 
@@ -344,7 +349,10 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
         finished_at = _mark_time(seen.rundir, {})
     except OSError:
         return ()
-    return events(attempts, finished_at=finished_at)
+    switch = read_switch(seen.rundir, KILL)
+    why = f" ({switch.why})" if switch.why else ""
+    raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
+    return events(attempts, finished_at=finished_at, raised=raised)
 
 
 def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:

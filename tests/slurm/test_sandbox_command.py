@@ -62,6 +62,12 @@ def test_up_says_what_to_type_next_and_that_works(typed: Typed, place: Path) -> 
     assert not place.exists()
 
 
+def test_down_says_what_a_shell_has_to_forget_that_was_in_the_sandbox(typed: Typed, place: Path) -> None:
+    typed("up", "--nodes", "1")
+    down = typed("down", env={"SLURM_CONF": f"{place}/slurm.conf"}).stdout
+    assert "unset SLURM_CONF FTSUPERVISE_SANDBOX " in down
+
+
 def test_a_node_and_the_controller_are_broken_by_name(typed: Typed, place: Path) -> None:
     typed("up", "--nodes", "2")
     assert typed("node", "node-1", "crash").returncode == 0

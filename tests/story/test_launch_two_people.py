@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import pytest
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import Refused, SchedulerUnavailable
 from ftsupervise.launch.plan import plan
-from ftsupervise.launch.submit import Launched, launch_run, prepare
+from ftsupervise.launch.submit import Launched, check_queue, launch_run, prepare
 from ftsupervise.model import Job, Submitted
+from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.local import Local
+from ftsupervise.scheduler.slurm import Slurm
 
 NOW = datetime(2026, 11, 21, 2, 10, tzinfo=timezone.utc)
 
@@ -109,6 +111,28 @@ def test_a_daisy_chain_that_broke_off_says_how_to_get_the_rest(local: Local, tmp
         launch(run, local)
     assert "after 2 of 5 jobs" in refused.value.hint
     assert "launch --after local-2 --jobs 3" in refused.value.hint
+
+
+def test_a_run_at_work_without_slurm_is_not_launched_on_slurm_too(
+    local: Local, tmp_path: Path, until: Callable[..., Any]
+) -> None:
+    """Neither queue shows the other's jobs, and each member would end the attempt of the other's."""
+
+    class Empty(Slurm):
+        def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
+            return ()
+
+    run = a_run(tmp_path)
+    launch(run, local)
+    until(lambda: newest(RunDir(tmp_path / "run")))
+    here = plan(run, kind="slurm", token="t", workdir=tmp_path, python=sys.executable)
+    with pytest.raises(Refused, match=r"attempt 1 of tr11 is at work in job local-1_1, which is not in this queue"):
+        check_queue(here, Empty({}), again=False)
+    check_queue(here, Empty({}), again=True)
+    for job in local.queue():
+        local.cancel(job.base_id)
+    until(lambda: not local.queue() and newest(RunDir(tmp_path / "run")).cause is not None)  # type: ignore[union-attr]
+    check_queue(here, Empty({}), again=False)
 
 
 def test_what_lay_in_the_directory_before_it_became_a_run_s_is_not_written_over(local: Local, tmp_path: Path) -> None:

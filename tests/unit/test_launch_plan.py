@@ -173,6 +173,10 @@ def test_a_run_without_a_time_limit_is_told_about_it() -> None:
     assert any("launch.time" in note for note in planned({}).notes)
 
 
+def test_without_slurm_there_is_no_partition_whose_limit_could_apply() -> None:
+    assert not any("launch.time" in note for note in planned({}, "local").notes)
+
+
 def test_a_control_character_never_reaches_a_script() -> None:
     one = planned({})
     with pytest.raises(ConfigError, match="control characters"):

@@ -42,6 +42,16 @@ def test_a_kill_switch_is_told_because_nobody_takes_over() -> None:
     assert [event.kind for event in told] == [EventKind.STARTED, EventKind.STOPPED]
 
 
+def test_who_is_told_of_a_stop_is_told_who_asked_for_it() -> None:
+    runs = [attempt(1, "kill switch"), attempt(2, "kill switch", minutes=6)]
+    told = [
+        event.summary for event in events(runs, finished_at=None, raised="raised by ada on login-1 (wrong data mix)")
+    ]
+    stops = [summary for summary in told if "saved and stopped" in summary]
+    assert "ada" not in stops[0]  # another switch, long down
+    assert stops[1].endswith(": kill switch, raised by ada on login-1 (wrong data mix)")
+
+
 def test_the_end_says_how_long_and_in_how_many_attempts() -> None:
     runs = [attempt(1, "warning signal"), attempt(2, "finished", first=141, last=300, minutes=6)]
     told = events(runs, finished_at=T0 + timedelta(hours=2))
