@@ -28,8 +28,7 @@ from pathlib import Path
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Datagram
 from ftsupervise.ranks.rank_table import Listener, RankTable
-from ftsupervise.rundir.beats import write_beat
-from ftsupervise.rundir.heartbeat_page import HeartbeatPage
+from ftsupervise.rundir.heartbeat_page import HeartbeatPage, write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, RankState
 

@@ -45,7 +45,7 @@ def make_run(folder: Path, number: int) -> None:
 
 def make_squeue(folder: Path, count: int) -> None:
     """A queue with one running job for each run, in the words ``squeue -o`` is asked for."""
-    from ftsupervise.host.users import user_name
+    from ftsupervise.host.ownership import user_name
     from ftsupervise.scheduler.parse import SqueueFormat
 
     form = SqueueFormat("MARK")

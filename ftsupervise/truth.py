@@ -53,7 +53,7 @@ class Beat(NamedTuple):
 
 
 class HeartbeatSample(NamedTuple):
-    """What a rank's page in node-local memory says (``pages.py``). Times are that host's CLOCK_MONOTONIC, in seconds."""
+    """What a rank's page in node-local memory says (``heartbeat_page.py``). Times: CLOCK_MONOTONIC of that host, seconds."""
 
     rank: int
     attempt: int

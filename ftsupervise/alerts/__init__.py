@@ -9,7 +9,6 @@
     record.py        write down what was found, announce what happened
     deliver.py       send what waits: bounded in time, whoever hangs
     self_monitor.py  what is wrong with the receivers and the journal themselves
-    deadman.py       the ping to an outside service
 
 A watch tick calls three: ``record``, ``announce`` and ``deliver``.
 """

@@ -1,7 +1,7 @@
 """One generation of the alerts' journal as bytes on a disk: whose it is, whether it is whole, and what it says.
 
 Nothing in a file is believed before its owner is: this account, root, the owner of the run, or a member of the group that
-the folder is shared with (``sharing.py``). A file that is torn, too large, foreign, from a newer version, or that lies under
+the folder is shared with. A file that is torn, too large, foreign, from a newer version, or that lies under
 another number than its own raises ValueError or OSError; the journal passes it over and says so.
 
 A silence and an acknowledgement bear the name of the account that wrote the generation in which they first stand, not the
@@ -25,8 +25,7 @@ from ftsupervise.alerts.outbox import JournalState, Silence
 from ftsupervise.findings import Alert
 from ftsupervise.host import files
 from ftsupervise.host.modes import is_shared, may_be_changed, stranger
-from ftsupervise.host.ownership import remedy
-from ftsupervise.host.users import in_group
+from ftsupervise.host.ownership import in_group, remedy
 from ftsupervise.rundir.records import decode, encode
 
 FORMAT = 1

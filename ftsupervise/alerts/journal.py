@@ -31,8 +31,8 @@ from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
+from ftsupervise.host.ownership import shown_user
 from ftsupervise.host.private import home, is_private, private
-from ftsupervise.host.users import shown_user
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …

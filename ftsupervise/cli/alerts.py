@@ -17,7 +17,7 @@ import click
 
 from ftsupervise.cli.saying import DefaultGroup, plain, say
 from ftsupervise.errors import NotFound, UsageError
-from ftsupervise.host.users import shown_user
+from ftsupervise.host.ownership import shown_user
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
 
 def _owners(run_dir: Path, probe: Any) -> tuple[str, ...]:
     """Me, and whoever owns the run directory."""
-    from ftsupervise.host.users import user_name
+    from ftsupervise.host.ownership import user_name
     from ftsupervise.probe import Entry
 
     found = probe.look(run_dir)

@@ -212,9 +212,9 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     Exit code 0 when it lives, 2 when it does not, 69 when that cannot be seen.
     """
     from ftsupervise.crontab.chain import options
+    from ftsupervise.crontab.entries import slots_after
     from ftsupervise.crontab.installation import need_installed
     from ftsupervise.crontab.keepalive import see_to
-    from ftsupervise.crontab.schedule import slots_after
     from ftsupervise.truth import Health
 
     codes = {Health.OK: 0, Health.BAD: 2, Health.UNKNOWN: 69}
@@ -321,7 +321,7 @@ def _believed(path: Path, *, dry_run: bool) -> Run:
 
 def _show(plan: InstallPlan) -> None:
     from ftsupervise.crontab.chain import options
-    from ftsupervise.crontab.schedule import slots_after
+    from ftsupervise.crontab.entries import slots_after
 
     root, installed = plan.cron.root, plan.installed
     click.echo(f"would make {root} with cron.minutely, cron.hourly, cron.daily, cron.weekly, crontab and state")

@@ -79,8 +79,8 @@ def _to_terminal(data: bytes) -> None:
 
 
 def loop(place: CronDir, dry_run: bool) -> None:
+    from ftsupervise.crontab.entries import slots_after
     from ftsupervise.crontab.installation import need_installed
-    from ftsupervise.crontab.schedule import slots_after
     from ftsupervise.errors import Error
     from ftsupervise.units import show_duration
 

@@ -147,7 +147,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
 
 def _show(plan: Plan, run: Run) -> None:
     from ftsupervise.cli.config import unheard
-    from ftsupervise.launch.render import render
+    from ftsupervise.launch.plan import render
 
     for index in range(plan.submissions):
         options = plan.link(index)

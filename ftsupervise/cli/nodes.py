@@ -14,7 +14,7 @@ import click
 
 from ftsupervise.cli.saying import DefaultGroup, plain, say
 from ftsupervise.errors import UsageError
-from ftsupervise.host.users import shown_user
+from ftsupervise.host.ownership import shown_user
 
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents

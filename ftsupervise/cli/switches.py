@@ -13,7 +13,7 @@ import click
 
 from ftsupervise.cli import patience
 from ftsupervise.cli.saying import say
-from ftsupervise.host.users import shown_user
+from ftsupervise.host.ownership import shown_user
 
 if TYPE_CHECKING:
     from ftsupervise.rundir.paths import RunDir
@@ -108,7 +108,7 @@ def _take_down(rundir: RunDir, name: str, switch: str) -> None:
 
 
 def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
-    from ftsupervise.rundir.brake import read_brake
+    from ftsupervise.rundir.switches import read_brake
 
     try:
         brake = read_brake(rundir)
@@ -123,8 +123,8 @@ def _release(rundir: RunDir, name: str) -> None:
     from datetime import datetime, timezone
 
     from ftsupervise.errors import SchedulerUnavailable, from_os_error
-    from ftsupervise.rundir.brake import let_go, release_brake, still_held
     from ftsupervise.rundir.launches import may_change
+    from ftsupervise.rundir.switches import let_go, release_brake, still_held
     from ftsupervise.scheduler import open_scheduler
 
     try:

@@ -165,7 +165,7 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
 
 
 # Which settings does a command mean? The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or the
-# name it was launched under; ``locate.find_run`` has the directory they mean, this module the settings.
+# name it was launched under; ``find_run`` has the directory they mean, this module the settings.
 
 
 def settings_of(name: str | None) -> Path:

@@ -1,6 +1,6 @@
 """What the supervisor can be told, each thing declared once: key in the settings, flag, value, default, bounds and help.
 
-``schema.py`` and ``nodes.py`` take default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
+``schema.py`` takes default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
 what differs from the usual into the batch script; ``ftsupervise run`` makes its options of the table and hands their
 values to ``run/settings.py``. Free of pydantic, because the supervisor starts without it.
 """

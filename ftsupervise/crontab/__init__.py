@@ -2,16 +2,13 @@
 
     installation.py  the installed folder, what install decided, whose files are believed there (files)
     install.py       decide, write down, start; and take away again; the scripts that come with ftsupervise
-    schedule.py      slots on the wall clock, five-field lines, what is due and what was missed (pure)
-    entries.py       what is to be run: dropped files and lines of the crontab file, and what is passed over (files)
-    chain.py         the jobs of the next slots: which are missing, which are there twice (the queue)
-    keepalive.py     is the cron alive, and if not, bring it back
-    backends.py      scrontab and crontab, where a cluster has them
+    entries.py       what is to be run, and when: slots on the wall clock, dropped files, lines of the crontab file
+    chain.py         the jobs of the next slots: which are missing, which are there twice; the jobs of dropped job scripts
+    keepalive.py     is the cron alive, and if not, bring it back; our lines in the tables of scrontab and crontab
     history.py       every slot and every run of every entry, claimed by mkdir (files)
     tick.py          one slot: claim it, keep the chain, run what is due, notify of what failed
     dispatch.py      run what is due at one slot, or one entry by hand
     execute.py       run executables at the same time, each with a bound, children included (processes)
-    job_entries.py   job scripts: submitted as jobs of their own, and followed
     findings.py      what failed, as findings
     status.py        what ``cron status`` shows
 

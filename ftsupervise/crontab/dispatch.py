@@ -14,12 +14,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import ENV_DIR, ENV_ENTRY, ENV_SLOT, execute, history, job_entries
+from ftsupervise.crontab import ENV_DIR, ENV_ENTRY, ENV_SLOT, chain, execute, history
 from ftsupervise.crontab.chain import entry_comment
-from ftsupervise.crontab.entries import CronEntry, EntryKind, find
+from ftsupervise.crontab.entries import CronEntry, Due, EntryKind, due, find
 from ftsupervise.crontab.history import EntryRun, RunEnd, RunStart, SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, dir_option, stamp
-from ftsupervise.crontab.schedule import Due, due
 from ftsupervise.errors import Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.paths import write_whole
@@ -112,7 +111,7 @@ def busy(slot: CronSlot, newest: EntryRun | None) -> str:
     if start.job_comment:
         if slot.queue is None:
             return f"Slurm could not be asked whether its job {start.job_id} still runs"
-        job = job_entries.living(newest, slot.queue)
+        job = chain.living(newest, slot.queue)
         if job is not None:
             return f"its job {job.id} is {job.state.value}"
         return f"it is not known whether its job {start.job_id} has ended"  # if it were, ``follow`` had written it down
@@ -157,7 +156,7 @@ def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> 
     """Submit a dropped job script; what went wrong is the end of its run."""
     env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
     try:
-        script, output = job_entries.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)
+        script, output = chain.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)
         copy = folder / "job.sbatch"
         write_whole(copy, script.encode("utf-8", "surrogateescape"), mode=0o755)
         job = slot.jobs().submit(script, script_path=copy, token=start.job_comment, env=env)

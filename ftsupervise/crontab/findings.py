@@ -13,10 +13,9 @@ from typing import Any
 from ftsupervise.crontab import history
 from ftsupervise.crontab.chain import drained_words, epoch
 from ftsupervise.crontab.dispatch import CronSlot
-from ftsupervise.crontab.entries import CronEntries
+from ftsupervise.crontab.entries import CronEntries, floor
 from ftsupervise.crontab.history import EntryRun
 from ftsupervise.crontab.installation import default_directory
-from ftsupervise.crontab.schedule import floor
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.truth import Health

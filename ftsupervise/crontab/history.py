@@ -21,8 +21,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from ftsupervise.crontab.entries import floor
 from ftsupervise.crontab.installation import CronDir, Installed, read_stamp, stamp
-from ftsupervise.crontab.schedule import floor
 from ftsupervise.host.files import read_bounded
 from ftsupervise.host.modes import PAGE, claim_folder, make_folder
 from ftsupervise.printable import printable_lines

@@ -19,7 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import backends, chain, keepalive
+from ftsupervise.crontab import chain, keepalive
+from ftsupervise.crontab.entries import check
 from ftsupervise.crontab.installation import (
     FOLDERS,
     CronDir,
@@ -32,7 +33,6 @@ from ftsupervise.crontab.installation import (
     user_name,
     write_installed,
 )
-from ftsupervise.crontab.schedule import check
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.host.modes import FOLDER, make_folder
@@ -121,7 +121,7 @@ def decide(
         script = chain.script(cron, installed) if backend == "slurm" else ""
     except ValueError as error:
         raise ConfigError(f"the job of a slot cannot be written: {error}") from None
-    return InstallPlan(cron, installed, script, backends.block(cron, installed), _notes(installed, settings, env))
+    return InstallPlan(cron, installed, script, keepalive.our_block(cron, installed), _notes(installed, settings, env))
 
 
 def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -170,16 +170,16 @@ def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> Instal
     if before is not None and lives:
         wanted = replace(wanted, since=before.since)
     if plan.lines:
-        backends.read(wanted)  # raises where the cluster has no such table, before anything is written
+        keepalive.read_table(wanted)  # raises where the cluster has no such table, before anything is written
     notes: tuple[str, ...] = ()
     if wanted.backend == "slurm":
         wanted, notes = _fit(wanted)
     _write_folder(cron, wanted)
     if plan.lines:  # before it is called installed: a table may be refused
-        backends.put(wanted, plan.lines)
+        keepalive.put_lines(wanted, plan.lines)
     write_installed(cron, wanted)
     if before is not None and lives and before.backend != wanted.backend:
-        backends.put(before, "")
+        keepalive.put_lines(before, "")
     changed = before is None or _changed(before, wanted)
     if scheduler is None:
         return InstallDone(changed, None, notes)
@@ -307,7 +307,7 @@ def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm 
         raise Refused(f"the cron in {cron.root} is {installed.owner}'s", hint="ask them to remove it")
     when = f"by {installed.owner} on {os.uname().nodename}, {now:%Y-%m-%d %H:%M} UTC"
     write_installed(cron, replace(installed, removed=installed.removed or when))
-    backends.put(installed, "")
+    keepalive.put_lines(installed, "")
     if scheduler is None:
         return RemoveDone()
     cancelled: dict[str, None] = {}

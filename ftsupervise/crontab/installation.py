@@ -28,7 +28,7 @@ from pathlib import Path
 from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
 from ftsupervise.host import ownership
-from ftsupervise.host.users import user_id
+from ftsupervise.host.ownership import user_id
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import Exact, decode, encode, parse_object, write_json
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import backends, chain, history
-from ftsupervise.crontab.entries import CronEntry, PassedOver, find
+from ftsupervise.crontab import chain, history, keepalive
+from ftsupervise.crontab.entries import CronEntry, PassedOver, ceiling, find, floor
 from ftsupervise.crontab.history import EntryRun, SlotRecord
 from ftsupervise.crontab.installation import CronDir, Installed
-from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.errors import Error
 from ftsupervise.printable import printable
 
@@ -127,7 +126,7 @@ def gather(cron: CronDir, installed: Installed, scheduler: Slurm | None, now: da
             blind = error.message
     lost = ""
     try:
-        lost = backends.lost(installed)
+        lost = keepalive.lost_lines(installed)
     except Error as error:
         blind = blind or error.message
     found = find(cron, installed)

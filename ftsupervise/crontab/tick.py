@@ -17,13 +17,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.crontab import chain, history, job_entries
+from ftsupervise.crontab import chain, history
 from ftsupervise.crontab.dispatch import CronSlot, work
-from ftsupervise.crontab.entries import CronEntries, find
+from ftsupervise.crontab.entries import CronEntries, find, floor
 from ftsupervise.crontab.findings import earlier, findings, missed_slots, run_name
 from ftsupervise.crontab.history import SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, need_installed, user_name
-from ftsupervise.crontab.schedule import floor
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.records import as_count
@@ -162,7 +161,7 @@ def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
                     slot = replace(slot, queue=scheduler.queue())
                 except Error:
                     pass
-            job_entries.follow(newest, slot.queue, scheduler, slot.clock())
+            chain.follow(newest, slot.queue, scheduler, slot.clock())
         except OSError:
             continue
     return slot

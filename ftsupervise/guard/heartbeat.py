@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ftsupervise.guard.settings import RankContext, Voice
-from ftsupervise.rundir import beats, heartbeat_page, imports
+from ftsupervise.rundir import heartbeat_page, imports
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.truth import Beat
@@ -131,7 +131,7 @@ class Heart:
         self._place = place
         self._superseded = superseded  # a newer attempt has begun: the beats are its ranks' from then on
         self._voice = voice
-        self._every = beats.interval(place.world, every)
+        self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
         self.host = os.uname().nodename
         self.phase = "start"
@@ -191,7 +191,7 @@ class Heart:
         at = datetime.now(timezone.utc)
         try:
             mine = Beat(self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, self.facts)
-            beats.write_beat(self._place.rundir, mine, self._place.area)
+            heartbeat_page.write_beat(self._place.rundir, mine, self._place.area)
         except OSError as error:
             if self._place.area is None or not is_sealed(self._place.area):
                 self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")

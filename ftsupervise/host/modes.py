@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.users import in_group
+from ftsupervise.host.ownership import in_group
 
 FOLDER = 0o755
 SHARED = 0o2775
@@ -30,7 +30,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
     Believed are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
     them; nobody in a folder that everybody may write.
     """
-    from ftsupervise.host.users import group_name, shown_user
+    from ftsupervise.host.ownership import group_name, shown_user
 
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         return "it lies in a folder that everybody may write"

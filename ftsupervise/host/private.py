@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from ftsupervise.host.users import shown_user
+from ftsupervise.host.ownership import shown_user
 
 
 def home() -> Path:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import Refused, from_os_error
 from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, set_mode
-from ftsupervise.host.ownership import distrust
-from ftsupervise.host.users import group_name
+from ftsupervise.host.ownership import distrust, group_name
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.fence import STAGING

@@ -29,10 +29,9 @@ from ftsupervise.errors import (
 )
 from ftsupervise.host import files, haste
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
-from ftsupervise.host.users import shown_user, user_name
+from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
-from ftsupervise.launch.plan import Plan
-from ftsupervise.launch.render import render
+from ftsupervise.launch.plan import Plan, render
 from ftsupervise.model import Job
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
@@ -120,8 +119,7 @@ def register(run_dir: RunDir, name: str) -> None:
 
 def check_may_start(run_dir: RunDir, name: str) -> None:
     """Refuse to start against somebody's stop, against the brake, or a run that is done."""
-    from ftsupervise.rundir.brake import read_brake
-    from ftsupervise.rundir.switches import KILL, read_switch
+    from ftsupervise.rundir.switches import KILL, read_brake, read_switch
 
     try:
         files.among(run_dir.switches)

@@ -1,7 +1,7 @@
 """The ring's hands on the nodes: it starts one agent per node, hears them, and asks them.
 
 With one node, or without Slurm, there is no agent: the ring looks at the pages itself. Where agents cannot be started, or
-their datagrams do not come through, ``slow.py`` reads the beats of the run directory instead, and the run's log says so once.
+their datagrams do not come through, ``SlowBeats`` reads the beats of the run directory instead, and the run's log says so once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.rank_table import Listener, Node, RankExit, RankTable, death_of
 from ftsupervise.ranks.rpc import read_killed
-from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation

@@ -1,6 +1,6 @@
 """What can be seen on this node of the ranks of one attempt: their pages, their processes, and at once when one dies.
 
-    BASE/ATTEMPT/rank-N      the pages (``pages.py``); the newest attempt counts
+    BASE/ATTEMPT/rank-N      the pages (``heartbeat_page.py``); the newest attempt counts
 
 A rank is only called dead after it was seen alive: the process of its page was there, with the start time of its page. So a
 page from another process-number namespace, or a process we may not look at, is unknown, and never dead.

@@ -129,7 +129,7 @@ def _quietly(do: Callable[[str], None], path: str) -> None:
 #     BASE/bell-NODE-PID   a FIFO of the node's agent (several nodes may share a host); the rank writes a byte into each
 #
 # With torch and a communicator loaded the process takes a second to die, or for ever: its teardown may wait for peers. What the
-# rank has to say stands on its page (``pages.py``); a bell that nobody hears costs that second, nothing else.
+# rank has to say stands on its page (``heartbeat_page.py``); a bell that nobody hears costs that second, nothing else.
 
 
 class ExitFifo:

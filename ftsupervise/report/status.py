@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.beats import read_beats
-from ftsupervise.rundir.brake import read_brake, still_held
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.ledger import NEWEST, ledger, lives_here, numbers
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch, still_held
 from ftsupervise.truth import Beat, SwitchState
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from datetime import datetime, timezone
 
 from ftsupervise.host import processes
-from ftsupervise.host.oom import OomKillCounter
+from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.rank_table import RankExit, who_began

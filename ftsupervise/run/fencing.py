@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ftsupervise.host.processes import SHELL_MARKED, end_child
 from ftsupervise.model import CauseKind
-from ftsupervise.rundir import beats, fence, switches
+from ftsupervise.rundir import fence, heartbeat_page, switches
 from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
 
@@ -81,7 +81,7 @@ def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: 
 
 def _beats_lately(rundir: RunDir, number: int, now: datetime) -> bool:
     try:
-        found = [one for one in beats.read_beats(rundir) if one.facts.get("attempt") == str(number)]
+        found = [one for one in heartbeat_page.read_beats(rundir) if one.facts.get("attempt") == str(number)]
     except OSError:
         return True
     return any(abs((now - one.at).total_seconds()) < _LATELY for one in found)

@@ -19,12 +19,11 @@ from ftsupervise.nodes import incidents
 from ftsupervise.run.events import STOP, SignalQueue
 from ftsupervise.run.settings import Options
 from ftsupervise.rundir import ledger, pinned
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir, for_the_group
 from ftsupervise.rundir.records import as_whole, read_json
 from ftsupervise.rundir.run_log import tell
-from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from ftsupervise.scheduler import open_scheduler
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
 

@@ -40,7 +40,7 @@ from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, sit_out, wait_for_space
 from ftsupervise.run.one_attempt import RunProgress, Services
 from ftsupervise.run.settings import Options
-from ftsupervise.rundir import brake, ledger
+from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
@@ -166,7 +166,7 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, minde
 
 
 class Supervisor:
-    """The attempts of one job: what is done in each state of ``states.py``."""
+    """The attempts of one job: what is done in each state of ``decide.py``."""
 
     def __init__(self, to: Services) -> None:
         self.to = to
@@ -294,7 +294,7 @@ class Supervisor:
     def _counted(self, before: int) -> list[Attempt]:
         """The ledger since the brake was last released. Without an end on record one was lost, unless it was told to go."""
         try:
-            first = brake.counts_from(self.to.options.rundir)
+            first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
         except OSError:
             return []
@@ -357,7 +357,7 @@ class Supervisor:
     def _brake(self) -> Outcome:
         """The mark first: it keeps members from starting even when they cannot be held."""
         ended, verdict, fence, log = self.now.ended, self.now.verdict, self.now.fence, self.now.log
-        on = brake.Brake(
+        on = switches.Brake(
             failure=verdict.failure or ended.cause.words(),
             why=verdict.why,
             times=verdict.times,
@@ -367,7 +367,7 @@ class Supervisor:
             at=_now().isoformat(),
         )
         area = fence.area if fence is not None else None
-        write = partial(brake.write_brake, self.to.options.rundir, area=area)
+        write = partial(switches.write_brake, self.to.options.rundir, area=area)
         if self.to.owed.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
             return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
         held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)

@@ -5,13 +5,14 @@
 
 The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
 phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
-Beats in the run directory (``beats.py``) say the same slowly and everywhere; who cannot make a page does without.
+Beats in the run directory say the same slowly and everywhere; who cannot make a page does without.
 
 Standard library only: the guard imports this inside the training loop.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import signal
@@ -21,7 +22,9 @@ from time import monotonic
 from typing import Any
 
 from ftsupervise.host import files, processes
-from ftsupervise.truth import HeartbeatSample
+from ftsupervise.rundir.paths import RunDir, write_whole
+from ftsupervise.rundir.records import decode, encode, parse_object, read_record
+from ftsupervise.truth import Beat, HeartbeatSample
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 
@@ -199,3 +202,52 @@ def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
         failed=bool(q[_FLAGS] & _FAILED),
         code=q[_CODE] if q[_FLAGS] & _ENDS else None,
     ), turn
+
+
+# Beats: each rank's newest proof of progress, one small file per rank, rewritten whole by that rank alone.
+#
+# This is the slow, universal form (any shared file system, any number of nodes). Whoever wants to know how a run is doing
+# calls ``read_beats`` and need not know how the beats got there.
+
+WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
+
+
+def interval(world: int, wanted: float) -> float:
+    """Seconds between two beats of one rank, so that ``world`` ranks together stay below WRITES_PER_SECOND."""
+    return max(wanted, world / WRITES_PER_SECOND)
+
+
+def write_beat(rundir: RunDir, beat: Beat, area: Path | None = None) -> None:
+    """Replace this rank's beat. Not synced: after a power cut an older beat, or none, is just as true. Raises OSError.
+
+    ``area``: made there, so that the beats of a newer attempt, which has sealed it, are never replaced (``fence.py``).
+    """
+    write_whole(rundir.beats / f"rank-{beat.rank}", json.dumps(encode(beat)) + "\n", sync=False, area=area)
+
+
+def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
+    """The newest beat of every rank that has one, by rank. Raises OSError if the directory cannot be read.
+
+    () when nobody has beaten yet. A beat that is damaged or vanishes meanwhile is left out.
+    """
+    try:
+        names = os.listdir(rundir.beats)
+    except FileNotFoundError:
+        return ()
+    found = (_read_beat(rundir.beats / name) for name in names if name.startswith("rank-"))
+    return tuple(sorted((beat for beat in found if beat is not None), key=lambda beat: beat.rank))
+
+
+def _read_beat(path: Path) -> Beat | None:
+    try:
+        return read_record(Beat, path, limit=64_000)
+    except (OSError, ValueError):
+        return None
+
+
+def parse_beat(data: bytes) -> Beat | None:
+    """The beat in the text of a beat file; None if it is damaged or half there."""
+    try:
+        return decode(Beat, parse_object(data), lenient=True)
+    except ValueError:
+        return None

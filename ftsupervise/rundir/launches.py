@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.host.users import user_id, user_name
+from ftsupervise.host.ownership import user_id, user_name
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
 

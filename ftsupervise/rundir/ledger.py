@@ -26,7 +26,7 @@ from ftsupervise.model import (
     Reached,
 )
 from ftsupervise.printable import printable
-from ftsupervise.rundir import beats
+from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
 from ftsupervise.rundir.records import (
@@ -56,7 +56,7 @@ _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 def reached(rundir: RunDir, number: int) -> Reached:
     """Of attempt ``number``. Nothing when the beats cannot be read, or newer ones have taken their place."""
     try:
-        mine = [beat for beat in beats.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
+        mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
     except OSError:
         return Reached()
     lasts = [beat.step for beat in mine if beat.step is not None]

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from ftsupervise.errors import NotFound, NotPermitted
 from ftsupervise.host.modes import is_shared, make_folder, make_own
-from ftsupervise.host.ownership import NotTrusted, read_trusted
-from ftsupervise.host.users import in_group, shown_user
+from ftsupervise.host.ownership import NotTrusted, in_group, read_trusted, shown_user
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts, decode, parse_object, read_record, write_json

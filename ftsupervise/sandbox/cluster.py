@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
+from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
-from ftsupervise.host.users import user_name
 from ftsupervise.sandbox import conf, daemons, place, programs
 from ftsupervise.sandbox.conf import Layout, Shape
 

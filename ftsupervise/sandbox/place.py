@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ftsupervise.errors import AlreadyRunning, NotPermitted, UsageError
 from ftsupervise.host import ownership, processes
+from ftsupervise.host.ownership import shown_user
 from ftsupervise.host.processes import Process
-from ftsupervise.host.users import shown_user
 from ftsupervise.sandbox.conf import Layout
 
 ENV_DIRECTORY = "FTSUPERVISE_SANDBOX"  # where `ftsupervise sandbox` looks when no --dir is given

@@ -21,8 +21,8 @@ from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
 from ftsupervise.host.modes import make_own
+from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
-from ftsupervise.host.users import user_name
 from ftsupervise.model import Job, JobState, Submitted
 from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
 from ftsupervise.rundir.records import as_count, read_record, write_json

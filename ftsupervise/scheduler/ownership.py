@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ftsupervise.host.files import read_bounded
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Attempt, Job
 from ftsupervise.rundir.launches import LaunchRecord, of_this_account, people
 from ftsupervise.rundir.ledger import newest

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftsupervise.errors import Error, NotPermitted, SchedulerUnavailable, SubmitRejected
 from ftsupervise.host import bounded
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import (

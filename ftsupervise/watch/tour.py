@@ -19,7 +19,7 @@ from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
 from ftsupervise.findings import EventKind, Finding
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers

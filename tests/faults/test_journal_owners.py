@@ -279,7 +279,7 @@ def test_a_stranger_is_not_believed_in_a_shared_watch_either(shared: Path) -> No
 
 
 def test_the_name_of_who_types_is_not_taken_from_the_environment(run: Path) -> None:
-    from ftsupervise.host.users import user_name
+    from ftsupervise.host.ownership import user_name
 
     def who() -> str:
         os.environ.update(LOGNAME=OWNER, USER=OWNER, LNAME=OWNER, USERNAME=OWNER)

@@ -23,7 +23,7 @@ from ftsupervise.host import files, processes
 from ftsupervise.nodes import health
 from ftsupervise.report.status import run_name
 from ftsupervise.run import gate
-from ftsupervise.rundir import beats, run_log, watchers
+from ftsupervise.rundir import heartbeat_page, run_log, watchers
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -156,9 +156,9 @@ def test_a_beat_and_the_gate_are_not_held_by_what_lies_in_their_place(top: Path)
     run.attempts.chmod(0o1777)
     lay_fifos([run.beats / f".tmp-rank-0-{os.getpid()}", run.beats / "rank-0"])
     lay_fifos(old_names(run.attempts, "room", range(os.getpid(), os.getpid() + 1)))
-    assert within(10, lambda: beats.write_beat(run, beat)) is None
+    assert within(10, lambda: heartbeat_page.write_beat(run, beat)) is None
     assert within(10, lambda: gate.prepare(run)) is None
-    assert [one.step for one in beats.read_beats(run)] == [1]
+    assert [one.step for one in heartbeat_page.read_beats(run)] == [1]
 
 
 @pytest.mark.parametrize("kind", ["fifo", "a fifo with a writer", "link to /dev/zero", "folder"])
@@ -192,7 +192,7 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
     try:
         assert within(10, lambda: run_name(run)) == "run"
         assert len(within(10, lambda: launches(run))) == 1  # type: ignore[arg-type]
-        assert within(10, lambda: beats.read_beats(run)) == ()
+        assert within(10, lambda: heartbeat_page.read_beats(run)) == ()
         assert within(10, lambda: watchers.watchers(run)) == ()
         assert isinstance(within(10, lambda: run_dir_of_config(top / "ftsupervise.yaml")), Error)
         within(10, lambda: ledger(run))

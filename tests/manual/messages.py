@@ -13,7 +13,7 @@ from email.message import EmailMessage
 from pathlib import Path
 
 from ftsupervise.config.load import load
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Job, JobState
 from ftsupervise.watch.roster import Roster
 from ftsupervise.watch.tick import tick

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 
 _PROGRAM = """#!{python}
 import json, re, sys

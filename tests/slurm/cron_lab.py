@@ -14,8 +14,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from ftsupervise.crontab.chain import CronChain, chain_in
+from ftsupervise.crontab.entries import ceiling, floor
 from ftsupervise.crontab.installation import CronDir, need_installed
-from ftsupervise.crontab.schedule import ceiling, floor
 from ftsupervise.errors import SchedulerUnavailable
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm

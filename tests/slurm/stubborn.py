@@ -17,9 +17,8 @@ from pathlib import Path
 
 from ftsupervise import Guard
 from ftsupervise.guard import stop_reasons
-from ftsupervise.rundir.brake import Brake, write_brake
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import SAVE, look_at_switch
+from ftsupervise.rundir.switches import SAVE, Brake, look_at_switch, write_brake
 
 HERE = Path(sys.argv[1])
 RUN = RunDir(os.environ["FTSUPERVISE_RUN_DIR"])

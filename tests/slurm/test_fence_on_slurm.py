@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
-from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.switches import SAVE
 from ftsupervise.sandbox import Sandbox
 from tests.slurm.ring_scene import Scene

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE

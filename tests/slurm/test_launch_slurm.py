@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.config.load import load
-from ftsupervise.launch.plan import plan
-from ftsupervise.launch.render import render
+from ftsupervise.launch.plan import plan, render
 from ftsupervise.nodes.incidents import Incident, IncidentLog, prepare
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.slurm import Slurm

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from ftsupervise.nodes.incidents import Incident, IncidentLog
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import read_brake
 from ftsupervise.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm

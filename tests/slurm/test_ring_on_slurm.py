@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.beats import read_beats
-from ftsupervise.rundir.brake import read_brake
+from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.switches import read_brake
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import SchedulerUnavailable
-from ftsupervise.host.users import user_name
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import JobState
 from ftsupervise.sandbox import Sandbox
 from ftsupervise.scheduler.parse import is_held

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.heartbeat_page import read_beats
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm

@@ -10,8 +10,8 @@ import pytest
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.crontab import chain, keepalive
 from ftsupervise.crontab.chain import slot_comment, slot_of
+from ftsupervise.crontab.entries import slots_after
 from ftsupervise.crontab.install import remove
-from ftsupervise.crontab.schedule import slots_after
 from ftsupervise.model import JobState
 from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, Folder, make

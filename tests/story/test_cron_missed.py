@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.crontab import backends, keepalive
+from ftsupervise.crontab import keepalive
 from ftsupervise.crontab.install import remove
 from ftsupervise.crontab.status import gather
 from ftsupervise.truth import Health
@@ -153,9 +153,9 @@ def test_lines_that_scancel_has_disabled_are_seen_and_put_back(desk: Desk) -> No
 def test_the_marks_around_our_lines_are_found_if_they_were_disabled_too(tmp_path: Path) -> None:
     folder = make(tmp_path)
     installed = replace(folder.installed, backend="scrontab", id="c0de")
-    ours = backends.block(folder.cron, installed)
+    ours = keepalive.our_block(folder.cron, installed)
     off = "".join(f"#DISABLED: {line}\n" for line in ours.splitlines())
-    assert backends.with_block(f"0 0 * * * a\n{off}", "c0de", ours) == f"0 0 * * * a\n{ours}"
+    assert keepalive.with_block(f"0 0 * * * a\n{off}", "c0de", ours) == f"0 0 * * * a\n{ours}"
 
 
 # --------------------------------------------------------------------------------------------------- drained nodes

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.rundir.beats import interval, read_beats
+from ftsupervise.rundir.heartbeat_page import interval, read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, SAVE
 

@@ -12,7 +12,7 @@ from ftsupervise import Guard
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
 from ftsupervise.probe import Probe
-from ftsupervise.rundir.beats import read_beats
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look

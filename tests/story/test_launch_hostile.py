@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
-from ftsupervise.launch.plan import plan
-from ftsupervise.launch.render import render
+from ftsupervise.launch.plan import plan, render
 
 CANARY = "canary"
 BAIT = [

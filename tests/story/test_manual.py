@@ -154,8 +154,7 @@ def other_way(path: str) -> bool:
 @pytest.mark.parametrize("block", marked("template"), ids=ids(marked("template")))
 def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> None:
     from ftsupervise.host.interpreter import START
-    from ftsupervise.launch.plan import plan
-    from ftsupervise.launch.render import render
+    from ftsupervise.launch.plan import plan, render
 
     (tmp_path / "my.sbatch.j2").write_text(block.text)
     run = loads("name: first\nlaunch: {command: python train.py, template: my.sbatch.j2}", tmp_path / "f.yaml")
@@ -222,7 +221,7 @@ def test_the_guard_is_described_with_all_its_arguments_and_methods() -> None:
 
 
 def test_the_names_a_template_may_use_are_those_it_gets() -> None:
-    tree = ast.parse((ROOT / "ftsupervise" / "launch" / "render.py").read_text())
+    tree = ast.parse((ROOT / "ftsupervise" / "launch" / "plan.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "render"]
     given = {keyword.arg for call in calls for keyword in call.keywords}
     text = section("docs/launching.md", "Write your own template")

@@ -13,11 +13,11 @@ import pytest
 from ftsupervise import Decision, Guard
 from ftsupervise.guard.stop_reasons import as_vote, from_vote
 from ftsupervise.run import fencing, gate
-from ftsupervise.rundir.beats import read_beats
-from ftsupervise.rundir.brake import Brake, write_brake
 from ftsupervise.rundir.fence import newer, superseded
+from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import claim, claim_after
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake, write_brake
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.brake import Brake, read_brake, write_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import Brake, read_brake, write_brake
 from ftsupervise.scheduler.local import Local
 
 Until = Callable[..., Any]

@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.ranks.agent_pool import Agents, BeatPoller
 from ftsupervise.run.events import SignalQueue
-from ftsupervise.rundir.beats import read_beats, write_beat
+from ftsupervise.rundir.heartbeat_page import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation

@@ -17,9 +17,9 @@ import pytest
 from ftsupervise.config.schema import Launch
 from ftsupervise.launch.plan import train_command
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import read_brake
 
 Until = Callable[..., Any]
 Run = Callable[..., "subprocess.Popen[str]"]

@@ -16,9 +16,9 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.run import fencing
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.switches import read_brake
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)

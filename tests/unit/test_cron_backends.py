@@ -9,11 +9,10 @@ import pytest
 
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.config.schema import Cron
-from ftsupervise.crontab.backends import every, with_block
-from ftsupervise.crontab.chain import job_limit
+from ftsupervise.crontab.chain import completed, job_limit
 from ftsupervise.crontab.install import InstallPlan, decide
 from ftsupervise.crontab.installation import recorded
-from ftsupervise.crontab.job_entries import completed
+from ftsupervise.crontab.keepalive import every, with_block
 from ftsupervise.errors import ConfigError, UsageError
 
 NOW = datetime(2026, 11, 21, 9, tzinfo=timezone.utc)

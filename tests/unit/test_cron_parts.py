@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
+from ftsupervise.crontab.chain import with_directives
 from ftsupervise.crontab.entries import EntryKind, PassedOver, judge
-from ftsupervise.crontab.job_entries import with_directives
 
 FILE = stat.S_IFREG | 0o755
 

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from ftsupervise.crontab.chain import chain_in, slot_comment, slot_of
-from ftsupervise.crontab.schedule import Schedule, ceiling, check, due, floor, slots_after
+from ftsupervise.crontab.entries import Schedule, ceiling, check, due, floor, slots_after
 from ftsupervise.model import Job, JobState
 
 UTC = timezone.utc

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.crontab.chain import CronChain, chain_in, slot_comment, slot_of
-from ftsupervise.crontab.schedule import slots_after
+from ftsupervise.crontab.entries import slots_after
 from ftsupervise.model import Job, JobState
 
 NOW = datetime(2026, 11, 21, 9, 2, 30, tzinfo=timezone.utc)

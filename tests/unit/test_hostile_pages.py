@@ -21,7 +21,7 @@ from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.settings import Scoring
 from ftsupervise.run import exit_analysis
-from ftsupervise.rundir import beats, brake, launches, ledger, watchers
+from ftsupervise.rundir import heartbeat_page, launches, ledger, switches, watchers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -56,11 +56,11 @@ def read_all(run: RunDir) -> list[str]:
         repr(launches.people(run)),
         repr((known, incidents.judge(known, Scoring(), NOW), incidents.our_exclusions(run.nodes, "7"))),
         repr([(one, one.late_by(NOW), NOW + (one.every or timedelta())) for one in watchers.look(run)[0]]),
-        repr([(one, NOW - one.at) for one in beats.read_beats(run)]),
+        repr([(one, NOW - one.at) for one in heartbeat_page.read_beats(run)]),
         repr((read_switch(run, KILL), exit_analysis.root_error(run.attempt(1) / "error.json"))),
-        repr((brake.counts_from(run), brake.still_held(run), brake.read_brake(run))),
+        repr((switches.counts_from(run), switches.still_held(run), switches.read_brake(run))),
     ]
-    if on := brake.read_brake(run):
+    if on := switches.read_brake(run):
         found.append(on.words())
     return found
 

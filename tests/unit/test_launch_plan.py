@@ -12,8 +12,7 @@ from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
 from ftsupervise.host.interpreter import START
-from ftsupervise.launch.plan import plan, train_command, warning_lead
-from ftsupervise.launch.render import render
+from ftsupervise.launch.plan import plan, render, train_command, warning_lead
 
 
 def make(launch: dict[str, Any], **more: Any) -> Run:

@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.model import JobState
 from ftsupervise.nodes import incidents
-from ftsupervise.rundir import beats, brake, launches, watchers
+from ftsupervise.rundir import heartbeat_page, launches, switches, watchers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
 from ftsupervise.scheduler import local
@@ -40,19 +40,19 @@ def lay(name: str, path: Path) -> None:
 def test_a_beat_stays_readable(run: RunDir) -> None:
     lay("beat", run.beats / "rank-3")
     facts = {"attempt": "6", "first": "12", "saved": "15"}
-    assert beats.read_beats(run) == (Beat(3, 17, "train", NOW, 4711, "node-1", facts),)
+    assert heartbeat_page.read_beats(run) == (Beat(3, 17, "train", NOW, 4711, "node-1", facts),)
 
 
 def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
     lay("brake", run.state / "brake")
     lay("brake-released", run.state / "brake-released")
-    assert brake.read_brake(run) == brake.Brake(
+    assert switches.read_brake(run) == switches.Brake(
         *("exit 1 (ValueError)", "3 times at the same step", 3, 6, 17, "ValueError: no such shape: größe"),
         held=("88_[4-10]", "91"),
         at="2026-11-21T03:00:00+00:00",
     )
-    assert brake.still_held(run) == ("88_[4-10]", "91")
-    assert brake.counts_from(run) == 7
+    assert switches.still_held(run) == ("88_[4-10]", "91")
+    assert switches.counts_from(run) == 7
 
 
 def test_a_watcher_stays_readable(run: RunDir) -> None:
@@ -181,7 +181,7 @@ def test_where_damage_is_not_excused_one_damaged_field_is_a_value_error(field: s
 
 
 def test_the_guard_and_the_quick_commands_load_no_dataclasses_for_their_records() -> None:
-    probe = """from ftsupervise.rundir import beats, brake, launches, switches, watchers; import sys
+    probe = """from ftsupervise.rundir import heartbeat_page, launches, switches, watchers; import sys
 print('dataclasses' in sys.modules)"""
     done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"

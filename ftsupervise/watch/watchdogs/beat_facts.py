@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Entry, Missing, NotSeen
-from ftsupervise.rundir.beats import parse_beat
+from ftsupervise.rundir.heartbeat_page import parse_beat
 from ftsupervise.truth import Beat
 
 if TYPE_CHECKING:

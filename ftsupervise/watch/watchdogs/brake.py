@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.records import as_time
+from ftsupervise.rundir.switches import read_brake
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from ftsupervise.config.find_run import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.rundir.brake import read_brake
 from ftsupervise.rundir.ledger import lives_here, newest
-from ftsupervise.rundir.switches import KILL, SAVE, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
