@@ -340,7 +340,7 @@ def test_sigkill_by_the_attempts_mark_finds_a_rank_that_was_forked(
     mark = f"FTSUPERVISE_ATTEMPT_DIR={tmp_path}/attempts/0002"
     with rank(one, FTSUPERVISE_ATTEMPT_DIR=f"{tmp_path}/attempts/0002") as (process, pids):
         os.kill(one.process.pid, signal.SIGSTOP)  # so that it is not the standby that does it
-        subprocess.run(["sh", "-c", _KILL.format(mark=f"'{mark}'")], timeout=60, check=True)
+        subprocess.run(["sh", "-c", _KILL, "kill", mark], timeout=60, check=True)
         until(lambda: not any(map(alive, pids.values())), "their end", 30)
         os.kill(one.process.pid, signal.SIGCONT)
         assert process.wait(30) == -signal.SIGKILL
