@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
     ENV_AREA,
     ENV_ATTEMPT,
@@ -120,7 +121,7 @@ class Voice:
     def say(self, text: str, *, for_all: bool = False) -> None:
         """One line; ``for_all``: it concerns every rank, so no rank is named."""
         try:
-            print(f"ftsupervise: {'' if for_all else self._who}{text}", file=sys.stderr, flush=True)
+            print(log_line(f"{'' if for_all else self._who}{text}"), file=sys.stderr, flush=True)
         except (OSError, ValueError, AttributeError):
             return
 

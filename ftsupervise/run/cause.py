@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, signal_in
+from ftsupervise.printable import OUR_LINE
 from ftsupervise.units import signal_name
 
 # What others mean by their exit codes.
@@ -44,7 +45,7 @@ _FATAL = re.compile(r"^.*(?:^\s*what\(\): |\bFatal Python error: |\bterminate ca
 _SAYS_WHY = re.compile(
     r"\b(?:\w*error|fatal|failed|failure|cannot|can't|not found|no such|denied|refused|invalid)\b", re.I
 )
-_NOT_ITS_OWN = re.compile(r"^(?:ftsupervise: |srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: |\s*$)")
+_NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|srun: |slurmstepd(?:-\S+)?: |\[\d{{4}}-\d\d-\d\dT\S+\] error: |\s*$)")
 # of a rank that was killed before it could say more
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
 _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (

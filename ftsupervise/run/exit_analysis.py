@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
-from ftsupervise.printable import printable, printable_lines
+from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankExit
 from ftsupervise.run.cause import HARDWARE
@@ -62,7 +62,7 @@ _SIGNALS = {
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _REASONS = {"time limit": CauseKind.TIME_LIMIT, "node failure": CauseKind.NODE, "preemption": CauseKind.PREEMPTED}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
-_OURS = re.compile(r"^ftsupervise: .*\n?", re.M)
+_OURS = re.compile(rf"^{OUR_LINE}.*\n?", re.M)
 _READ = 256_000  # bytes looked at: the messages stand near the end
 
 

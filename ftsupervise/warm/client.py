@@ -208,7 +208,7 @@ def inherited(but: int) -> list[int]:
 def start_cold(command: list[str], why: str) -> NoReturn:
     """COMMAND itself, in this process, as if we had not been here."""
     if os.environ.get("SLURM_PROCID", "0") == "0":
-        _say(f"ftsupervise: started cold: {why}\n")
+        _say(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ftsupervise: started cold: {why}\n")
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and that would be inherited
         _signal.signal(number, _signal.SIG_DFL)
     try:

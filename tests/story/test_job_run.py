@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -318,7 +319,8 @@ def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> 
 def test_our_own_lines_go_to_stderr_and_our_own_file(run: Run, rundir: RunDir) -> None:
     one = run("true")
     assert one.wait(30) == 0
-    assert all(line.startswith("ftsupervise: ") for line in said(one).splitlines())
+    lines = said(one).splitlines()
+    assert lines and all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ", line) for line in lines)
     assert "attempt 1 ended: exit 0" in (rundir.attempt(1) / "run.log").read_text()
 
 

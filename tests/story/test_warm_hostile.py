@@ -29,7 +29,7 @@ SAYS = "import json, os, sys; print(len(os.environ.get('FTSUPERVISE_BIG', '')), 
 def why_cold(one: Standby, *words: str, **how: Any) -> str:
     done = one.run(*words, **how)
     assert done.returncode == 0, done.stderr
-    return done.stderr.removeprefix("ftsupervise: started cold: ").strip()
+    return done.stderr.partition(" ftsupervise: started cold: ")[2].strip()
 
 
 def test_what_differs_where_an_import_may_have_seen_it_is_started_cold(
