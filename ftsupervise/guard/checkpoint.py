@@ -36,7 +36,7 @@ class Checkpoints:
         Raises ValueError for a name that is a path, OSError when the folder cannot be made.
         """
         if not name or name.startswith(".") or "/" in name:
-            raise ValueError(f"{name!r} is no name for a checkpoint: no path, and no dot in front")
+            raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
             make_folder(staged, parents=True)
@@ -64,7 +64,7 @@ class Checkpoints:
         except OSError as error:
             if not self.over():
                 raise
-            self._voice.once(f"nothing of this attempt is saved any more ({error.strerror})")
+            self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
 
     def remove(self, path: Path) -> bool:

@@ -92,9 +92,13 @@ class Guard:
         deaf = self._signals.listen()
         atexit.register(self._signals.last_words)
         if deaf:
-            self._voice.once(f"the guard does not hear signals here ({deaf}); the warning file and the switches work")
+            self._voice.once(
+                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+            )
         if place.rundir is None and place.rank == 0:
-            self._voice.say("no run (FTSUPERVISE_RUN_DIR is not set), so no switches and no beats; signals are heard")
+            self._voice.say(
+                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
+            )
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -167,7 +171,7 @@ class Guard:
     def _is_over(self) -> None:
         self._lookout.superseded()
         who = f"attempt {self._lookout.newer}" if self._lookout.newer else "a newer attempt"
-        self._voice.once(f"{who} has begun: nothing of this one is saved any more")
+        self._voice.once(f"{who} has begun: this attempt saves nothing any more")
         self._wake()
 
     def saved(self, step: int) -> None:
@@ -273,7 +277,7 @@ class Guard:
                     return _CONTINUE
                 agreed = self._agree(as_vote(self._want))
             elif self._place.world > 1:
-                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may leave at different steps")
+                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may stop at different steps")
         decision = self._want if agreed is None else self._shared_decision(agreed)
         if decision.save:
             self._lookout.answered = self._to_clear = self._lookout.raised
@@ -329,7 +333,7 @@ class Guard:
         try:
             self._want = self._reasons(now)
         except Exception as error:  # law 7: a bad day of ours is never the training's
-            self._voice.once(f"the guard could not look: {type(error).__name__}: {error}")
+            self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
         if (took := _monotonic() - now) > _SLOW_LOOK and (spent := min(took, self._own_time(before))) > _SLOW_LOOK:
             if now < self._slow_until:
                 due = now + max(self._poll, min(spent / _LOOK_SHARE, _LONGEST_POLL))
@@ -354,7 +358,7 @@ class Guard:
     def _reasons(self, now: float) -> Decision:
         if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
             for taken in self._signals.taken():
-                self._voice.once(f"something else handles {taken} now; the guard will not hear it")
+                self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
             if self._signals.pid != os.getpid() and not self._first:
                 self._signals.pid = os.getpid()  # a forked child that trains is a loop of its own
             self._heart.facts["memory"] = self._lookout.memory_used()
@@ -378,8 +382,8 @@ class Guard:
         self._heart.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
         if late:
             self._voice.once(
-                f"the watch on {late[0].host} has not looked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
-                "nobody may be told when something goes wrong here (ftsupervise watch)"
+                f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
+                "alerts about this run may not be sent (ftsupervise watch)"
             )
 
 

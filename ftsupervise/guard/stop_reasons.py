@@ -32,7 +32,7 @@ CAUSES = (
     "run time reached",
     "time limit",
     "warning signal",
-    "told to stop (SIGTERM)",
+    "asked to stop (SIGTERM)",
     "kill switch",
     SUPERSEDED,
 )
@@ -198,7 +198,7 @@ class StopReasons:
     def _sure_reasons(self, now: float) -> Decision:
         """What this process has been told already, or knows from the clock."""
         if self._signals.got == signal.SIGTERM:
-            return Decision(2, "told to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
+            return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
         if self._signals.got:
             return Decision(2, "warning signal", f"warning signal {signal.Signals(self._signals.got).name}")
         return _CONTINUE if now < self.end else Decision(2, self._end_cause)
@@ -216,7 +216,7 @@ class StopReasons:
         try:
             share, whose = memory.share(limit)
         except (OSError, ValueError) as error:
-            self._voice.once(f"cannot look at the memory: {error}")
+            self._voice.once(f"cannot read the memory use: {error}")
             self.close()
             return _CONTINUE
         if share < limit:
@@ -229,7 +229,7 @@ class StopReasons:
         try:
             names = files.among(self._switches, (SAVE, KILL))
         except OSError as error:
-            self._voice.once(f"cannot look at the switches in {self._switches}: {error.strerror}; training goes on")
+            self._voice.once(f"cannot read the switches in {self._switches}: {error.strerror}; training goes on")
             return _CONTINUE
         want, self.raised = _CONTINUE, None
         if SAVE in names:
@@ -250,7 +250,7 @@ class StopReasons:
             if not files.among(self._attempt_dir, (WARNING,)):
                 return _CONTINUE
         except OSError as error:
-            self._voice.once(f"cannot look for the warning in {self._attempt_dir}: {error.strerror}")
+            self._voice.once(f"cannot check for the warning in {self._attempt_dir}: {error.strerror}")
             return _CONTINUE
         words = _first_line(Path(self._attempt_dir, WARNING))
         return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
@@ -280,7 +280,7 @@ class StopReasons:
         try:
             return HostMemory()
         except (OSError, ValueError) as error:
-            self._voice.once(f"cannot look at the memory: {error}")
+            self._voice.once(f"cannot read the memory use: {error}")
             return None
 
     def _find_end(self) -> tuple[float, str]:

@@ -61,7 +61,7 @@ def hand_over(place: str, patience: float, command: list[str], cold: bool = Fals
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     link = connect(place, node, patience)
     if peer(link)[1] != os.geteuid():
-        raise StandbyRefused("the standby is somebody else's")
+        raise StandbyRefused("the standby belongs to another user")
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     payload = marshal.dumps({**myself(command, fds), COLD: cold})
@@ -107,7 +107,7 @@ def check(place: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise StandbyRefused(f"{place} is somebody else's")
+        raise StandbyRefused(f"{place} belongs to another user")
 
 
 def is_coming(path: str, waited: float) -> bool:

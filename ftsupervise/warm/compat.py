@@ -40,7 +40,7 @@ class Judge:
     def fits(self, request: dict[str, Any]) -> None:
         """Raises Incompatible."""
         if self.of_a_rank:
-            raise Incompatible(f"what was imported changes {', '.join(self.of_a_rank[:5])}")
+            raise Incompatible(f"imported modules set variables of one rank: {', '.join(self.of_a_rank[:5])}")
         if request["python"] != sys.hexversion or os.fsdecode(request["executable"]) != sys.executable:
             raise Incompatible("another Python")
         if [os.fsdecode(word) for word in request["command"]] != sys.orig_argv:
@@ -62,7 +62,7 @@ class Judge:
             raise Incompatible("threads are to be pinned to other CPUs")
         shadow = self._shadow()
         if shadow:
-            raise Incompatible(f"{shadow} beside the program stands before a module of that name")
+            raise Incompatible(f"{shadow} beside the program shadows an imported module of that name")
 
     def folder(self, fd: int) -> None:
         """Raises Incompatible when ``fd`` is another working directory than the one relative paths were resolved in."""

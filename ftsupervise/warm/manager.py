@@ -54,7 +54,7 @@ def wanted(text: str) -> WarmSettings:
     names = tuple(text.split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f'"{name}" is no name of a module')
+            raise ValueError(f'"{name}" is not the name of a module')
     return WarmSettings(True, names)
 
 

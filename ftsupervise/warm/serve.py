@@ -81,7 +81,7 @@ class Serving:
         rank_setup.libc.prctl(_PR_SET_NAME, processes.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         if shm_dir.own(str(self.place)) is None or not shm_dir.ours_alone(str(self.place)):
-            self.tell({"no": f"cannot make {self.place}, or it is somebody else's"})
+            self.tell({"no": f"cannot make {self.place}, or another user owns it"})
             os._exit(1)
         self.name = self.place / f"{node}.sock"
         self.name.unlink(missing_ok=True)

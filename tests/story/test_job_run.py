@@ -128,7 +128,7 @@ def test_a_burst_of_signals_does_not_keep_the_sigterm_behind_it_waiting(run: Run
         time.sleep(0.0001)
     one.terminate()
     one.wait(60)
-    assert said(one).count("is told to save and leave") < 1000
+    assert said(one).count("is asked to save and stop") < 1000
 
 
 def test_a_command_that_is_not_there_is_one_sentence_and_127(run: Run, rundir: RunDir) -> None:

@@ -210,7 +210,7 @@ def test_a_kill_switch_ends_a_loop_that_hangs(run: Run, rundir: RunDir, until: U
     (rundir.switches / "kill-switch").write_text("stop it")
     one.wait(60)
     (attempt,) = ledger(rundir)
-    assert attempt.words == "kill switch: it did not leave within 0.5 s"
+    assert attempt.words == "kill switch: the command did not stop within 0.5 s"
     assert attempt.sign == ""
 
 
