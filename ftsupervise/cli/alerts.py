@@ -34,7 +34,7 @@ def alerts() -> None:
     \b
     ftsupervise alerts                     what fires in the run of this directory
     ftsupervise alerts ack 3f9a1c20        seen: no repeats, no escalation
-    ftsupervise alerts silence disk        nobody is notified of it for 4h (--for 4h)
+    ftsupervise alerts silence disk        no message for 4h (--for 4h)
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """

@@ -132,7 +132,7 @@ class Agent:
             self._end()
 
     def _told_to_leave(self) -> None:
-        """End because Slurm asked, or the supervisor has gone. SIGKILL may follow: remove the pages now; open ones are still read."""
+        """End, for Slurm or without a supervisor. SIGKILL may follow, so remove the pages now. Open ones are still read."""
         if self.leave_at is None:
             self.leave_at = monotonic() + _LINGER
             self.eyes.look()

@@ -27,7 +27,7 @@ from ftsupervise.truth import Beat, RankState
 
 # Beats of the run directory as rank states, for nodes without a reachable agent: needs no network, but is slower.
 #
-# It has a thread of its own, since a file system may hang. Clocks of hosts differ, so the time when we saw a beat change counts.
+# It has its own thread, since a file system may hang. Clocks of hosts differ, so the time when we saw a beat change counts.
 
 _EVERY_BEATS = 2.0  # seconds
 _SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest

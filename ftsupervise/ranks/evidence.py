@@ -1,6 +1,7 @@
 """Evidence of a rank as text, gathered before the rank is ended: its process seen from outside, and its own stacks.
 
-Bounded: a read that hangs (of a process in state D, of a rank that writes no stacks) loses only the evidence after it. The first line is also for machines (``EvidenceHeader``).
+Bounded: a read that hangs (of a process in state D, of a rank that writes no stacks) loses only the evidence after it.
+The first line is also for machines (``EvidenceHeader``).
 
 Standard library only: it runs on every node.
 """
