@@ -62,7 +62,7 @@ class CauseKind(str, Enum):
     TIME_LIMIT = "time limit"
     RUN_TIME = "run time reached"
     HOST_MEMORY = "host memory"
-    TOLD = "told to stop (SIGTERM)"  # the guard's word, before it is known what for
+    TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
     INTERRUPTED = "interrupted"
@@ -236,7 +236,7 @@ class End(NamedTuple):
     seconds: float = 0.0
     reached: Reached = Reached()
     ready: float | None = None  # seconds to the first step
-    told: int = 0  # the signal that told us to stop
+    told: int = 0  # the signal that asked us to stop
     warned: bool = False
     newer: int | None = None  # the attempt that has taken our place
     note: str = ""

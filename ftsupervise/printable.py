@@ -1,4 +1,4 @@
-"""Text of others made harmless to print, once, where it enters or where it leaves.
+"""Text of others made harmless to print, once, where it enters or where it leaves; and our own lines in a job's log.
 
 Job names, host names, file names, log lines and Slurm's own words come from strangers. A control character in them moves the
 cursor, clears the screen or renames the terminal; a direction mark shows words in another order than they stand.
@@ -6,6 +6,17 @@ Standard library only, and little of it: the guard uses this inside the training
 """
 
 from __future__ import annotations
+
+import time
+
+# The pattern of how a line of ours begins in a job's log: with its time, or without one when a command failed and says why.
+OUR_TIME = r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ )?"
+OUR_LINE = OUR_TIME + "ftsupervise: "
+
+
+def log_line(text: str) -> str:
+    """``text`` as a line of ours in the job's log, beside the training's own: ``2026-11-22T01:02:03Z ftsupervise: TEXT``."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ftsupervise: {text}"
 
 
 def printable(text: str, limit: int = 0) -> str:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ftsupervise.host import interpreter  # noqa: E402
+from ftsupervise.printable import OUR_TIME  # noqa: E402
 from ftsupervise.sandbox import Keeper, missing, outer_variables, temporary  # noqa: E402
 from ftsupervise.scheduler.local import Local  # noqa: E402
 from tests.neighbours.slack import TOKEN, SlackServer  # noqa: E402
@@ -80,7 +81,7 @@ class Shown:
                 text = file.read()
                 whole = text[: text.rfind("\n") + 1]
                 self.read[path] = self.read.get(path, 0) + len(whole.encode())
-            for line in whole.splitlines():
+            for line in (re.sub(f"^{OUR_TIME}", "", line) for line in whole.splitlines()):
                 step = re.match(r"step (\d+)", line)
                 if (
                     not step

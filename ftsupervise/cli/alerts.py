@@ -33,7 +33,7 @@ def alerts() -> None:
     \b
     ftsupervise alerts                     what fires in the run of this directory
     ftsupervise alerts ack 3f9a1c20        seen: no repeats, no escalation
-    ftsupervise alerts silence disk        nobody is notified of it for 4h (--for 4h)
+    ftsupervise alerts silence disk        no message for 4h (--for 4h)
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """
@@ -60,7 +60,7 @@ def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
 @alerts.command()
 @click.argument("key")
 @_RUNS
-@click.option("--reason", default="", help="What you know or do about it.")
+@click.option("--reason", default="", help="What you know about it, or do.")
 def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
     """Acknowledge what fires: no repeats and no escalation until it is over (or gets worse).
 
@@ -86,7 +86,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 
     done = [alert for journal in journals for alert in _change(journal, make, acked)]
     if not done:
-        raise NotFound(f"nothing that fires is called {key!r}", hint=f"{_typed('alerts', runs)} lists what does")
+        raise NotFound(f"no firing alert is called {key!r}", hint=f"{_typed('alerts', runs)} lists them")
     for alert in done:
         say(f"acknowledged by {who}: {alert.id}  {alert.finding.watchdog} {alert.finding.subject}")
 
@@ -95,7 +95,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 @click.argument("pattern")
 @_RUNS
 @click.option("--for", "duration", default="4h", show_default=True, help='How long: "30m", "4h", "2d".')
-@click.option("--reason", default="", help="Why, for the others.")
+@click.option("--reason", default="", help="The reason, for the others.")
 def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> None:
     """Tell nobody of what matches PATTERN for a while; it still shows in `ftsupervise alerts`.
 
@@ -115,7 +115,7 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--for: {error}") from None
     if end <= now:
-        raise UsageError(f"--for: {duration} is no time at all", hint='such as "30m", "4h" or "2d"')
+        raise UsageError(f"--for: {duration} is not a duration", hint='such as "30m", "4h" or "2d"')
     journals = _journals(runs)
     pattern = _known(pattern, [a for journal in journals for a in journal.read().alerts.values()])
     new = Silence(os.urandom(3).hex(), one_line(pattern, 200), who, one_line(reason), now, end)

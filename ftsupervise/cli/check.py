@@ -128,7 +128,7 @@ def _switched_on(run: Run, name: str) -> Run:
     try:
         default = getattr(Watch.model_validate({key: [{}] if key in ("disk", "exec") else {}}), key)
     except ValidationError:
-        raise UsageError(f"{name} has nothing to run", hint=f"say in ftsupervise.yaml what: watch.{key}") from None
+        raise UsageError(f"{name} has nothing to run", hint=f"set it in ftsupervise.yaml: watch.{key}") from None
     return run.model_copy(update={"watch": run.watch.model_copy(update={key: default})})
 
 

@@ -29,7 +29,7 @@ def config() -> None:
     """
 
 
-@config.command(short_help="Is the file right?")
+@config.command(short_help="Check the file.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 def check(runs: tuple[str, ...]) -> None:
     """Is the file right? All that is wrong with it is said at once, a line each; exit code 78.
@@ -64,7 +64,7 @@ def unheard(run: Run) -> tuple[str, ...]:
     if run.alerts.receivers:
         return ()
     first = "alerts: {receivers: [{file: {path: messages.txt}}]}"
-    return (f"alerts.receivers is empty: nobody is told when {run.name} stops; to begin with, write: {first}",)
+    return (f"alerts.receivers is empty: nobody is notified when {run.name} stops; to begin with, write: {first}",)
 
 
 @config.command(short_help="Every setting as it will be used.")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ftsupervise.findings import Finding
 
 DIR = click.option("--dir", "directory", type=click.Path(path_type=Path), help="The installed folder.")
-DRY = click.option("-n", "--dry-run", is_flag=True, help="Say what would be done; change nothing and do not ask Slurm.")
+DRY = click.option(
+    "-n", "--dry-run", is_flag=True, help="Show what would be done; change nothing and do not ask Slurm."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

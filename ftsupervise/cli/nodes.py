@@ -45,9 +45,9 @@ def nodes() -> None:
 _EDIT = (
     click.argument("names", metavar="NODES"),
     click.argument("run", required=False),
-    click.option("--reason", default="", metavar="TEXT", help="Why, for the others."),
+    click.option("--reason", default="", metavar="TEXT", help="The reason, for the others."),
     click.option("--shared", is_flag=True, help="For all runs that share nodes.directory, not only this one."),
-    click.option("--no-apply", is_flag=True, help="Do not tell Slurm of it now."),
+    click.option("--no-apply", is_flag=True, help="Do not update Slurm now."),
 )
 
 
@@ -71,7 +71,7 @@ def list_nodes(run: str | None, as_json: bool) -> None:
         click.echo(_json(rundir, of_run_dir(rundir)[0], judged))
         return
     if not judged.nodes:
-        say(f"{rundir.root.name}: no node has a past that counts")
+        say(f"{rundir.root.name}: no node has incidents that count")
         return
     width = max(len(node.name) for node in judged.nodes)
     now = datetime.now(timezone.utc)
@@ -112,7 +112,7 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
     from ftsupervise.nodes.incidents import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
-    say(f"The past of {names} does not count any more for {rundir.root.name}.")
+    say(f"The incidents of {names} no longer count for {rundir.root.name}.")
     judged = _judged(rundir)
     _say_what_is_left(rundir, judged.nodes, names)
     _apply_after_an_edit(rundir, no_apply, judged)
@@ -164,7 +164,9 @@ def _names(text: str) -> tuple[str, ...]:
         raise UsageError(f"{error}", hint="write node-7, or node-[1-4,9]") from None
     wrong = [name for name in names if not is_name(name)]
     if wrong or not names:
-        raise UsageError(f"{(wrong or [text])[0][:80]!r} is no name of a node", hint="write node-7, or node-[1-4,9]")
+        raise UsageError(
+            f"{(wrong or [text])[0][:80]!r} is not the name of a node", hint="write node-7, or node-[1-4,9]"
+        )
     if len(names) > 10_000:
         raise UsageError(f"{len(names)} nodes at once; at most 10000")
     return names
@@ -192,7 +194,7 @@ def _end(now: datetime, text: str) -> datetime:
         raise UsageError(f"--for: {error}") from None
     if end <= now:
         raise UsageError(
-            f"--for: {text} is no time at all", hint='such as "2h" or "2d"; without it: until it is cleared'
+            f"--for: {text} is not a duration", hint='such as "2h" or "2d"; without it: until it is cleared'
         )
     return end
 
@@ -256,7 +258,7 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None
     done = _apply(rundir, judged or _judged(rundir))
     if done.problem:
         say(
-            f"note: the jobs that wait do not know yet: {done.problem}; later: ftsupervise nodes apply {_quoted(rundir)}",
+            f"note: the waiting jobs are not updated yet: {done.problem}; later: ftsupervise nodes apply {_quoted(rundir)}",
             err=True,
         )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def notify() -> None:
-    """Prove that a receiver works; preview every message."""
+    """Test a receiver; preview every message."""
 
 
 @notify.command()

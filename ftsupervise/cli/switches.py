@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Found = tuple["RunDir", str]  # and what the run is called
 
 _RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
-_WHY = click.option("--why", default="", metavar="TEXT", help="Told to everybody who meets the switch.")
+_WHY = click.option("--why", default="", metavar="TEXT", help="The reason, shown to everybody who sees the switch.")
 _DELAY = "at the next step after its guard looks: within a second or so, 60 s at worst on a shared file system"
 
 
@@ -179,7 +179,7 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            f"nobody to ask whether to stop {name}",
+            f"no terminal to ask whether to stop {name}",
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
     it = "It saves, and its whole chain leaves" if len(names) == 1 else "They save, and their whole chains leave"

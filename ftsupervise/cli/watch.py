@@ -31,16 +31,18 @@ def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if every <= timedelta(0):
-        raise click.BadParameter("longer than nothing, please")
+        raise click.BadParameter("give a time above zero")
     return every
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
-@click.option("--every", callback=_duration, metavar="TIME", help="Go on, a tick each TIME (60s, 5m), until stopped.")
+@click.option(
+    "--every", callback=_duration, metavar="TIME", help="Repeat the check every TIME (60s, 5m), until stopped."
+)
 @click.option("--only", multiple=True, metavar="WATCHDOG", help="This watchdog only; may be given several times.")
-@click.option("--no-send", is_flag=True, help="Write down what changed, but send nothing this time.")
+@click.option("--no-send", is_flag=True, help="Record what changed, but send nothing this time.")
 @click.option("--trust", is_flag=True, help="Use settings of somebody else too, commands included; it is remembered.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what changed.")
 def watch(
@@ -170,7 +172,7 @@ def _take_leave(roster: Roster) -> None:
     try:
         within(5.0, go)
     except TimeoutError as error:
-        say(f"watch: could not take leave of every run: {error}", err=True)
+        say(f"watch: could not sign off from every run: {error}", err=True)
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
@@ -210,7 +212,7 @@ def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:
         for line in state or [f"ok ({count(told.checks, 'check')})"]:
             say(f"{stamp} {told.name}: {line}")
     for name, sentence in done.relief:
-        say(f"{stamp} {name}: it waits; {sentence}")
+        say(f"{stamp} {name}: waiting; {sentence}")
     failed = [
         f"not delivered to {message.receiver}: {error} (it is tried again)" for message, error in done.delivered.failed
     ]

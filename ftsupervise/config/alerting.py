@@ -186,7 +186,7 @@ class Route(Strict):
     escalated: bool | None = None
     """Only (or only not) what nobody has acknowledged for ``escalate_after``."""
     to: tuple[Word, ...]
-    """Receivers; an empty list tells nobody (it still shows in ``ftsupervise alerts``)."""
+    """Receivers; an empty list notifies nobody (it still shows in ``ftsupervise alerts``)."""
 
 
 class QuietHours(Strict):
@@ -235,12 +235,12 @@ class Alerts(Strict):
     clear: Duration = timedelta(0)
     """Good for so long before it counts as over."""
     checks: Checks = "1 of 1"
-    """So many bad looks of the last so many make an alert."""
+    """How many of the last checks must be bad to make an alert."""
     repeat: Duration | None = timedelta(hours=4)
     escalate_after: Duration | None = None
-    """Told again, louder, when nobody has acknowledged it for so long."""
+    """Notified again, louder, when nobody has acknowledged it for so long."""
     forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
-    """A firing alert whose subject nobody looks at any more ends after so long, and says so."""
+    """A firing alert whose subject is no longer checked ends after so long, and says so."""
     watchdogs: dict[str, Rule] = Field(default={})
     routes: tuple[Route, ...] = ()
     quiet: QuietHours | None = None

@@ -115,7 +115,7 @@ def _find_run(argument: str | None) -> RunDir:
     if kind := _odd_kind(path):
         raise ConfigError(
             f"{argument} is {kind}, not a regular file",
-            hint=f"look whose it is: ls -ld {shlex.quote(argument)}; name the run's directory or its {CONFIG_NAME}",
+            hint=f"check its owner: ls -ld {shlex.quote(argument)}; name the run's directory or its {CONFIG_NAME}",
         )
     raise NotFound(f"no run called {argument!r} here", hint="give the path of its directory or of its ftsupervise.yaml")
 
@@ -188,12 +188,12 @@ def settings_of(name: str | None) -> Path:
     if kind := files.odd_kind(rundir.config):
         raise ConfigError(
             f"{rundir.config} is {kind}, not a regular file",
-            hint=f"look whose it is: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
+            hint=f"check its owner: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
         )
     if sources.is_by_hand(rundir.root):
         return _beside(rundir) or rundir.config
     raise NotFound(
-        f"{rundir.config} is gone: launch wrote it",
+        f"{rundir.config} is gone; launch had written it",
         hint="launch again to have it written, or name its ftsupervise.yaml",
     )
 

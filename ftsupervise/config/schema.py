@@ -65,7 +65,7 @@ class Cron(Strict):
     directory: Path | None = None
     """The installed folder, the same on all nodes. Default: cron beside your own config.yaml."""
     backend: Literal["auto", "slurm", "scrontab", "crontab", "loop"] = "auto"
-    """What keeps the time: a chain of small Slurm jobs, scrontab, crontab, or a loop that somebody starts."""
+    """What keeps the time: a chain of small Slurm jobs, scrontab, crontab, or a loop that a person starts."""
     period: Annotated[Duration, Positive] = timedelta(minutes=5)
     """One slot every so often, on the wall clock. Below 5m a busy Slurm cannot keep up."""
     spares: Annotated[int, Field(ge=2, le=20)] = 3
@@ -73,7 +73,7 @@ class Cron(Strict):
     limit: Annotated[Duration, Positive] = timedelta(minutes=10)
     """An entry that runs longer is ended, with all it started."""
     missed: Literal["once", "skip"] = "once"
-    """What becomes of an entry whose slots were missed: run once as soon as possible, or wait for the next."""
+    """What to do with an entry whose slots were missed: run it once as soon as possible, or wait for the next slot."""
     timezone: str | None = None
     """For the times in the crontab file and of the folders, such as "Europe/Berlin"; default: this machine's own."""
     minutely: Times = "* * * * *"
@@ -101,14 +101,14 @@ class Cron(Strict):
     env: tuple[VariableName, ...] = ()
     """Variables the entries get besides PATH, HOME and the virtual environment, as they are at install. Never a secret."""
     trusted: tuple[Name, ...] = ()
-    """Accounts besides you and root whose files in the folders are run, as you: who owns a file decides what it does."""
+    """Accounts besides you and root whose files in the folders are run, as you: a file's owner decides what it does."""
     trusted_group: Name | None = None
     """A group whose members may write the folders and the crontab file, and so run what they like as you. Default: none."""
 
     @model_validator(mode="after")
     def _sound(self) -> Cron:
         if self.period % timedelta(seconds=1):
-            raise wrong_at(("period",), "whole seconds, please")
+            raise wrong_at(("period",), "give whole seconds")
         if self.timezone is not None:
             from zoneinfo import ZoneInfo
 
@@ -237,11 +237,11 @@ class Launch(Strict):
     time: Annotated[TimeLimit, Positive] | None = None
     """Time limit of each job, in quotes: "20:00:00", "2-12:00:00", "20h". Default: the partition's."""
     signal: Signal = "USR1"
-    """Signal Slurm sends before the time limit; the run saves and leaves at its next step."""
+    """Signal Slurm sends before the time limit; the run saves and stops at its next step."""
     warn: Annotated[Duration, Positive] | None = None
     """How long before the time limit the signal comes. Default 10m, at most half the limit."""
     exclude: tuple[Nodes, ...] = ()
-    """Nodes never to be used: "node-7", "node-[1-4,9]"."""
+    """Nodes that are never used: "node-7", "node-[1-4,9]"."""
     restart: Restart = Restart()
     """What is done when the command fails."""
     requeue: bool = False
@@ -313,7 +313,7 @@ class Launch(Strict):
 
 
 class GuardSettings(Strict):
-    """What the guard inside the training loop looks at."""
+    """What the guard inside the training loop checks."""
 
     poll: Annotated[Duration, Positive] = declared("guard.poll")
     memory: Share | None = declared("guard.memory")
@@ -360,10 +360,10 @@ class Run(Strict):
     nodes: NodeSettings = NodeSettings()
     """Nodes that have failed the run are excluded: how long, and how many."""
     guard: GuardSettings = GuardSettings()
-    """What the guard inside the training loop looks at."""
+    """What the guard inside the training loop checks."""
     watch: Watch = Watch()
-    """How often to look from outside, and the settings of each watchdog."""
+    """How often to check from outside, and the settings of each watchdog."""
     alerts: Alerts = Alerts()
-    """Who is told what, and how often."""
+    """Who is notified of what, and how often."""
     cron: Cron = Cron()
     """The crontab emulation that watches from outside, and which this run helps to keep alive."""

@@ -176,7 +176,7 @@ def instead_of(key: str, value: object) -> str:
     name = key.replace("_", "-")
     if name in ("mail-type", "mail-user"):
         return (
-            "ftsupervise sends the messages itself: name who is told in alerts.receivers, such as "
+            "ftsupervise sends the messages itself: name its receivers in alerts.receivers, such as "
             "- email: {host: ..., from: ..., to: [...]}; Slurm's own mail for each job of the chain comes with "
             'sbatch: ["--mail-type=END"]'
         )

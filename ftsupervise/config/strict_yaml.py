@@ -168,7 +168,7 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in problem:
         return "a tab here; YAML is indented with spaces"
     if "mapping values are not allowed" in problem:
-        return "a second ': ' in one line; put the value in quotes, or mend the indentation"
+        return "a second ': ' in one line; put the value in quotes, or fix the indentation"
     if "expected <block end>" in problem:
         return "the indentation does not fit the lines above; keys of one section start in one column"
     if "could not find expected ':'" in problem:

@@ -59,15 +59,15 @@ WITHIN = {"start": "before the first start in each job", "failure": "after each 
 SETTINGS = (
     Setting(
         "--launched", "", "launched", Form.TOKEN, "",
-        help="The launch whose job this is: another folder in the place of the run directory is refused.",
+        help="The launch that this job belongs to: another folder in the place of the run directory is refused.",
     ),
     Setting(
         "--forward", "", "forward", Form.CHOICE, "auto", choices=("auto", "always", "never"),
-        help="Pass the warning signal on? auto: only to processes that handle it. A file tells the guards in any case.",
+        help="Pass the warning signal on? auto: only to processes that handle it. A file warns the guards in any case.",
     ),
     Setting(
         "--grace", "", "grace", _SECONDS, 25.0, least=0,
-        help="How long the command gets, when the job is told to end, before it is killed.",
+        help="How long the command gets, when the job is asked to stop, before it is killed.",
     ),
     Setting(
         "--space-wait", "", "space_wait", _SECONDS, 600.0, least=0,
@@ -90,7 +90,7 @@ SETTINGS = (
     ),
     Setting(
         "--stop-within", f"{_RESTART}.stop_within", "stop_within", _SECONDS, 600.0, above=0, always=True,
-        help="How long the command may take to leave after the kill switch was raised, before it is ended.",
+        help="How long the command may take to stop after the kill switch was raised, before it is ended.",
     ),
     Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",
@@ -100,7 +100,7 @@ SETTINGS = (
     ),
     Setting(
         "--hang", f"{_HANG}.at_least", "hang.floor", _SECONDS, 10.0, above=0, off="off", bare=None, always=True,
-        help="Standing still for less is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
+        help="A shorter standstill is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
     ),
     Setting(
         "--hang-factor", f"{_HANG}.factor", "hang.factor", Form.NUMBER, 3.0, least=1, most=1000,
@@ -116,11 +116,11 @@ SETTINGS = (
     ),
     Setting(
         "--budget", f"{_RESTART}.budgets", "budgets.of_kind", Form.COUNTS, {}, least=1, most=1000,
-        help="Another number than same_failure for one kind of failure, such as {node: 20, memory: 1}. node is 10 by itself.",
+        help="A limit other than same_failure for one kind of failure, such as {node: 20, memory: 1}. Default: node: 10.",
     ),
     Setting(
         "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
-        help="A directory where all runs that name it share what they know of nodes. Default: each run keeps its own.",
+        help="A directory in which runs share their incidents of nodes. Default: each run keeps its own.",
     ),
     Setting(
         "--nodes-half-life", "nodes.half_life", "care.half_life", _SECONDS, 24 * 3600.0, above=0,
@@ -149,11 +149,11 @@ SETTINGS = (
     ),
     Setting(
         "--guard-poll", "guard.poll", "guard.POLL", _SECONDS, 1.0, above=0, bare=None, always=True,
-        help="How often, at most, the guard looks at the shared file system.",
+        help="How often, at most, the guard checks the shared file system.",
     ),
     Setting(
         "--guard-memory", "guard.memory", "guard.MEMORY", Form.NUMBER, 0.95, above=0, most=1, off="off", bare=None, always=True,
-        help="Share of the host memory (95 % is 0.95) at which the run saves and leaves; null or off: never.",
+        help="Share of the host memory (95 % is 0.95) at which the run saves and stops; null or off: never.",
     ),
     Setting(
         "--guard-stop-before", "guard.stop_before", "guard.STOP_BEFORE", _SECONDS, None, above=0,

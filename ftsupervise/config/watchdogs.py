@@ -44,16 +44,16 @@ class Section(Strict):
     """What all watchdogs have."""
 
     every: Span | None = None
-    """How often to look; default: at each tick."""
+    """How often to check; default: at each tick."""
 
 
 class IsRunning(Section):
     """Is a job of the run in the queue, running or able to run?"""
 
     completing_for: Duration = 10 * _M
-    """How long a job may be COMPLETING before it is told."""
+    """How long a job may be COMPLETING before an alert."""
     pending_for: Duration | None = None
-    """How long a job may wait in the queue before it is told; null: as long as it likes."""
+    """How long a job may wait in the queue before an alert; null: without limit."""
 
 
 Signal = Literal["step", "beat", "checkpoint", "log", "gpu"]
@@ -70,9 +70,9 @@ class Hang(Section):
     pattern: Pattern | None = None
     """Regular expression with one group that finds the step in a line of the log. Default: the usual forms."""
     at_least: Span = 10 * _M
-    """While the guard tells steps and phases, standing still in training for less than this is never a hang."""
+    """While the guard reports steps and phases, a standstill in training below this is never a hang."""
     quiet: Span = _H
-    """The same while only the log tells, or a guard without phases: a save or an evaluation looks like training then."""
+    """The same where only the log reports progress, or a guard without phases: a save or an evaluation looks like training."""
     slow: Span = _H
     """How long a start, a compilation, a save, an evaluation, or any other phase that is not training may take."""
     phases: dict[str, Span] = {}  # noqa: RUF012 - pydantic copies it
@@ -82,7 +82,7 @@ class Hang(Section):
     times: Annotated[float, Field(ge=2)] = 10.0
     """How many of the run's own step times without a step are a hang."""
     kill_within: Span = _H
-    """How long a run may take to leave after its kill switch went up, before it is called hung after all."""
+    """How long a run may take to stop after its kill switch was raised, before it counts as hung after all."""
 
 
 class DiskLimits(Strict):
@@ -173,7 +173,7 @@ class Memory(Section):
     critical: Some = 0.97
     """The same, beyond which it is critical."""
     leak: Span | None = 12 * _H
-    """Tell when the growth of the run's own processes fills the memory within this; null: do not forecast."""
+    """Alert when the growth of the run's own processes fills the memory within this; null: do not forecast."""
     gpu: Some | None = None
     """Share of a GPU's memory that may be used. Off: frameworks take all of it and manage it themselves."""
 
@@ -190,7 +190,7 @@ class Gpu(Section):
     expect: Count | None = None
     """How many GPUs there must be; default: as many as have been seen here before."""
     temperature: Annotated[int, Field(ge=1, le=130)] = 90
-    """Degrees Celsius from which it is told."""
+    """Degrees Celsius at which an alert is raised."""
     idle_for: Span | None = 30 * _M
     """How long a GPU of a running job may be without any work; null: for ever."""
 
@@ -216,7 +216,7 @@ class Throughput(Section):
     """Steps per hour, against the run's own past."""
 
     least: Some = 0.7
-    """Share of its usual pace below which it is told."""
+    """Share of its usual pace below which an alert is raised."""
     window: Span = _H
     """How long it must be slower."""
 
@@ -229,7 +229,7 @@ class Loss(Section):
     pattern: Pattern | None = None
     """Regular expression with one group that finds the loss in a line of the log. Default: the usual forms."""
     spike: Annotated[float, Field(gt=1)] | None = 2.0
-    """How many times its recent median is a spike; null: only NaN and infinity are told."""
+    """How many times its recent median is a spike; null: only NaN and infinity raise an alert."""
 
 
 class Exec(Section):
@@ -247,11 +247,11 @@ class Recovery(Section):
     """Has a later attempt trained since the last failure?"""
 
     start: Span = 10 * _M
-    """How long an attempt may take from its start to its first step before it counts as not having come on again."""
+    """How long an attempt may take from its start to its first step before it counts as not recovered."""
 
 
 class Watchers(Section):
-    """Do the others who watch this run still look?"""
+    """Are the other watches of this run still running?"""
 
 
 class BrakeSection(Section):
@@ -262,15 +262,15 @@ class Watch(Strict):
     """How often to look from outside, and at what."""
 
     every: Span = 5 * _M
-    """How often ``ftsupervise watch`` is meant to look."""
+    """How often ``ftsupervise watch`` is meant to check."""
     is_running: IsRunning = IsRunning()
     """Is a job of the run in the queue?"""
     brake: BrakeSection = BrakeSection()
     """Has the chain been stopped because it failed without progress?"""
     recovery: Recovery = Recovery()
-    """Has the run come on again after its last failure?"""
+    """Has the run recovered from its last failure?"""
     watchers: Watchers = Watchers()
-    """Do the others who watch this run still look?"""
+    """Are the other watches of this run still running?"""
     hang: Hang | None = Hang()
     """Does it make progress?"""
     disk: tuple[Disk, ...] | None = (Disk(),)

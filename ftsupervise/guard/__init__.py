@@ -1,4 +1,4 @@
-"""The guard ring: a guest in the training loop that says when to save and when to leave.
+"""The guard in the training loop: it says when to save and when to stop.
 
     from ftsupervise import Guard
 
@@ -14,7 +14,7 @@
     else:
         guard.finished(last)
 
-Standard library only, no network of its own, and nothing here raises into the loop on a bad day.
+It uses the standard library only and no network, and its own failures never raise into the loop.
 """
 
 from ftsupervise.guard.guard import Guard

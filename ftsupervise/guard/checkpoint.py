@@ -1,8 +1,8 @@
 """Checkpoints come and go through the attempt's own staging folder, by one rename each: whole, and by one writer.
 
-Once a newer attempt has begun it has sealed that folder (``rundir/fence.py``), and neither a commit nor a removal of
-this one does anything any more, whatever it had looked at before. Without ``ftsupervise run`` there is nobody who seals, and
-the same calls still give checkpoints that are there as a whole or not at all.
+A newer attempt seals that folder when it begins (``rundir/fence.py``). From then on neither a commit nor a removal of this
+attempt has any effect, whatever it had checked before. Without ``ftsupervise run`` no folder is sealed, and the same calls
+still give checkpoints that are whole or absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_FDCWD = -100
 
 
 class Checkpoints:
-    """Those of this run, as seen by one attempt. ``superseded`` says whether a newer one is known to have begun."""
+    """The checkpoints of this run, as seen by one attempt. ``superseded`` says whether a newer one is known to have begun."""
 
     def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
@@ -36,7 +36,7 @@ class Checkpoints:
         Raises ValueError for a name that is a path, OSError when the folder cannot be made.
         """
         if not name or name.startswith(".") or "/" in name:
-            raise ValueError(f"{name!r} is no name for a checkpoint: no path, and no dot in front")
+            raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
             make_folder(staged, parents=True)
@@ -46,11 +46,11 @@ class Checkpoints:
         return staged
 
     def over(self) -> bool:
-        """Is it known that nothing of this attempt is saved any more?"""
+        """Is it known that this attempt can no longer save?"""
         return self._area.is_file() or self._superseded()
 
     def commit(self, staged: Path) -> bool:
-        """Make what was staged the checkpoint of that name, in place of one that is there. False: a newer attempt has begun.
+        """Make the staged folder the checkpoint of that name, replacing an existing one. False: a newer attempt has begun.
 
         Synced first, as far as this process wrote it. Raises OSError when it cannot be done.
         """
@@ -64,11 +64,11 @@ class Checkpoints:
         except OSError as error:
             if not self.over():
                 raise
-            self._voice.once(f"nothing of this attempt is saved any more ({error.strerror})")
+            self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
 
     def remove(self, path: Path) -> bool:
-        """Take an old checkpoint away. False: a newer attempt has begun, whose it is now. Raises OSError."""
+        """Remove an old checkpoint. False: a newer attempt has begun and owns it now. Raises OSError."""
         aside = self._area / f".removed-{path.name}-{os.getpid()}"
         try:
             make_folder(self._area, parents=True)
@@ -96,7 +96,7 @@ class Checkpoints:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two folders change their names at once; False where kernel or file system cannot."""
+    """Exchange the names of two folders atomically; False where kernel or file system cannot."""
     try:
         import ctypes
 
@@ -111,7 +111,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _delete(path: Path) -> None:
-    """What is our own and nobody's input any more; what stays of it is swept by the next attempt."""
+    """Delete a folder of ours that is no longer used; the next attempt deletes the rest of it."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -121,7 +121,7 @@ def _delete(path: Path) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    """What is loaded into the next attempt is nobody else's to write, whatever the umask was."""
+    """Let no other account write the checkpoint, whatever the umask was: the next attempt loads it."""
     try:
         found = os.fstat(fd)
         if found.st_mode & 0o022 and found.st_uid == os.geteuid():

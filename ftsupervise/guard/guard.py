@@ -1,6 +1,6 @@
 """The guard itself: what the training loop calls, and how reasons become decisions.
 
-The step in which nothing is due costs one comparison with the clock. Signal handlers and the deadline make a look due.
+A step in which nothing is due costs one comparison with the clock. Signal handlers and the deadline make a check due.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOW = float("-inf")
 _SLOW_LOOK = 0.05  # seconds; slower ones are spread so that they take no more than this share of the loop's time:
 _LOOK_SHARE = 0.02
 _LONGEST_POLL = 60.0
-WATCH_EVERY = 60.0  # seconds between two looks at those who watch
+WATCH_EVERY = 60.0  # seconds between two checks of the watches
 _monotonic = time.monotonic
 
 
@@ -42,12 +42,12 @@ class Guard:
     run_dir      the run's directory; default $FTSUPERVISE_RUN_DIR, which ``ftsupervise run`` sets. Without one there
                  are no switches and no beats, and only signals and the limits given here count.
     agree        int -> int, the maximum over all ranks (a collective). With it every rank leaves at the same step, and
-                 rank 0 alone looks at the shared directory. It is called once in ``agree_every`` steps, by every rank;
+                 rank 0 alone checks the shared directory. It is called once in ``agree_every`` steps, by every rank;
                  what it raises goes to the caller. A loop with a collective of its own can carry ``vote()`` on it.
-    poll         seconds between two looks at the outside world, at most one. A slow file system stretches it.
-    memory       share (0-1) of the host's or the job's memory at which to save and leave.
-    stop_before  seconds before the job's end at which to save and leave, besides Slurm's own signal.
-    run_for      seconds after which to save and leave, whatever the job's limit.
+    poll         seconds between two checks of switches and limits, at most one. A slow file system stretches it.
+    memory       share (0-1) of the host's or the job's memory at which to save and stop.
+    stop_before  seconds before the job's end at which to save and stop, besides Slurm's own signal.
+    run_for      seconds after which to save and stop, whatever the job's limit.
     signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
 
     Raises ValueError for arguments that make no sense; nothing else, and nothing at all once constructed.
@@ -72,15 +72,15 @@ class Guard:
         self._place = place = settings.place(os.environ, run_dir, rank, world)
         self._poll = limits.poll
         self._agree, self._agree_every = agree, max(1, agree_every)
-        self._shared = agree is not None  # decisions are shared, so rank 0 alone looks at the shared directory
-        self._due = _NOW  # monotonic time of the next look
+        self._shared = agree is not None  # decisions are shared, so rank 0 alone checks the shared directory
+        self._due = _NOW  # monotonic time of the next check
         self._next = _NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
         self._first = True
-        self._want = _CONTINUE  # what this rank would do by itself
-        self._stop: Decision | None = None  # decided: every later step says so too
+        self._want = _CONTINUE  # this rank's own decision
+        self._stop: Decision | None = None  # decided: every later step repeats it
         self._to_clear: Identity | None = None
         self._watch_due = _monotonic() + WATCH_EVERY
-        self._slow_until = _NOW  # a slow look before this is not the first one
+        self._slow_until = _NOW  # a slow check before this is not the first one
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
         self._lookout = StopReasons(place, limits, self._signals, self._voice)
@@ -92,9 +92,13 @@ class Guard:
         deaf = self._signals.listen()
         atexit.register(self._signals.last_words)
         if deaf:
-            self._voice.once(f"the guard does not hear signals here ({deaf}); the warning file and the switches work")
+            self._voice.once(
+                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+            )
         if place.rundir is None and place.rank == 0:
-            self._voice.say("no run (FTSUPERVISE_RUN_DIR is not set), so no switches and no beats; signals are heard")
+            self._voice.say(
+                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
+            )
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -167,7 +171,7 @@ class Guard:
     def _is_over(self) -> None:
         self._lookout.superseded()
         who = f"attempt {self._lookout.newer}" if self._lookout.newer else "a newer attempt"
-        self._voice.once(f"{who} has begun: nothing of this one is saved any more")
+        self._voice.once(f"{who} has begun: this attempt saves nothing any more")
         self._wake()
 
     def saved(self, step: int) -> None:
@@ -205,8 +209,8 @@ class Guard:
         self.close()
 
     def report(self, *, loss: float) -> None:
-        """Tell those who watch from outside what the loss is (the *loss* watchdog). Cheap; goes out with the next beat,
-        at once when it is no number. Give a float: reading it off a GPU is the caller's to time."""
+        """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
+        Give a float: the caller decides when to read it from the GPU."""
         try:
             value = float(loss)
         except (TypeError, ValueError):
@@ -217,7 +221,7 @@ class Guard:
             self._heart.soon()
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
-        """Say that the process lives outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
+        """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
         if step is not None:
             self._heart.step = step
         if phase is not None and phase != self._heart.phase:
@@ -273,7 +277,7 @@ class Guard:
                     return _CONTINUE
                 agreed = self._agree(as_vote(self._want))
             elif self._place.world > 1:
-                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may leave at different steps")
+                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may stop at different steps")
         decision = self._want if agreed is None else self._shared_decision(agreed)
         if decision.save:
             self._lookout.answered = self._to_clear = self._lookout.raised
@@ -286,11 +290,11 @@ class Guard:
         return decision
 
     def _shared_decision(self, agreed: int) -> Decision:
-        """What all decided; in this rank's own words if it voted for the same."""
+        """The common decision; with this rank's own reason if it voted for the same."""
         return self._want if agreed == as_vote(self._want) else from_vote(int(agreed))
 
     def _settle(self, decision: Decision, step: int) -> None:
-        """The loop will leave: write down why, for the job ring."""
+        """The loop will stop: record the cause for the supervisor."""
         self._stop = decision
         self._wake()
         self._forget()
@@ -319,24 +323,24 @@ class Guard:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def _wake(self) -> None:
-        """Look at the next step. Called by signal handlers."""
+        """Check at the next step. Called by signal handlers."""
         self._due = self._next = _NOW
 
     def _look(self) -> None:
-        """Find out what this rank wants. The next look is set first, so that a signal meanwhile makes one due."""
+        """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""
         now, end, before = _monotonic(), self._lookout.end, getrusage(RUSAGE_THREAD)
         self._set_due(min(now + self._poll, end) if end > now else now + self._poll)
         try:
             self._want = self._reasons(now)
-        except Exception as error:  # law 7: a bad day of ours is never the training's
-            self._voice.once(f"the guard could not look: {type(error).__name__}: {error}")
+        except Exception as error:  # law 7: our failure never stops the training
+            self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
         if (took := _monotonic() - now) > _SLOW_LOOK and (spent := min(took, self._own_time(before))) > _SLOW_LOOK:
             if now < self._slow_until:
                 due = now + max(self._poll, min(spent / _LOOK_SHARE, _LONGEST_POLL))
                 self._set_due(min(due, end) if end > now else due)
             # one alone, as when a server is away for a moment, puts no other off
             self._slow_until = now + 2 * _LONGEST_POLL
-        if self._signals.got and not self._want.stop:  # it came while we looked
+        if self._signals.got and not self._want.stop:  # it came during the check
             self._wake()
 
     @staticmethod
@@ -354,7 +358,7 @@ class Guard:
     def _reasons(self, now: float) -> Decision:
         if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
             for taken in self._signals.taken():
-                self._voice.once(f"something else handles {taken} now; the guard will not hear it")
+                self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
             if self._signals.pid != os.getpid() and not self._first:
                 self._signals.pid = os.getpid()  # a forked child that trains is a loop of its own
             self._heart.facts["memory"] = self._lookout.memory_used()
@@ -365,7 +369,7 @@ class Guard:
         return want
 
     def _miss_the_watch(self, now: float) -> None:
-        """Rank 0 looks now and then whether those who watch this run still do."""
+        """Rank 0 checks now and then whether the watches of this run still work."""
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
         self._watch_due = now + WATCH_EVERY
@@ -378,8 +382,8 @@ class Guard:
         self._heart.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
         if late:
             self._voice.once(
-                f"the watch on {late[0].host} has not looked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
-                "nobody may be told when something goes wrong here (ftsupervise watch)"
+                f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
+                "alerts about this run may not be sent (ftsupervise watch)"
             )
 
 

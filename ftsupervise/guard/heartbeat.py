@@ -1,4 +1,4 @@
-"""This rank's beats: what it is doing, written at most every few seconds, and at once when it matters."""
+"""This rank's beats: its step and phase, written at most every few seconds, and at once when it matters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ftsupervise.truth import Beat
 #
 # Told when the interpreter ends, after the program's own ``except``, ``finally`` and threads, and after what it registered
 # with ``atexit`` behind its guard. Its exit code is known then if an exception ended it, or a ``sys.exit()`` out of ``with
-# Guard()``. Of a loop that was told to stop, or has finished, nothing is told but that it leaves.
+# Guard()``. Of a loop that was asked to stop, or has finished, only its end is recorded.
 
 _OUTERMOST = ("<module>", "_run_module_as_main")  # of a program, and with ``python -m``
 
@@ -33,8 +33,8 @@ class ExitReport:
         self._code = 0  # of a sys.exit() that went through the guard's block
 
     def passes(self, error: BaseException | None) -> None:
-        """Something is on its way out of the guard's block, and may be caught further out. Nothing is made of it once the loop
-        leaves in order: others may be about to save, and srun tells of this one."""
+        """An exception leaves the guard's block, and may be caught further out. It is ignored once the loop stops normally:
+        other ranks may be about to save, and srun reports this one."""
         if not self._is_mine() or self._page.in_order:
             return
         self._code = _exit_code(error) if isinstance(error, SystemExit) else 0
@@ -42,7 +42,7 @@ class ExitReport:
             self._page.failed()
 
     def forget(self) -> None:
-        """What went through the block before was caught: the loop is entered anew, or has come to its end in order."""
+        """An earlier exception was caught: the loop is entered again, or has ended normally."""
         if self._is_mine():
             self._code = 0
             self._page.stays()
@@ -52,7 +52,7 @@ class ExitReport:
             self._page.leaving()
 
     def at_exit(self) -> None:
-        """Who dies without this was killed."""
+        """Record a normal exit: a process without this record was killed."""
         if not self._is_mine():
             return
         code = 0 if self._page.in_order else 1 if _uncaught() else self._code
@@ -63,7 +63,7 @@ class ExitReport:
             self._page.leaving()
 
     def _is_mine(self) -> bool:
-        """A child that the rank has forked ends, too, and maps the same page."""
+        """Is this the rank itself? A child that it has forked maps the same page, and exits too."""
         return os.getpid() == self._page.pid
 
 
@@ -77,7 +77,7 @@ def _flush() -> None:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """As the interpreter makes it of what ``sys.exit()`` was given."""
+    """The exit code that the interpreter makes of the argument of ``sys.exit()``."""
     try:
         code = error.code
     except Exception:  # a subclass of somebody's
@@ -96,14 +96,14 @@ def _uncaught() -> bool:
     return trace.tb_frame.f_back is None and trace.tb_frame.f_code.co_name in _OUTERMOST
 
 
-# Where does this rank stand? Asked from outside by a signal, answered by ``faulthandler`` in C: also with the GIL held.
+# The rank's stacks on request: a signal from outside, answered by ``faulthandler`` in C, also with the GIL held.
 #
 # The answer goes to ``stack-N`` beside the rank's page, in node-local memory: a file system that hangs is not asked for it.
-# The signal is one that nobody else uses; a handler that the program has set for it, before or after, stays.
+# The signal is one that is otherwise unused; a handler that the program has set for it, before or after, stays.
 
 
 def answer_with_the_stack(directory: str | os.PathLike[str], rank: int) -> None:
-    """Answer from now on. Raises OSError when there can be no file, RuntimeError when there can be no handler."""
+    """Answer from now on. Raises OSError when the file cannot be made, RuntimeError when the handler cannot."""
     if signal.getsignal(heartbeat_page.STACK_SIGNAL) != signal.SIG_DFL:
         return
     import faulthandler
@@ -125,7 +125,7 @@ def whole(step: Any) -> int | None:
 
 
 class Heart:
-    """Knows step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only knows them."""
+    """Keeps step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only keeps them."""
 
     def __init__(self, place: RankContext, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
         self._place = place
@@ -155,7 +155,7 @@ class Heart:
         self._tell_imports()
 
     def _tell_imports(self) -> None:
-        """For the standby that is to become the next attempt's ranks, when the ring has one."""
+        """List the imported modules for a standby, when the supervisor wants one."""
         path = os.environ.get(imports.ENV_IMPORTS, "")
         if not path or self._place.rank != 0:
             return
@@ -165,7 +165,7 @@ class Heart:
             self._voice.once(f"cannot write {path}: {error}; restarts are cold")
 
     def _open_page(self) -> heartbeat_page.HeartbeatPage | None:
-        """This rank's page in the node's memory, when the job ring has named a place for it."""
+        """Make this rank's page in the node's memory, when the supervisor has named a place for it."""
         directory = os.environ.get(heartbeat_page.ENV_PAGES, "")
         if not directory or self._place.rundir is None:
             return None
@@ -195,7 +195,7 @@ class Heart:
         except OSError as error:
             if self._place.area is None or not is_sealed(self._place.area):
                 self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")
-        except Exception as error:  # law 7, and what stands behind the beat in a look must still be looked at
+        except Exception as error:  # law 7, and the rest of the check must still be made
             self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
         return True
 
@@ -204,7 +204,7 @@ class Heart:
         self.beat(0.0)
 
     def soon(self) -> None:
-        """At the next look, whatever the interval."""
+        """Write at the next check, whatever the interval."""
         self._due = _NOW
 
     def change_phase(self, phase: str) -> None:

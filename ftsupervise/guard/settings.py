@@ -1,4 +1,4 @@
-"""Where the guard finds out who it is and what it is asked to look at: arguments first, then the environment."""
+"""The guard's rank, run and limits: from its arguments first, then from the environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
     ENV_AREA,
     ENV_ATTEMPT,
@@ -25,7 +26,7 @@ _WORLD = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZ
 
 
 class RankContext(NamedTuple):
-    """Which run, attempt and rank this process is."""
+    """The run, attempt and rank of this process."""
 
     rundir: RunDir | None
     attempt_dir: Path | None
@@ -33,12 +34,12 @@ class RankContext(NamedTuple):
     rank: int
     world: int
     checkpoints: Path
-    area: Path | None = None  # see fence.py; None: nobody seals one
+    area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
 
 
 class Limits(NamedTuple):
-    """What the guard holds the process to. Seconds; a share 0-1; None: not looked at."""
+    """The limits of the process. Seconds; a share 0-1; None: not checked."""
 
     poll: float
     memory: float | None
@@ -70,7 +71,7 @@ def limits(
     stop_before: float | timedelta | None,
     run_for: float | timedelta | None,
 ) -> tuple[Limits, list[str]]:
-    """The limits, and what in the environment was not understood. Raises ValueError for an argument that makes no sense."""
+    """The limits, and the variables that were not understood. Raises ValueError for an argument that makes no sense."""
     if memory is not None and not 0 < memory <= 1:
         raise ValueError(f"memory={memory!r} is not a share between 0 and 1; 95 % is 0.95")
     problems: list[str] = []
@@ -111,7 +112,7 @@ def _int(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 class Voice:
-    """Says things as rank ``rank`` of ``world``; what has been said ``once`` is not said again by this process."""
+    """Prints lines as rank ``rank`` of ``world``; a line printed ``once`` is not printed again by this process."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._who = f"rank {rank}: " if world > 1 else ""
@@ -120,7 +121,7 @@ class Voice:
     def say(self, text: str, *, for_all: bool = False) -> None:
         """One line; ``for_all``: it concerns every rank, so no rank is named."""
         try:
-            print(f"ftsupervise: {'' if for_all else self._who}{text}", file=sys.stderr, flush=True)
+            print(log_line(f"{'' if for_all else self._who}{text}"), file=sys.stderr, flush=True)
         except (OSError, ValueError, AttributeError):
             return
 

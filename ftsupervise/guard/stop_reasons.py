@@ -1,4 +1,4 @@
-"""Where the guard looks for reasons to save or to stop. One look costs some 15 us; a slow file system makes looks rarer."""
+"""The guard's reasons to save or to stop. One check costs some 15 us; a slow file system makes checks rarer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ftsupervise.rundir.switches import KILL, SAVE, Identity, look_at_switch
 from ftsupervise.scheduler import deadline
 from ftsupervise.truth import Health
 
-# What the guard answers, and how ranks vote on it with one int.
+# The guard's answers, and how ranks vote on them with one int.
 
-SUPERSEDED = "superseded"  # a newer attempt has begun: leave, and write nothing any more
+SUPERSEDED = "superseded"  # a newer attempt has begun: stop, and write nothing any more
 
-# What a vote is about, weakest first. The word is what the ledger says was the cause.
+# The causes of votes, weakest first, in the words of the ledger.
 CAUSES = (
     "",
     "save switch",
@@ -32,7 +32,7 @@ CAUSES = (
     "run time reached",
     "time limit",
     "warning signal",
-    "told to stop (SIGTERM)",
+    "asked to stop (SIGTERM)",
     "kill switch",
     SUPERSEDED,
 )
@@ -42,7 +42,7 @@ _CAUSE_BITS = 4
 class Decision(int):
     """CONTINUE < SAVE < STOP. An int, so that it compares and travels; ``reason`` says why, in words.
 
-    ``save`` is true for SAVE and for STOP: who leaves, saves first; unless a newer attempt has begun, which owns the
+    ``save`` is true for SAVE and for STOP, which saves first; unless a newer attempt has begun, which owns the
     checkpoints from then on.
     """
 
@@ -89,14 +89,14 @@ def as_vote(decision: Decision) -> int:
 
 
 def from_vote(vote: int) -> Decision:
-    """The inverse, without the details only the voter knows. An int that no vote can be counts as CONTINUE."""
+    """The inverse, without the voter's details. An int that is no vote counts as CONTINUE."""
     value, cause = vote >> _CAUSE_BITS, vote & (1 << _CAUSE_BITS) - 1
     if value <= 0 or value > 2 or cause >= len(CAUSES):
         return Decision.CONTINUE
     return Decision(value, CAUSES[cause])
 
 
-# Signals as votes: a handler only sets a flag, then calls whoever held the signal before us.
+# Signals as votes: a handler only sets a flag, then calls the handler that was there before us.
 #
 # Forked children (loader workers, pools) inherit the handlers of their parent. In them the warning is not for the child to
 # act on, and SIGTERM must end it as it would have without us, or ``terminate()`` would hang.
@@ -125,7 +125,7 @@ class Signals:
         return ""
 
     def ignore(self) -> None:
-        """Give each signal back to whoever had it, unless somebody has taken it from us since."""
+        """Restore the former handler of each signal, unless ours was replaced since."""
         for number, previous in self._previous.items():
             try:
                 if signal.getsignal(number) == self._on_signal:
@@ -142,7 +142,7 @@ class Signals:
                 signal.signal(number, signal.SIG_IGN)
 
     def taken(self) -> list[str]:
-        """Names of the signals that somebody else handles now."""
+        """Names of the signals whose handler was replaced."""
         return [signal.Signals(n).name for n in self._previous if signal.getsignal(n) != self._on_signal]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -162,7 +162,7 @@ _CONTINUE = Decision.CONTINUE
 
 
 class StopReasons:
-    """Everything outside the loop that may ask it to save or stop, as seen from this process."""
+    """All reasons outside the loop to save or stop, as this process sees them."""
 
     def __init__(self, place: RankContext, limits: Limits, signals: Signals, voice: Voice) -> None:
         self._place, self._limits, self._signals, self._voice = place, limits, signals, voice
@@ -174,7 +174,7 @@ class StopReasons:
         self._memory_says = self._warning_says = _CONTINUE
         self._memory = self._open_memory()
         self.end, self._end_cause = self._find_end()
-        self.problem = ""  # a file that lies in a switch's place and is none
+        self.problem = ""  # a file in a switch's place that is no switch
         self.raised: Identity | None = None  # the save switch as last seen
         self.answered: Identity | None = None  # the one a checkpoint was asked for
 
@@ -184,8 +184,8 @@ class StopReasons:
             self._memory = None
 
     def reasons(self, now: float, *, shared_directory: bool) -> Decision:
-        """The strongest reason found. ``shared_directory``: is it for this rank to look there?"""
-        self._odd = not self._odd  # memory and the warning file take turns; what they said last goes on counting
+        """The strongest reason found. ``shared_directory``: does this rank check it?"""
+        self._odd = not self._odd  # memory and the warning file take turns; their last result stays valid
         if self._odd and self._memory is not None:
             self._memory_says = self._look_at_memory(self._memory)
         elif shared_directory and self._attempt_dir:
@@ -196,16 +196,16 @@ class StopReasons:
         return want
 
     def _sure_reasons(self, now: float) -> Decision:
-        """What this process has been told already, or knows from the clock."""
+        """The reasons that need no check: signals received, and the clock."""
         if self._signals.got == signal.SIGTERM:
-            return Decision(2, "told to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
+            return Decision(2, "asked to stop (SIGTERM)", "SIGTERM: preempted, cancelled or at the time limit")
         if self._signals.got:
             return Decision(2, "warning signal", f"warning signal {signal.Signals(self._signals.got).name}")
         return _CONTINUE if now < self.end else Decision(2, self._end_cause)
 
     def memory_used(self) -> str:
         """The share (0-1) of the memory that is used, file pages not counted, for the beat: the watch cannot see this host.
-        "" where nobody looks."""
+        "" where it is not checked."""
         try:
             return f"{self._memory.share()[0]:.3f}" if self._memory is not None else ""
         except (OSError, ValueError):
@@ -216,7 +216,7 @@ class StopReasons:
         try:
             share, whose = memory.share(limit)
         except (OSError, ValueError) as error:
-            self._voice.once(f"cannot look at the memory: {error}")
+            self._voice.once(f"cannot read the memory use: {error}")
             self.close()
             return _CONTINUE
         if share < limit:
@@ -229,7 +229,7 @@ class StopReasons:
         try:
             names = files.among(self._switches, (SAVE, KILL))
         except OSError as error:
-            self._voice.once(f"cannot look at the switches in {self._switches}: {error.strerror}; training goes on")
+            self._voice.once(f"cannot read the switches in {self._switches}: {error.strerror}; training goes on")
             return _CONTINUE
         want, self.raised = _CONTINUE, None
         if SAVE in names:
@@ -250,17 +250,17 @@ class StopReasons:
             if not files.among(self._attempt_dir, (WARNING,)):
                 return _CONTINUE
         except OSError as error:
-            self._voice.once(f"cannot look for the warning in {self._attempt_dir}: {error.strerror}")
+            self._voice.once(f"cannot check for the warning in {self._attempt_dir}: {error.strerror}")
             return _CONTINUE
         words = _first_line(Path(self._attempt_dir, WARNING))
         return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
 
     def superseded(self) -> bool:
-        """Has a newer attempt begun? Looks now; what cannot be seen is not so."""
+        """Has a newer attempt begun? Checks now; unknown counts as no."""
         if self.newer is None and self._place.attempt is not None:
             try:
                 self.newer = newer(self._attempts, self._place.attempt)
-            except OSError:  # the look for the warning, in the same place, says so
+            except OSError:  # the check for the warning, in the same place, reports it
                 return False
         return self.newer is not None
 
@@ -280,11 +280,11 @@ class StopReasons:
         try:
             return HostMemory()
         except (OSError, ValueError) as error:
-            self._voice.once(f"cannot look at the memory: {error}")
+            self._voice.once(f"cannot read the memory use: {error}")
             return None
 
     def _find_end(self) -> tuple[float, str]:
-        """Monotonic time at which to leave, and the cause it would be; infinity if there is none."""
+        """Monotonic time at which to stop, and its cause; infinity if there is none."""
         now, ends = time.monotonic(), [(float("inf"), "")]
         if self._limits.run_for is not None:
             ends.append((now + self._limits.run_for, "run time reached"))

@@ -49,7 +49,7 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     if found.st_uid not in (os.geteuid(), 0) or found.st_nlink != 1:
         os.close(fd)
-        raise OSError(errno.EPERM, "somebody else's file, or one with a second name", os.fspath(path))
+        raise OSError(errno.EPERM, "another user's file, or a file with a second hard link", os.fspath(path))
     os.set_blocking(fd, True)
     return fd
 

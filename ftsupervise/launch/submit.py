@@ -148,7 +148,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         held = ", and the jobs that were held go on" if brake.held else ", then launch again"
         raise Refused(
             f"the brake of {name} is on: {brake.words()}",
-            hint=f"when that is mended: ftsupervise clear --brake {_quoted(run_dir.root)}{held}",
+            hint=f"when that is fixed: ftsupervise clear --brake {_quoted(run_dir.root)}{held}",
         )
 
 
@@ -355,8 +355,8 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
         if other.number < number and other.state == "submitting" and now - other.at < _FRESH:
             folder.rmdir()
             raise Refused(
-                f"{other.by} is launching {run_dir.root.name} at this moment",
-                hint=f"look in a minute: ftsupervise status {_quoted(run_dir.root)}",
+                f"{other.by} is launching {run_dir.root.name} right now",
+                hint=f"check again in a minute: ftsupervise status {_quoted(run_dir.root)}",
             )
     return number, folder
 

@@ -275,7 +275,7 @@ def _incidents(path: Path, whose: os.stat_result, limit: int, problems: list[str
 
 def _override(path: Path, whose: os.stat_result, word: str, place: Path, problems: list[str]) -> Override | None:
     if not is_name(path.name):
-        problems.append(f"{path.parent}/{as_text(path.name)} is no name of a node; it is not obeyed")
+        problems.append(f"{path.parent}/{as_text(path.name)} is not the name of a node; it is not obeyed")
         return None
     try:
         found = path.lstat()

@@ -210,7 +210,7 @@ class Probe:
             path = got.path
             if self._table.of(path) == got.device:  # mounted since we looked at the table
                 self._mounts = None
-        return NotSeen(asked, "its mounts change while one looks")
+        return NotSeen(asked, "its mounts change during the check")
 
     def _ask(
         self, key: str, what: str, question: str, args: tuple[Any, ...], *, bound: float | None = None, asked: str = ""
@@ -230,7 +230,7 @@ class Probe:
         except Died as died:
             del self._children[key]
             child.finish(self._records)
-            return NotSeen(what, f"the probe died of it ({died})")
+            return NotSeen(what, f"it killed the probe ({died})")
         if verdict == "ok":
             return rest[0]
         if verdict == "elsewhere":
@@ -249,7 +249,7 @@ class Probe:
                 return self._dark[key]
         self._starts[key] = self._starts.get(key, 0) + 1
         if self._starts[key] > 3 and not key.startswith("run "):
-            self._dark[key] = NotSeen(what, "the probe died of it three times")
+            self._dark[key] = NotSeen(what, "it killed the probe three times")
             return self._dark[key]
         try:
             child = Child(key, command=key.startswith("run "))

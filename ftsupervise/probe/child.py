@@ -86,7 +86,7 @@ class Child:
     def _how(self) -> str:
         code = self._wait(_GRACE)
         if code is None:
-            return "it closed its mouth"
+            return "it closed its output"
         return f"signal {-code}" if code < 0 else f"exit {code}"
 
     def _wait(self, bound: float) -> int | None:

@@ -142,7 +142,7 @@ class Errand:
             except BlockingIOError:
                 break
             if not part:
-                self.ended, self.died = True, self.died or "it ended without a word"
+                self.ended, self.died = True, self.died or "it ended without an answer"
                 break
             self._silent = 0.0
             self._buffer += part

@@ -14,13 +14,13 @@ from ftsupervise.rundir.records import as_count
 if TYPE_CHECKING:
     from ftsupervise.ranks.agent import AgentConfig
 
-# What agents that have lost their supervisor are still good for: a job without its batch host is ended.
+# Agents that have lost their supervisor end a job whose batch host is lost.
 #
 # With ``--no-kill`` Slurm takes a lost node out of a job and leaves the job running, even without its batch host: nothing
 # is supervised or trained, and the other nodes are held until the time limit. So the agents of a few nodes stay, ask Slurm,
 # and end such a job.
 
-_FEW = 4  # nodes whose agents stay: several may be lost at once, and thousands would ask the controller
+_FEW = 4  # nodes whose agents stay: several may be lost at once, but thousands would overload the controller
 _STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s if nobody changed it)
 _PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between two questions; the last for all that follow
 
@@ -49,17 +49,17 @@ def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence
 _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
                                    [--child WORD…]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
-  --to, --port     where the ring listens; all that the names mean is tried
+  --to, --port     where the supervisor listens; every address of these names is tried
   --generation N   which start of the agents this is
   --every S        seconds between two beats
-  --closer S       the same while all ranks of the node stand still
+  --closer S       the same while no rank of the node makes progress
   --child WORD…    a command to start, and to end with the agent; takes all that follows
-  --answer TEXT    be no agent: answer one question ("evidence PID") and leave
+  --answer TEXT    run no agent: answer one question ("evidence PID") and exit
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
 def orders(words: list[str]) -> AgentConfig:
-    """Raises ValueError for words that make no sense."""
+    """Raises ValueError for arguments that make no sense."""
     from ftsupervise.ranks.agent import AgentConfig
 
     given: dict[str, str] = {}
@@ -91,8 +91,8 @@ def main() -> int:
 
         sys.stdout.write(answer(sys.argv[2], os.environ.get("SLURMD_NODENAME", "")))
         sys.stdout.flush()
-        os._exit(0)  # what hangs in a thread holds nobody up
-    from ftsupervise.ranks.agent import Agent  # here: who asks about a hang does not wait for what only an agent needs
+        os._exit(0)  # a hung thread does not delay the exit
+    from ftsupervise.ranks.agent import Agent  # imported here: a question about a hang needs none of it
     from ftsupervise.ranks.protocol import ENV_KEY, KEY
 
     key = os.environ.pop(ENV_KEY, "")

@@ -1,4 +1,4 @@
-"""The agent's loop: look at the ranks, tell the ring, answer it, hold one child, end when the ring is gone.
+"""The agent's loop: check the ranks, report to the supervisor, answer it, hold one child, end when it has gone.
 
 It sleeps until its next beat, a death, a datagram or a signal. Nothing here waits for anything else.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import subprocess
 
 _SILENT = 40  # beats without an answer after which other addresses are tried again
-_LOST = 300.0  # seconds without a word from the ring after which it is taken for gone
+_LOST = 300.0  # seconds without an answer after which the supervisor counts as gone
 _TRY_AGAIN = (
     0.01,
     0.02,
@@ -34,30 +34,30 @@ _TRY_AGAIN = (
     0.8,
     1.6,
     3.2,
-)  # seconds between two tellings of a death nobody has taken
-_REFUSED = 4  # times that the ring's host says that nobody listens there any more
-_LAST = 1.0  # seconds for the ranks to be gone when the ring has said that it is over
+)  # seconds between two reports of an unacknowledged death
+_REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
+_LAST = 1.0  # seconds for the ranks to end when the supervisor has ended the attempts
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
 _STILL, _LONG = 3, 60  # beats
-_NEW = 0.25  # seconds between two looks as long as pages appear
+_NEW = 0.25  # seconds between two checks while pages still appear
 
 
 class AgentConfig(NamedTuple):
-    """What the ring started the agent with."""
+    """The options that the supervisor started the agent with."""
 
     base: str
     hosts: tuple[str, ...]
     port: int
     generation: int
     every: float = 1.0
-    closer: float = 1.0  # in place of it while the ranks here stand still, as long as that may soon be a hang
+    closer: float = 1.0  # used instead while the ranks here make no progress and may soon count as hung
     node: str = ""
     child: tuple[str, ...] = ()
     lost: float = _LOST
 
 
 class _UnackedExit:
-    """A death that the ring has not acknowledged."""
+    """A death that the supervisor has not acknowledged."""
 
     __slots__ = ("due", "gone", "since", "tries")
 
@@ -71,7 +71,7 @@ class _SequenceState:
     __slots__ = ("acked", "asked", "heard", "sent")
 
     def __init__(self) -> None:
-        self.sent = self.acked = 0  # the newest number of ours, and the newest that the ring has answered
+        self.sent = self.acked = 0  # our newest number, and the newest that the supervisor has answered
         self.asked = 0  # the newest question taken
         self.heard = monotonic()
 
@@ -87,15 +87,15 @@ class Agent:
         self.name = orders.node.encode()[:255]
         self.hosts = resolve(self.sock, orders.hosts, orders.port)
         self.ring: Address | None = None  # where it answered from
-        self.link: socket.socket | None = None  # to there: the kernel tells when nobody listens any more
+        self.link: socket.socket | None = None  # connected to it: the kernel reports a closed port
         self.refused = 0
         self.untaken: list[_UnackedExit] = []
         self.asked: Request | None = None
         self.last_answer: tuple[int, list[bytes]] = (0, [])
-        self.dying = ("", "")  # a question to kill, and who was dying when it was first asked
+        self.dying = ("", "")  # a request to kill, and the ranks that were dying when it first came
         self.attempt = 0
         self.over = False
-        self.orphan = False  # we leave because the ring is gone, without a word
+        self.orphan = False  # we end because the supervisor has gone without notice
         self.leave_at: float | None = None
         self.pages = 0
         self.progress = 0.0  # monotonic: the last of any rank here
@@ -132,7 +132,7 @@ class Agent:
             self._end()
 
     def _told_to_leave(self) -> None:
-        """By Slurm, or by nobody: the ring is gone. SIGKILL may follow, so the pages go now; what is open is followed on."""
+        """End, for Slurm or without a supervisor. SIGKILL may follow, so remove the pages now. Open ones are still read."""
         if self.leave_at is None:
             self.leave_at = monotonic() + _LINGER
             self.eyes.look()
@@ -140,7 +140,7 @@ class Agent:
             self._clear()
 
     def _think_of_the_end(self, now: float) -> None:
-        """Told to leave by Slurm it stays as long as there are ranks: they get time to save, and what they do is news."""
+        """Stay after Slurm's SIGTERM as long as there are ranks: they get time to save, and their deaths are reported."""
         if self.leave_at is not None:
             self.over = self.over or now >= self.leave_at or self.eyes.all_gone()
         if not self.over and now - self.talk.heard > self.orders.lost:
@@ -152,13 +152,13 @@ class Agent:
         return self.pages > before
 
     def _beat(self, now: float) -> None:
-        """Look, and tell."""
+        """Check the ranks and report them."""
         pulses = self.eyes.look()
         self.pages = len(pulses)
         self.progress = max((max(one.stepped, one.beaten) for one in pulses), default=0.0)
         self._collect_deaths()
         if now - self.talk.heard > _SILENT * self.orders.every:
-            self._found_ring(None)  # perhaps it is reached by another address
+            self._found_ring(None)  # another address may reach it
         bodies = protocol.pack_pulses(pulses, now)[:255]
         for part, body in enumerate(bodies):
             self._say(protocol.PULSE, body, part, len(bodies))
@@ -167,7 +167,7 @@ class Agent:
         self._reap()
 
     def _stand_still(self, now: float) -> bool:
-        """So long that the ring wants to know at once when it ends, and not so long that a moment does not matter."""
+        """Has the standstill reached the length at which it may soon count as a hang, so that its end matters at once?"""
         return _STILL < (now - self.progress) / self.orders.every < _LONG
 
     def _listen(self, seconds: float) -> None:
@@ -208,7 +208,7 @@ class Agent:
             return
 
     def _found_ring(self, where: Address | None) -> None:
-        """Talk to this address alone from here on, or to all again."""
+        """Send to this address alone from here on, or to all again."""
         if where == self.ring:
             return
         if self.link is not None:
@@ -235,7 +235,7 @@ class Agent:
     def _collect_deaths(self) -> None:
         now = monotonic()
         if self.eyes.attempt is not None and self.eyes.attempt > self.attempt:
-            # what was told of the last attempt is no news
+            # deaths of the last attempt are old
             self.attempt = self.eyes.attempt
             clear(self.orders.base, before=self.attempt)
             self.untaken.clear()
@@ -326,7 +326,7 @@ class Agent:
             sys.stderr.write(f"ftsupervise.ranks: cannot start {self.orders.child[0]}: {error.strerror}\n")
 
     def _reap(self) -> None:
-        """Those who answered, and the child."""
+        """Wait for the processes that answer questions, and for the child."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if self.child is not None and ended[0] == self.child.pid:

@@ -1,7 +1,7 @@
-"""The ring's hands on the nodes: it starts one agent per node, hears them, and asks them.
+"""The supervisor's node agents: it starts one per node, receives their reports, and asks them questions.
 
-With one node, or without Slurm, there is no agent: the ring looks at the pages itself. Where agents cannot be started, or
-their datagrams do not come through, ``SlowBeats`` reads the beats of the run directory instead, and the run's log says so once.
+With one node, or without Slurm, there is no agent: the supervisor reads the pages itself. Where agents cannot be started, or
+their datagrams are lost, ``BeatPoller`` reads the beats of the run directory instead, and the run's log says so once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
 from ftsupervise.truth import Beat, RankState
 
-# Beats of the run directory as pulses, for nodes that we do not hear from: any shared file system, no network, slower.
+# Beats of the run directory as rank states, for nodes without a reachable agent: needs no network, but is slower.
 #
-# A thread of its own, since a file system may hang. Clocks of hosts differ, so that what counts is when we saw a beat change.
+# It has its own thread, since a file system may hang. Clocks of hosts differ, so the time when we saw a beat change counts.
 
 _EVERY_BEATS = 2.0  # seconds
 _SHARE = 10  # a reading that takes T is repeated after 10 T at the earliest
 
 
 class BeatPoller:
-    """Reads while ``needed()`` and hands what it read to ``put``."""
+    """Reads beats while ``needed()`` and passes them to ``put``."""
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class BeatPoller:
 
 ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two beats of a node
 _EVERY = 1.0
-_RATE = 12_500  # datagrams a second that the ring is asked to take
-_SILENT = 15.0  # seconds without a word after which a node's ranks are followed through the run directory
-_AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two tellings of a question that is not answered
+_RATE = 12_500  # datagrams a second that the supervisor has to receive
+_SILENT = 15.0  # seconds without a report after which a node's ranks are followed through the run directory
+_AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two sends of an unanswered question
 _PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)  # seconds before agents that ended are started again
-_LOOK = 0.5  # seconds between two looks at whether they run
-_END = 1.0  # seconds for them to leave
-_ALIVE = 3.0  # beats without a word of a node that is there
-AT_ONCE = 0.3  # seconds in which the agent of a node that is well has killed what it is to kill
+_LOOK = 0.5  # seconds between two checks of whether they run
+_END = 1.0  # seconds for them to end
+_ALIVE = 3.0  # missing beats after which a present node counts as silent
+AT_ONCE = 0.3  # seconds in which the agent of a healthy node has finished a kill
 
 
 class Agents:
-    """For the life of one ring; ``begin`` for each attempt."""
+    """The agents of one supervisor; call ``begin`` for each attempt."""
 
     def __init__(
         self,
@@ -132,23 +132,23 @@ class Agents:
             try:
                 self._sock = protocol.udp()
             except OSError as error:
-                self._say_once(f"no socket to hear the nodes with: {error.strerror}")
+                self._say_once(f"cannot open a socket for the node agents: {error.strerror}")
         self._hold = None if self.remote else shm_dir.own(self.base)
         if not self.remote:
             shm_dir.sweep()
         self._node = here or os.uname().nodename
         self._killed = False  # in this attempt, by us
-        self._dying: list[RankExit] = []  # ranks that were on their way when we killed the others of this attempt
+        self._dying: list[RankExit] = []  # ranks that were already exiting when we killed the others of this attempt
         self._listener = Listener(self.pulses, self._sock, "" if self.remote else self.base, self._node)
         self._slow = BeatPoller(rundir, self._blind, lambda: self.pulses.attempt, self.pulses.put_slow)
 
     @property
     def pids(self) -> frozenset[int]:
-        """Our processes below the ring that are not the attempt's."""
+        """Our child processes that are not the attempt's."""
         return frozenset((self._srun[0],)) if self._srun is not None else frozenset()
 
     def begin(self, attempt: int, log: Path, away: frozenset[str] = frozenset()) -> str:
-        """A new attempt starts now; the directory for its pages. ``away``: nodes that are not to be asked for an agent."""
+        """Begin a new attempt; returns the directory for its pages. ``away``: nodes that get no agent."""
         self._log, self._began = log, monotonic()
         self.pulses.begin(attempt)
         self._dying, self._killed = [], False
@@ -178,7 +178,7 @@ class Agents:
     # --------------------------------------------------------------------------------------------------------- asking
 
     def ask(self, node: str, verb: str, argument: object = "", timeout: float = 5.0) -> str | None:
-        """What the agent of ``node`` answers ("evidence" PID, "kill" DIR, "ping"); None when it did not in ``timeout`` s."""
+        """The answer of ``node``'s agent to a question ("evidence" PID, "kill" DIR, "ping"); None after ``timeout`` seconds."""
         return self.ask_all({node: f"{verb} {argument}".strip()}, timeout).get(node)
 
     def ask_all(self, questions: Mapping[str, str], timeout: float) -> dict[str, str]:
@@ -218,7 +218,7 @@ class Agents:
         return answers
 
     def kill(self, attempt_dir: Path, nodes: Sequence[str], timeout: float = 1.5) -> frozenset[str]:
-        """SIGKILL for all of an attempt on ``nodes``; those that have confirmed it. Takes down who was dying before."""
+        """Kill an attempt's processes on ``nodes``; returns the nodes that did it. Notes dying ranks."""
         if not self.remote:
             if not self._killed:
                 self._dying = [death_of(one, self._node) for one in self._listener.dying()]
@@ -233,14 +233,14 @@ class Agents:
         return frozenset(done)
 
     def end_what_lives_on(self, attempt_dir: Path, nodes: Sequence[str]) -> None:
-        """``kill`` on nodes that Slurm has lost, where an agent is still heard; nobody waits for one that is not."""
+        """``kill`` on nodes that Slurm has lost but whose agent still reports; a silent agent is not waited for."""
         heard = set(nodes) - set(self.pulses.silent(nodes, _ALIVE * self.pulses.every)) if self.remote else ()
         if heard:
             self.kill(attempt_dir, sorted(heard), AT_ONCE)
 
     def culprit(self, told: RankExit) -> RankExit:
-        """Who began it. A process that is killed closes its connections before it is gone, and others, for whom that is an
-        exception, may have told of theirs by then."""
+        """The rank that failed first. A killed process closes its connections before it is gone, and other ranks may report the
+        exception of that earlier."""
         return self._dying[0] if told.failed and self._dying else told
 
     # -------------------------------------------------------------------------------------------------------- the end
@@ -270,7 +270,9 @@ class Agents:
             if _gone_within(pid, start, _END / 3):
                 break
         else:
-            processes.send([pid], signal.SIGTERM)  # it kills what did not hear us; nobody waits for that
+            processes.send(
+                [pid], signal.SIGTERM
+            )  # it kills agents that did not receive the request; this is not waited for
         self._srun = None
 
     # ------------------------------------------------------------------------------------------------------- starting
@@ -298,7 +300,7 @@ class Agents:
                 stdout=subprocess.DEVNULL,
                 stderr=self._complaint,
                 env=env,
-                start_new_session=True,  # and not told when we die: srun would kill the agents before they have cleared up
+                start_new_session=True,  # without a signal when we die: srun would kill the agents before their cleanup
             )
         except OSError as error:
             self._say_once(f"cannot start the node agents: {error.strerror}")
@@ -317,7 +319,7 @@ class Agents:
     # ----------------------------------------------------------------------------------------------------- being blind
 
     def _blind(self) -> bool:
-        """Is there anybody whom only the run directory tells of? Says so once."""
+        """Are there ranks that only the run directory reports? Says so once."""
         if monotonic() - self._began < self._silence:
             return False
         if not self.remote:
@@ -327,8 +329,8 @@ class Agents:
             some = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")
             port = self._sock.getsockname()[1] if self._sock is not None else 0
             self._say_once(
-                f"no word from the agents on {some}: their ranks are followed through the run directory, slower. "
-                f"Does a firewall hold UDP to {os.uname().nodename}:{port} back?"
+                f"no answer from the agents on {some}: their ranks are followed through the run directory, which is slower. "
+                f"Does a firewall block UDP to {os.uname().nodename}:{port}?"
             )
             return True
         return self.pulses.without_ranks()  # ranks that could make no page, or have no guard
@@ -375,6 +377,6 @@ def _gone_within(pid: int, start: int, seconds: float) -> bool:
 
 
 def _closer(every: float, nodes: int) -> float:
-    """Seconds between two words of a node whose ranks stand still: a hang is to be acted on when its time has come, not up to a
-    second later. 2,500 words a second are a small part of what the ring can take."""
+    """Seconds between two reports of a node whose ranks make no progress: a hang is acted on in time, not up to a second
+    later. 2,500 reports a second are a small part of what the supervisor can receive."""
     return min(every, max(CLOSER, nodes / 2500))

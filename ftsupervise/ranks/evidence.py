@@ -1,7 +1,7 @@
-"""What can be seen of a rank from outside, and what it says itself when asked, as text; taken before anybody ends it.
+"""Evidence of a rank as text, gathered before the rank is ended: its process seen from outside, and its own stacks.
 
-Bounded: what hangs (a question about a process in state D, a rank that writes no stacks) costs what would come after it, and
-nothing that was found before. The first line is also for machines (``EvidenceHeader``).
+Bounded: a read that hangs (of a process in state D, of a rank that writes no stacks) loses only the evidence after it.
+The first line is also for machines (``EvidenceHeader``).
 
 Standard library only: it runs on every node.
 """
@@ -25,12 +25,12 @@ from ftsupervise.truth import HeartbeatSample
 
 WITHIN = 3.0  # seconds for everything
 _ANSWER = 1.0  # seconds for a rank to write its stacks
-_SETTLED, _AT_WORK = 0.05, 0.2  # seconds without more of it: that was all; while the rank has a core, or waits for one
+_SETTLED, _AT_WORK = 0.05, 0.2  # seconds without more output that end it, while the rank has a core or waits for one
 _THREADS = 200  # shown of one process
 _TEXT = 60_000  # bytes shown of one rank's stacks
 _ALL = 240_000  # characters of one node's answer
-BETWEEN = "\f"  # stands between the texts of two processes
-# Frames in which a rank is that waits for the others.
+BETWEEN = "\f"  # separates the texts of two processes
+# Frames of a rank that waits for other ranks.
 _WAITS = re.compile(
     r"distributed[/_\w]*c10d|/torch/distributed/|/torchft/|mpi4py|horovod"
     r"|\bin (?:all_?reduce|all_?gather\w*|reduce_scatter\w*|broadcast\w*|barrier|allreduce|wait_for_others)$"
@@ -39,14 +39,14 @@ _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.M)
 
 
 class EvidenceHeader(NamedTuple):
-    """The first line of a rank's file: what tells it from the others."""
+    """The first line of a rank's evidence: how it differs from the others."""
 
-    rank: int  # -1 as long as only its process is known
+    rank: int  # -1 while only its process is known
     pid: int
     state: str
-    syscall: str  # number of the one it is in, "running", or "" when nobody may look
+    syscall: str  # number of the system call, "running", or "" when it may not be read
     wchan: str
-    waits: bool  # its stack says that it waits for other ranks
+    waits: bool  # its stack shows that it waits for other ranks
     at: str  # "train.py:30 main": the innermost frame of the main thread, "" if unknown
 
     def line(self) -> str:
@@ -69,14 +69,14 @@ def parse(line: str) -> EvidenceHeader | None:
 
 
 def evidence(pid: int, within: float = WITHIN) -> str:
-    """All that can be found out of process ``pid`` in so many seconds."""
+    """The evidence of process ``pid`` that can be gathered within ``within`` seconds."""
     until = time.monotonic() + within
     told: list[str] = []
     stack: list[str] = [""]
     worker = threading.Thread(target=_tell, args=(pid, until, told, stack), daemon=True)
     worker.start()
     worker.join(within)
-    missing = "\n== what comes here did not answer in time\n" if worker.is_alive() else ""
+    missing = "\n== the rest was read too late: a question was not answered in time\n" if worker.is_alive() else ""
     return "\n".join((sight(pid, stack[0]).line(), *told)) + missing
 
 
@@ -98,7 +98,7 @@ def evidence_of(pids: Sequence[int]) -> str:
 
 
 def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
-    """What is sure to be answered comes first."""
+    """Gather the evidence, the reads that cannot hang first."""
 
     def add(title: str, text: str) -> None:
         told.append(f"\n== {title}\n{text.rstrip()}")
@@ -107,7 +107,7 @@ def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
     directory = _directory_of(pid)
     page = next((one for one in _pages(directory) if one.pid == pid), None)
     if page is None:
-        add("page", "none that can be found: what it says itself is not known")
+        add("page", "not found: the rank's own account of its step and phase is not known")
     else:
         add("page", _of_page(page))
         asked = _Stacks(heartbeat_page.stack_path(directory, page.rank), pid)
@@ -128,7 +128,7 @@ def _pages(directory: str) -> tuple[HeartbeatSample, ...]:
 
 
 def _directory_of(pid: int) -> str:
-    """Where the process was told to have its page."""
+    """The directory of the process's page, from its environment."""
     words = _read(f"/proc/{pid}/environ", 1_000_000).split("\0")
     return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
 
@@ -140,7 +140,7 @@ def _of_page(page: HeartbeatSample) -> str:
 
 
 def sight(pid: int, stack: str) -> EvidenceHeader:
-    """What tells this rank from the others at a glance."""
+    """The line that shows how this rank differs from the others."""
     found = processes.process(pid)
     frames = _FRAME.findall(_main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
@@ -153,18 +153,18 @@ def sight(pid: int, stack: str) -> EvidenceHeader:
 
 
 class _Stacks:
-    """A rank that is asked for its stacks."""
+    """A request to a rank for its stacks."""
 
     def __init__(self, path: Path, pid: int) -> None:
         self._path, self._pid = path, pid
         self._before = self._size()
         self.problem = "" if self._ask(pid) else "the rank has no handler for the question"
         if not self.problem and (found := processes.process(pid)) is not None and found.state in "Tt":
-            self.problem = "it is stopped, and answers when it goes on"
+            self.problem = "the process is stopped; it answers when it continues"
             self._before = -1  # not waited for
 
     def wait(self, until: float) -> str:
-        """Its answer, "" when there was none in time."""
+        """The rank's answer, "" when there was none in time."""
         if self.problem:
             return ""
         seen, since = self._before, time.monotonic()
@@ -176,7 +176,7 @@ class _Stacks:
                 break
             time.sleep(0.01)
         if seen <= self._before:
-            self.problem = "it did not answer"
+            self.problem = "the process did not answer"
             return ""
         with self._path.open("rb") as file:
             file.seek(max(0, self._before))
@@ -214,7 +214,7 @@ def _threads(pid: int) -> str:
     try:
         names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError as error:
-        return f"cannot look: {error.strerror}"
+        return f"cannot read: {error.strerror}"
     for name in names[:_THREADS]:
         stat = _read(f"/proc/{pid}/task/{name}/stat").rpartition(")")[2].split()
         comm = _read(f"/proc/{pid}/task/{name}/comm").strip()
@@ -238,7 +238,7 @@ def _files(pid: int) -> str:
             if kind == "file":
                 paths.append(target)
     except OSError as error:
-        return f"cannot look: {error.strerror}"
+        return f"cannot read: {error.strerror}"
     return (
         ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         + "\n"
@@ -247,7 +247,7 @@ def _files(pid: int) -> str:
 
 
 def _spy(program: str, pid: int, until: float) -> str:
-    """py-spy without stopping the process: with a stopped one that is the only way."""
+    """Run py-spy without stopping the process, which works for a stopped process too."""
     patience = max(0.2, until - time.monotonic() - 0.2)
     child = subprocess.Popen(
         [program, "dump", "--nonblocking", "-p", str(pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -264,4 +264,4 @@ def _read(path: str, limit: int = 64_000) -> str:
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read(limit).decode("utf-8", "replace")
     except OSError as error:
-        return f"cannot look: {error.strerror}"
+        return f"cannot read: {error.strerror}"

@@ -1,18 +1,18 @@
-"""Does the run stand still? Pure: pulses and the clock go in; fine, suspect or hung comes out, with who and why.
+"""Is the run hung? Pure: from rank states and the clock to fine, suspect or hung, with the ranks and the reason.
 
     progress   any rank makes a step, changes its phase, or says ``guard.beat()``
     bound      max(floor, factor x the largest gap between two signs of progress seen in this phase), over all attempts
                of the job. Twice that while fewer than 100 gaps are known (30 visits), a generous default below 10.
-    confirmed  the same ranks were looked at again and again before the bound. One that is
+    confirmed  the same ranks were checked repeatedly before the bound. One that is
                  stopped (T) all that time: sure, at max(floor / 2, factor x the largest gap), known or not
                  gone while the others live, or traced (t): sure, at the bound
                  asleep (S or D), without CPU for 0.4 of the bound: at the bound
                  using CPU, runnable, or not to be seen: at three times the bound, six floors at least. It may compile,
-                 or evaluate without a word; a collective that spins looks the same
+                 or evaluate without reporting; a collective that spins looks the same
 
-What nobody has heard of a rank since says nothing: only time over which all of them were *heard* to stand still counts, and
-only time in which we ourselves ran on time. An alarm at the place of the last one waits three times longer each time: a run
-that is only slow at that place (an evaluation that nobody announced) comes through in the end.
+Silence of a rank is no evidence: only time in which all ranks *reported* no progress counts, and only time in which we
+ourselves ran on time. An alarm at the place of the last one waits three times longer each time, so a run that is only slow
+at that place (an unannounced evaluation) gets past it in the end.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ START = "start"
 FINISHED = "finished"
 _LEAVING, _UNHEARD = "leaving", "unheard of"  # in place of a phase
 
-_KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or when it has ended so often
-_SURE_GAPS, _SURE_VISITS = 100, 30  # and the factor holds as it stands after so many
-_FIRST_GAPS = 3  # of each attempt in a phase: caches are cold
+_KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or so many ends
+_SURE_GAPS, _SURE_VISITS = 100, 30  # the factor is used unchanged after so many gaps
+_FIRST_GAPS = 3  # first gaps of a phase in each attempt, while caches are cold
 _SLOWER = 6.0  # floors: the least for those, and for ranks that use CPU
 _BUSY = 3.0  # times the bound for ranks that use CPU
-_HEARD = 10.0  # seconds without a word after which a rank counts as not heard of
-_IDLE = 0.05  # share of a core below which a process does nothing
-JITTER = 0.05  # seconds by which the times of another node may move without meaning
+_HEARD = 10.0  # seconds without a report after which a rank counts as silent
+_IDLE = 0.05  # share of a core below which a process counts as idle
+JITTER = 0.05  # seconds of jitter in the times of another node
 _AGAIN = 3.0  # times the bound at the place of the last alarm
-_STOPPED = 0.5  # of the floor: a stopped rank goes on only when somebody tells it to
-_REST = 0.4  # of the bound without CPU: who has done something until a moment ago is given time for what comes next
-CLOSER = 0.2  # seconds between two looks when it may be a hang
+_STOPPED = 0.5  # of the floor: a stopped rank continues only after a SIGCONT
+_REST = 0.4  # of the bound without CPU: a rank that was busy until just now gets more time
+CLOSER = 0.2  # seconds between two checks when it may be a hang
 _LEAD, _MOST_LEAD = 0.1, 1.0  # of the bound, and seconds: for the evidence, so that it is acted on within the bound
-_WORD = 1.5  # seconds between two words of a node that is well heard
-_TAKES = 0.35  # seconds from a state to its being heard of, and for the evidence: more than the rest of a short bound
+_WORD = 1.5  # seconds between two reports of a reachable node
+_TAKES = 0.35  # seconds from a state to its report, and for the evidence: more than the rest of a short bound
 
 
 class HangState(Enum):
@@ -61,16 +61,16 @@ class HangLimits:
     floor: float = default("hang.floor")
     factor: float = default("hang.factor")
     start: float = default("hang.start")  # up to the first step
-    unknown: float = default("hang.unknown")  # a phase of which not enough is known
+    unknown: float = default("hang.unknown")  # for a phase with too few known gaps
 
     @property
     def period(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two checks."""
         return min(0.5, max(0.02, self.floor / 20))
 
 
 class HangVerdict(NamedTuple):
-    """What a look says. ``waited`` and ``bound`` in seconds; ``since`` is the monotonic time of the last progress."""
+    """The result of a check. ``waited`` and ``bound`` in seconds; ``since`` is the monotonic time of the last progress."""
 
     health: HangState
     phase: str = ""
@@ -78,14 +78,14 @@ class HangVerdict(NamedTuple):
     since: float = 0.0
     waited: float = 0.0
     bound: float = 0.0
-    odd: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when nobody does
+    odd: tuple[RankState, ...] = ()  # the ranks that differ from those that wait; () when none does
     how: Standstill | None = None
     sure: bool = False
 
 
 @dataclass
 class PhaseStats:
-    """What is known of one phase."""
+    """The known gaps of one phase."""
 
     largest: float = 0.0  # seconds
     count: int = 0
@@ -102,14 +102,14 @@ class PhaseStats:
 
 @dataclass
 class GapHistory:
-    """What the attempts of this job have taught."""
+    """The gaps of all attempts of this job, and its alarms."""
 
     phases: dict[str, PhaseStats] = field(default_factory=dict)
     alarm: tuple[str, int | None] | None = None  # phase and step of the last alarm that was not sure
     alarms: int = 0  # at that place, in a row
 
     def remember(self, verdict: HangVerdict) -> None:
-        """An attempt was ended for this verdict."""
+        """Note that an attempt was ended for this verdict."""
         place = (verdict.phase, verdict.step)
         if not verdict.sure:
             self.alarms = self.alarms + 1 if self._at(*place) else 1
@@ -130,18 +130,18 @@ class _Mark(NamedTuple):
     at: float
     cpu: float | None
     looks: int
-    runnable: int  # looks at which it was
+    runnable: int  # checks at which it was
 
 
 @dataclass(frozen=True)
 class _RunView:
-    """All pulses, taken together."""
+    """A summary of all rank states."""
 
-    progress: float  # when anybody made any, last
-    heard_until: float  # up to when all who are heard of are known
+    progress: float  # when any rank last made progress
+    heard_until: float  # up to when all reporting ranks are known
     step: int | None
     phases: dict[str, int]  # how many ranks are in each
-    active: tuple[RankState, ...]  # heard of, and meant to make steps
+    active: tuple[RankState, ...]  # ranks that report and are meant to make steps
     unheard: int
 
 
@@ -154,16 +154,16 @@ class Detector:
         self._progress: float | None = None
         self._step: int | None = None
         self._phase = ""
-        self._age = 0.0  # at the last look
+        self._age = 0.0  # at the last check
         self._late = 0.0  # seconds since the last progress in which we did not run
         self._looked: float | None = None
         self._stopped: dict[int, float] = {}  # rank -> since when it is in state T, without a break
-        self._before: Sequence[RankState] = ()  # all of them at the last look
+        self._before: Sequence[RankState] = ()  # all of them at the last check
         self._marks: dict[int, _Mark] = {}
-        self._busy: dict[int, float] | None = None  # rank -> when it last did something; None before a window was whole
+        self._busy: dict[int, float] | None = None  # rank -> when it last used CPU; None before the first whole window
 
     def look(self, now: float, pulses: Sequence[RankState], due: float | None = None) -> HangVerdict:
-        """What to think of the run at monotonic ``now``; ``due``: when this look was planned (a period after the last)."""
+        """Judge the run at monotonic ``now``; ``due``: when this check was planned (a period after the last)."""
         if due is None:
             due = now if self._looked is None else self._looked + self.patience.period
         self._looked = now
@@ -190,7 +190,7 @@ class Detector:
     # ---------------------------------------------------------------------------------------------------- learning
 
     def _follow(self, sight: _RunView) -> None:
-        """Has there been progress since the last look, and how long did it take?"""
+        """Was there progress since the last check, and how long did it take?"""
         phase = max(sorted(sight.phases), key=lambda name: (self._bound(name, sight.step), -sight.phases[name]))
         before = self._progress
         moved = before is None or sight.progress > before + JITTER or sight.step != self._step
@@ -202,7 +202,7 @@ class Detector:
         self._age = max(0.0, sight.heard_until - (self._progress or 0.0) - self._late)
 
     def _learn(self, seconds: float, steps: int, left: bool) -> None:
-        """A gap has ended. Of several steps between two looks, the age at the last look is one, the mean another."""
+        """Record the end of a gap. Several steps between two checks give two gaps: the age at the last check, and the mean."""
         gap = seconds if steps <= 1 else max(self._age, seconds / steps)
         gaps = self.past.phases.setdefault(self._phase, PhaseStats())
         gaps.largest = max(gaps.largest, gap)
@@ -226,7 +226,7 @@ class Detector:
     # -------------------------------------------------------------------------------------------------- confirming
 
     def _note_who_is_stopped(self, active: Sequence[RankState]) -> None:
-        """Since the last word in which it was not: it was stopped after that, and what counts is the time without progress."""
+        """Remember since when each rank has been in state T. The start is the last report in which it was not stopped."""
         stopped = [one for one in active if one.state == "T"]
         if stopped:
             before = {one.rank: one.seen for one in self._before}
@@ -237,7 +237,7 @@ class Detector:
         self._before = active
 
     def _watch(self, active: Iterable[RankState], window: float) -> None:
-        """Who does something? Counted over windows of so many seconds."""
+        """Note which ranks use CPU, over windows of some seconds."""
         whole = bool(self._marks)
         for one in active:
             mark = self._marks.get(one.rank)
@@ -254,7 +254,7 @@ class Detector:
             self._watch(active, window)
 
     def _judge_stopped(self, sight: _RunView) -> HangVerdict:
-        """A stopped rank gets nowhere, whatever the phase; who stopped it may let it go on in a moment."""
+        """A stopped rank makes no progress in any phase, but it may be continued shortly."""
         gaps = self.past.phases.get(self._phase, PhaseStats())
         bound = max(_STOPPED * self.patience.floor, self.patience.factor * gaps.largest)
         stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
@@ -277,7 +277,7 @@ class Detector:
         verdict = so_far._replace(health=HangState.SUSPECT)
         active = sight.active
         behind = _behind(active)
-        stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some are not heard of)
+        stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some do not report)
         gone = tuple(one for one in active if one.state in ("X", "Z"))
         if stopped or gone:
             how = Standstill.STOPPED if stopped else Standstill.GONE
@@ -301,12 +301,12 @@ class Detector:
 
 
 def _begin(bound: float) -> float:
-    """When the evidence is taken, seconds after the last progress."""
+    """When to gather the evidence, in seconds after the last progress."""
     return bound - min(_LEAD * bound, _MOST_LEAD)
 
 
 def _see(now: float, pulses: Sequence[RankState]) -> _RunView | None:
-    """None when nobody is heard of."""
+    """None when no rank reports."""
     progress, until, top = float("-inf"), now, None
     phases: dict[str, int] = {}
     active, unheard = [], 0
@@ -332,21 +332,21 @@ def _steps(before: int | None, after: int | None) -> int:
 
 
 def _does_something(one: RankState, mark: _Mark) -> bool:
-    """What could not be seen counts as work: it is no reason to kill."""
+    """A process that could not be checked counts as busy: it is no reason to kill."""
     if one.cpu is None or mark.cpu is None or not one.state:
         return True
     return one.cpu - mark.cpu >= _IDLE * (one.seen - mark.at) or 2 * mark.runnable > mark.looks
 
 
 def _behind(active: Sequence[RankState]) -> tuple[RankState, ...]:
-    """Those that have made fewer steps than the others; () when nobody has."""
+    """The ranks that made fewer steps than the others; () when none did."""
     least = min(-1 if one.step is None else one.step for one in active)
     found = tuple(one for one in active if (-1 if one.step is None else one.step) == least)
     return found if len(found) < len(active) else ()
 
 
 def _different(active: Sequence[RankState]) -> tuple[RankState, ...]:
-    """Those few that are in another state (D), or in another phase, than most; () when nobody is."""
+    """The few ranks that are in another state (D) or phase than most; () when none is."""
     for traits in ([one.state == "D" for one in active], [one.phase for one in active]):
         common, count = Counter(traits).most_common(1)[0]
         if len(active) > count > len(active) / 2:

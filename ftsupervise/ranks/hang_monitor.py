@@ -1,10 +1,10 @@
-"""Looks on while an attempt runs, and when it hangs writes down what can be seen, before anybody ends it.
+"""Monitor a running attempt, and when it hangs record the evidence before its processes are ended.
 
-    attempts/NNNN/evidence/hang.txt      who, since when, and how every rank is
+    attempts/NNNN/evidence/hang.txt      the hung ranks, since when, and the state of every rank
     attempts/NNNN/evidence/rank-N.txt    the ranks from outside and from inside (ranks/evidence.py)
 
-The evidence has a bound. What it shows may name the odd rank where the pulses could not: all sleep at the same step, and one
-of them not where the others wait.
+The evidence has a bound. It may find the odd rank where the rank states could not: all sleep at the same step, and one of
+them not where the others wait.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
 
-_BOUND = WITHIN + 2.0  # seconds for the evidence in all, with the start of who gathers it
-_RANKS = 64  # ranks of which everything is written down: the odd ones first
-_COST, _CLOSER_COST = 10.0, 4.0  # looks take at most this part of the time; and when it may be a hang
+_BOUND = WITHIN + 2.0  # seconds for the evidence in all, including the start of its process
+_RANKS = 64  # ranks whose evidence is recorded: the odd ones first
+_COST, _CLOSER_COST = 10.0, 4.0  # share of time that checks may take; and when it may be a hang
 _NAMED = 4  # ranks
-_FAR = 30.0  # seconds between two looks at most, should we have been suspended within one
+_FAR = 30.0  # most seconds between two checks, in case we were suspended within one
 
 RankStates = Callable[[], Sequence[RankState]]
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
 
 class HangMonitor:
-    """One attempt's. ``due`` is when it wants to look next."""
+    """The hang monitor of one attempt. ``due`` is the time of its next check."""
 
     def __init__(self, detector: Detector, pulses: RankStates, ask: Ask, folder: Path) -> None:
         self.due = time.monotonic()
@@ -40,7 +40,7 @@ class HangMonitor:
         self._folder = folder / "evidence"
 
     def alarm(self) -> HangVerdict | None:
-        """The hang, if there is one, with its evidence on disk. Costs nothing before it is due."""
+        """The hang, if there is one, after its evidence was written. Costs nothing before the check is due."""
         now = time.monotonic()
         if now < self.due:
             return None
@@ -53,7 +53,7 @@ class HangMonitor:
         return self._testify(verdict) if verdict.health is HangState.HUNG else None
 
     def _testify(self, verdict: HangVerdict) -> HangVerdict | None:
-        """Write the evidence, name who is odd. None when the run went on meanwhile. Bounded; raises nothing."""
+        """Write the evidence and find the odd ranks. None when the run went on meanwhile. Bounded; raises nothing."""
         before = self._pulses()
         odd = {one.rank for one in verdict.odd}
         sights = self._gather(sorted(before, key=lambda one: one.rank not in odd)[:_RANKS])
@@ -67,7 +67,7 @@ class HangMonitor:
         return verdict
 
     def _gather(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:
-        """Ask the nodes of these ranks, all at once, and keep what they say."""
+        """Ask the nodes of these ranks, all at once, and keep their answers."""
         nodes: dict[str, list[RankState]] = {}
         for one in ranks:
             nodes.setdefault(one.node, []).append(one)
@@ -92,18 +92,18 @@ class HangMonitor:
         again = self._detector.look(now, pulses, now)
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in pulses if one.state in ("T", "t")}
-            if not still & {one.rank for one in verdict.odd}:  # somebody has let it go on
+            if not still & {one.rank for one in verdict.odd}:  # the rank was continued
                 return True
         return again.since > verdict.since + JITTER or again.step != verdict.step
 
 
 def often(patience: HangLimits | None) -> float:
-    """Seconds between two words of a node: one, and less where hangs are to be found sooner."""
+    """Seconds between two reports of a node: one, and less where hangs are to be found sooner."""
     return 1.0 if patience is None else min(1.0, patience.floor / 10)
 
 
 def strange(sights: Sequence[EvidenceHeader]) -> frozenset[int]:
-    """Ranks that are not where the others are: those that wait for nobody among some that wait, else the fewer."""
+    """Ranks in another place than the others: those not waiting among some that wait, else the smaller group."""
     waiting = [one for one in sights if one.waits]
     free = [one for one in sights if not one.waits]
     if waiting and free and len(free) <= len(waiting):
@@ -116,7 +116,7 @@ def strange(sights: Sequence[EvidenceHeader]) -> frozenset[int]:
 
 
 def cause_of(verdict: HangVerdict) -> Cause:
-    """As the ledger has it: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
+    """The cause for the ledger: rank 2 on node-1 is stopped; no progress for 9.1 s at step 30 (train)."""
     return Cause(
         CauseKind.HANG,
         at=tuple(NodeRanks(one.node, str(one.rank)) for one in verdict.odd[:_NAMED]),

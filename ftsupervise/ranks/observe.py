@@ -1,9 +1,9 @@
-"""What can be seen on this node of the ranks of one attempt: their pages, their processes, and at once when one dies.
+"""Observe the ranks of one attempt on this node: their pages, their processes, and each death at once.
 
     BASE/ATTEMPT/rank-N      the pages (``heartbeat_page.py``); the newest attempt counts
 
 A rank is only called dead after it was seen alive: the process of its page was there, with the start time of its page. So a
-page from another process-number namespace, or a process we may not look at, is unknown, and never dead.
+page from another PID namespace, or a process that we may not read, is unknown, and never dead.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, 
 _INFO_EXIT = 1 << 3
 _GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
 _EXITING = 0x4  # PF_EXITING of the kernel
-_KILLED = 1 << signal.SIGKILL - 1  # among the signals that wait for it
+_KILLED = 1 << signal.SIGKILL - 1  # among its pending signals
 _ANCESTORS = 16
 _EARLY = 60.0  # seconds
 
 
 class _Stat(NamedTuple):
     state: str
-    killed: bool  # it has not been its turn since
-    exiting: bool  # it is being taken down: its files are closed before it is gone
+    killed: bool  # it was not scheduled since
+    exiting: bool  # it is exiting: its files are closed before it is gone
     parent: int
     cpu: float
     start: int
-    status: int  # as waitpid has it; tells something of a zombie only
+    status: int  # as waitpid has it; meaningful for a zombie only
     name: str
 
 
@@ -71,7 +71,7 @@ class _Rank:
         self.state = ""  # unknown
         self.cpu: float | None = None
         self.code: int | None = None
-        self.final = False  # nobody above it on this node would start it again
+        self.final = False  # no parent on this node would restart it
         self.told = 0  # 1: its death, 2: that it is final too
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class _Rank:
 
 
 class RankObserver:
-    """Looks at the ranks under ``base`` whose node is ``node``. What is to be waited for is registered with ``poll``."""
+    """Observes the ranks under ``base`` whose node is ``node``. It registers its descriptors with ``poll``."""
 
     def __init__(self, base: str, node: str, poll: select.poll) -> None:
         self.base, self.node, self._poll = base, node, poll
@@ -93,12 +93,12 @@ class RankObserver:
         self._bell: ExitFifo | None = None
         self._news: list[ExitRecord] = []
         self._all_found = False
-        self._since = monotonic()  # when this attempt's pages were first looked for
+        self._since = monotonic()  # when we first searched for this attempt's pages
 
     # ------------------------------------------------------------------------------------------------------- looking
 
     def look(self) -> list[RankState]:
-        """How the ranks are now, by rank. Finds new pages and leaves out those that went away. Never blocks."""
+        """The state of each rank now. Finds new pages and drops removed ones. Never blocks."""
         if not self._all_found and not self._look_for_pages():
             return []
         now = monotonic()
@@ -107,17 +107,17 @@ class RankObserver:
         return found
 
     def keep_to_these(self) -> None:
-        """Look for no other pages from here on, and miss none that are removed."""
+        """Search for no other pages from here on, and keep those that are removed."""
         self._all_found = True
 
     def deafen(self) -> None:
-        """Hear no bell from here on, and leave none behind."""
+        """Close the exit FIFO and remove it."""
         if self._bell is not None and self._bell.fd >= 0:
             self._poll.unregister(self._bell.fd)
             self._bell.close()
 
     def heard(self, fd: int) -> bool:
-        """A descriptor of ours is ready: one has died, or will. False when it is none of ours. Then ask ``news``."""
+        """Handle a ready descriptor: a rank has died, or will. False when it is none of ours. Then call ``news``."""
         if self._bell is not None and fd == self._bell.fd:
             self._on_bell(self._bell)
             return True
@@ -139,7 +139,7 @@ class RankObserver:
         return news
 
     def dying(self) -> list[ExitRecord]:
-        """Ranks that are gone or on their way, and have not said why: killed by somebody. To be asked before we kill any."""
+        """Ranks that have exited or are exiting without a reported reason: killed from outside. Ask before we kill any."""
         found = []
         for one in list(self._ranks.values()):
             last = heartbeat_page.read_open(one.fd)
@@ -157,11 +157,11 @@ class RankObserver:
         return found
 
     def is_early(self) -> bool:
-        """Pages may still appear any moment, and a rank is watched only once its page is found."""
+        """May pages still appear? A rank is watched only once its page is found."""
         return not self._ranks or monotonic() < self._since + _EARLY
 
     def all_gone(self) -> bool:
-        """No rank that we have seen alive is alive."""
+        """Is no rank alive any more that we have seen alive?"""
         return all(one.state in ("", "X") for one in self._ranks.values())
 
     def close(self) -> None:
@@ -298,7 +298,7 @@ class RankObserver:
         self.look()
 
     def _tell_last_words(self, one: _Rank) -> None:
-        """Its interpreter ends for a failure: it counts as dead now, its process may take long over it."""
+        """Count a rank as dead whose interpreter exits after a failure: its process may take long to end."""
         if one.final and one.state and not one.told:
             one.told = 2
             self._news.append(
@@ -316,7 +316,7 @@ class RankObserver:
 
 
 def _task(pid: int) -> int:
-    """The process above ``pid``, or itself, that Slurm started (or a standby, in its place); -1 when it was not Slurm."""
+    """The process that Slurm (or a standby) started: ``pid`` or one above it; -1 when it was not Slurm."""
     for _ in range(_ANCESTORS):
         here = look_at(pid)
         above = look_at(here.parent) if here is not None and here.parent > 0 else None
@@ -329,7 +329,7 @@ def _task(pid: int) -> int:
 
 
 def _exit_code(pidfd: int, pid: int) -> int | None:
-    """How a process ended that is not our child: the kernel tells while it is a zombie, and newer ones after that."""
+    """The exit code of a process that is not our child: readable while it is a zombie, on newer kernels also later."""
     seen = look_at(pid)
     if seen is not None and seen.state in "ZX":
         return _code_of(seen)
@@ -344,7 +344,7 @@ def _exit_code(pidfd: int, pid: int) -> int | None:
 
 def _code_of(ended: _Stat) -> int | None:
     if ended.killed and not ended.status:
-        return None  # before Linux 5.17 it is told once the process has taken the signal
+        return None  # before Linux 5.17 it is reported once the process has taken the signal
     try:
         return os.waitstatus_to_exitcode(ended.status)
     except ValueError:

@@ -1,8 +1,8 @@
-"""What agents and ring say to each other: datagrams with a number and a seal. Pure.
+"""The protocol of agents and supervisor: numbered, authenticated datagrams. Pure.
 
     magic, kind, part, parts, generation, attempt, number | node name | body | seal
 
-The seal is BLAKE2b keyed with a secret of this one ``ftsupervise run``: who lacks it can neither tell nor ask anything. The
+The seal is BLAKE2b keyed with a secret of this one ``ftsupervise run``: without it a datagram is dropped. The
 number grows with every datagram of its sender, and the generation with every start of the agents, so that nothing is taken
 twice. Times are ages in milliseconds: the clocks of two hosts need not agree.
 """
@@ -61,9 +61,9 @@ class ExitRecord(NamedTuple):
     pid: int
     age: float  # seconds since it was noticed
     code: int | None
-    leaving: bool  # it had said that it leaves, or that it has finished, or its interpreter ended in order
-    failed: bool  # an exception was on its way out
-    final: bool  # nobody above it will start it again: what Slurm started on this node for it is over
+    leaving: bool  # it reported that it stops or has finished, or its interpreter exited normally
+    failed: bool  # an exception was being raised through
+    final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
 
 
 class Seal:
@@ -96,7 +96,7 @@ class Seal:
 
 
 def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 128) -> list[bytes]:
-    """The bodies that tell ``pulses`` at monotonic ``now``: as few datagrams as they fit into, at least one."""
+    """The bodies that carry ``pulses`` at monotonic ``now``: as few datagrams as possible, at least one."""
     bodies: list[bytes] = []
     names: dict[bytes, int] = {}
     records: list[bytes] = []
@@ -135,7 +135,7 @@ def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 1
 
 
 def read_pulses(body: bytes, node: str, seen: float) -> list[RankState]:
-    """What a body of ``pack_pulses`` tells, as heard at monotonic ``seen``. Raises ValueError for what is none."""
+    """Unpack a body of ``pack_pulses`` received at monotonic ``seen``. Raises ValueError for any other body."""
     try:
         phases, at = [], 1
         for _ in range(body[0]):
@@ -180,7 +180,7 @@ def pack_gone(deaths: Iterable[ExitRecord]) -> bytes:
 
 
 def read_gone(body: bytes) -> Iterator[ExitRecord]:
-    """Raises ValueError for what is none."""
+    """Raises ValueError for any other body."""
     if len(body) % _GONE.size:
         raise ValueError("no deaths")
     for rank, pid, age, code, flags in _GONE.iter_unpack(body):
@@ -209,7 +209,7 @@ def _ms(seconds: float) -> int:
     return max(0, min(_LIMIT, int(seconds * 1000)))
 
 
-# UDP sockets that speak both IPv4 and IPv6 where the host does, and the addresses that a name may mean.
+# UDP sockets for IPv4 and IPv6 where the host has both, and the addresses of a name.
 
 Address = tuple[Any, ...]  # as sockets take it
 
@@ -233,7 +233,7 @@ def udp(port: int = 0) -> socket.socket:
 
 
 def resolve(sock: socket.socket, hosts: Iterable[str], port: int) -> list[Address]:
-    """All that ``hosts`` may mean to ``sock``, each once, in order. Names that nobody knows are left out."""
+    """All addresses of ``hosts`` for ``sock``, each once, in order. Unknown names are left out."""
     found: dict[Address, None] = {}
     flags = socket.AI_V4MAPPED | socket.AI_ALL if sock.family == socket.AF_INET6 else 0
     for host in hosts:
@@ -247,7 +247,7 @@ def resolve(sock: socket.socket, hosts: Iterable[str], port: int) -> list[Addres
 
 
 def send_datagram(sock: socket.socket, data: bytes, to: Address) -> bool:
-    """Hand a datagram to the kernel; what it does not take is lost, as any may be."""
+    """Hand a datagram to the kernel; one that it does not accept is lost, as any datagram may be."""
     try:
         sock.sendto(data, to)
     except OSError:
@@ -256,7 +256,7 @@ def send_datagram(sock: socket.socket, data: bytes, to: Address) -> bool:
 
 
 def own_addresses() -> list[str]:
-    """What this host is called, and the addresses it would use to reach others; the surest first."""
+    """This host's names and the addresses it would use to reach others, the most reliable first."""
     own = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
     found = [name for name in own if name]
     for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # documentation addresses

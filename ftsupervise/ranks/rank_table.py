@@ -1,10 +1,10 @@
-"""How every rank is, as the job ring knows it: from datagrams of the nodes' agents, from its own eyes, or from beat files.
+"""The state of every rank as the supervisor knows it: from the node agents, its own observation, or beat files.
 
-``newest()`` is asked by who looks for hangs, ``deaths()`` by who waits for the command. A rank that nobody has told of is not
-there: unknown, never dead. A datagram that is lost makes what we know older, nothing else.
+The hang monitor calls ``newest()``, the wait for the command ``deaths()``. A rank without any report is missing here: unknown,
+never dead. A lost datagram makes our knowledge older, nothing else.
 
 At 12,500 nodes a datagram comes every 80 us, so that taking one is: check the seal, compare three numbers, keep the bytes.
-They are read when somebody asks.
+They are unpacked when they are needed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import Address, Datagram, ExitRecord, Seal, send_datagram
 from ftsupervise.truth import RankState
 
-_SLICE = 32  # nodes that are read between two looks at whether datagrams wait
+_SLICE = 32  # nodes unpacked between two checks for waiting datagrams
 _LAST_WORD = 1 << 62  # above the number of any question
-_ACKS = 10  # beats between two words to an agent
+_ACKS = 10  # beats between two messages to an agent
 
 
 class RankExit(NamedTuple):
-    """A rank's process that has ended, or whose interpreter ends for a failure, and what is known of why. ``at``: monotonic,
+    """A rank's process that has ended, or whose interpreter exits after a failure, with the known reason. ``at``: monotonic,
     when its node noticed."""
 
     rank: int
@@ -48,8 +48,10 @@ class RankExit(NamedTuple):
 
     @property
     def crash(self) -> bool:
-        """It did not leave in order, and nobody on its node starts it again. What cannot be told is no crash."""
-        in_order = self.code == 0 or (self.leaving and not self.failed)  # what ends with 0 has caught what it raised
+        """Did it exit abnormally, with no parent on its node to restart it? Unknown is no crash."""
+        in_order = self.code == 0 or (
+            self.leaving and not self.failed
+        )  # a process that exits with 0 has handled its exception
         return self.final and not in_order
 
     def cause(self) -> Cause:
@@ -57,13 +59,13 @@ class RankExit(NamedTuple):
 
 
 def death_of(gone: ExitRecord, node: str, at: float | None = None) -> RankExit:
-    """As the ring knows it: ``at`` is when its node noticed, now if that is not known."""
+    """The death as the supervisor records it: ``at`` is when its node noticed, now if that is not known."""
     when = monotonic() if at is None else at
     return RankExit(gone.rank, node, gone.pid, when, gone.code, gone.leaving, gone.failed, gone.final)
 
 
 class Node:
-    """What one node said last."""
+    """The last report of one node."""
 
     __slots__ = ("acked", "address", "name", "numbers", "parts", "pulses", "raw", "seen")
 
@@ -82,10 +84,10 @@ _TOGETHER = 0.3  # seconds
 
 
 def who_began(crashes: Sequence[RankExit]) -> RankExit | None:
-    """Of the ranks that have crashed so far the one that the others followed, in ``crashes`` as they were told of. Pure.
+    """The rank whose crash caused the others, from ``crashes`` in the order of their reports. Pure.
 
-    The first of them, but who has raised may have done so for another's end that is heard of a moment later, and who was told
-    to leave (SIGTERM) has begun nothing. Who dies long after them is a victim: of srun's SIGKILL, or of NCCL's watchdog.
+    It is the first of them, with two exceptions: a rank may raise because of another's end that is reported a moment later,
+    and a rank that got SIGTERM is no cause. A rank that dies long after is a victim of srun's SIGKILL or NCCL's watchdog.
     """
     first = min((one.at for one in crashes), default=0.0)
     together = [one for one in crashes if one.at <= first + _TOGETHER]
@@ -93,7 +95,7 @@ def who_began(crashes: Sequence[RankExit]) -> RankExit | None:
 
 
 class RankTable:
-    """All ranks of the current attempt. ``take`` and ``put`` belong to the listening thread, the rest to anybody."""
+    """All ranks of the current attempt. Only the listening thread calls ``take`` and ``put``; any thread may call the rest."""
 
     def __init__(self, key: bytes, every: float = 1.0, nudge: Callable[[], None] = lambda: None) -> None:
         self.attempt = 0
@@ -101,12 +103,12 @@ class RankTable:
         self.every = every
         self.dropped: Counter[str] = Counter()  # why -> how many datagrams
         self.taken = 0
-        self.draining = False  # the listener takes what has come in
+        self.draining = False  # the listener receives waiting datagrams
         self.nodes: dict[bytes, Node] = {}
         self.replies: dict[int, dict[int, bytes]] = {}  # number of the question -> pieces; only what is waited for
         self._seal = Seal(key)
         self._nudge = nudge
-        self.local: Sequence[RankState] = ()  # of our own node, when we look ourselves
+        self.local: Sequence[RankState] = ()  # of our own node, when we observe it ourselves
         self._slow: Sequence[RankState] = ()
         self._dead: dict[tuple[int, int], RankExit] = {}
         self._news: deque[RankExit] = deque()
@@ -115,7 +117,7 @@ class RankTable:
     # ------------------------------------------------------------------------------------------------------- asking
 
     def newest(self) -> list[RankState]:
-        """Every rank that we have heard of in this attempt, in no order. What each node said last, however old (``seen``)."""
+        """The last reported state of every rank of this attempt, however old (``seen``), in no order."""
         found: list[RankState] = []
         collects = gc.isenabled()
         gc.disable()  # 100,000 new tuples that hold no cycle: looking for one would cost a third more
@@ -148,16 +150,16 @@ class RankTable:
 
     @property
     def failed(self) -> frozenset[int]:
-        """The ranks that have told of a failure of their own."""
+        """The ranks that reported a failure of their own."""
         return frozenset(one.rank for one in list(self._dead.values()) if one.failed)
 
     def silent(self, nodes: Iterable[str], seconds: float) -> list[str]:
-        """Those of ``nodes`` whose agent has not been heard for ``seconds``, or never."""
+        """Those of ``nodes`` whose agent has not reported for ``seconds``, or never."""
         since = monotonic() - seconds
         return [name for name in nodes if (one := self.nodes.get(name.encode())) is None or one.seen < since]
 
     def without_ranks(self) -> bool:
-        """Is there a node that tells of none?"""
+        """Is there a node that reports no rank?"""
         return any(all(len(body) <= 1 for body, _ in node.raw.values()) for node in list(self.nodes.values()))
 
     def begin(self, attempt: int) -> None:
@@ -177,7 +179,7 @@ class RankTable:
     # ------------------------------------------------------------------------------------------------------- taking
 
     def take(self, data: bytes, sender: Address, now: float) -> bytes | None:
-        """A datagram that came in at monotonic ``now``; the answer to send back, if there is one."""
+        """Receive a datagram at monotonic ``now``; returns the answer to send back, if there is one."""
         message = self._seal.open(data)
         if message is None:
             self.dropped["forged or damaged"] += 1
@@ -217,14 +219,14 @@ class RankTable:
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
     def put(self, pulses: Sequence[RankState], deaths: Iterable[ExitRecord], node: str) -> None:
-        """What our own eyes saw."""
+        """Store the states that we observed ourselves."""
         self.local = pulses
         now = monotonic()
         for one in deaths:
             self._tell(death_of(one, node, now - one.age))
 
     def put_slow(self, pulses: Sequence[RankState]) -> None:
-        """What the run directory says, for ranks that nobody else tells of."""
+        """Store states from the run directory, for ranks without another report."""
         self._slow = pulses
 
     def pack(self, kind: int, number: int, node: bytes, body: bytes) -> bytes:
@@ -281,16 +283,16 @@ class RankTable:
         return pulses
 
 
-# One thread that hears everything about ranks: datagrams of all agents, or this node's own pages and processes.
+# One thread that receives all reports about ranks: datagrams of all agents, or this node's own pages and processes.
 #
-# It belongs to the ring for its whole life, so that a death is heard also while the ring asks Slurm something. What it learns
-# goes into ``RankTable``; what cannot wait nudges the ring.
+# It lives as long as the supervisor, so that a death is received also while the supervisor waits for Slurm. It fills the
+# ``RankTable``, and wakes the supervisor for urgent news.
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
 _GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
 _AT_ONCE = 5000
-_SWITCH = 0.0002  # seconds after which a thread that computes lets another one in
-_NEW = 0.1  # seconds between two looks at our own node as long as pages appear
+_SWITCH = 0.0002  # seconds after which a busy thread lets another one run
+_NEW = 0.1  # seconds between two checks of our own node while pages still appear
 
 
 class Listener:
@@ -310,7 +312,7 @@ class Listener:
         self._thread.start()
 
     def look_now(self) -> None:
-        """Something is new: a first page is about to appear."""
+        """Check soon: a first page is about to appear."""
         self._due = 0.0
         try:
             os.write(self._write, b"\0")
@@ -343,7 +345,7 @@ class Listener:
     def _drain(self, sock: socket.socket) -> None:
         pulses, receive = self.pulses, sock.recvfrom
         if len(pulses.nodes) > _MANY:
-            if sys.getswitchinterval() > _SWITCH:  # else each datagram waits 5 ms for whoever computes
+            if sys.getswitchinterval() > _SWITCH:  # else each datagram waits 5 ms for a busy thread
                 sys.setswitchinterval(_SWITCH)
             time.sleep(_GATHER)
         take, now = pulses.take, monotonic()

@@ -1,7 +1,7 @@
-"""What the ring may ask an agent for. Each answer is made in a process of its own: what it looks at may hang it, and only it.
+"""The questions that the supervisor may ask an agent. Each is answered by a process of its own, since it may hang.
 
-evidence PID…    what those ranks are doing, as text (``evidence.py``)
-kill DIR         SIGKILL for every process of the attempt in DIR on this node; tells how many took it, and then of each rank
+evidence PID…    the state of those ranks, as text (``evidence.py``)
+kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before: " RANK:PID:CODE", the code "" when nobody can tell it (from an agent only)
 ping             "here"
 """
@@ -19,7 +19,7 @@ from ftsupervise.rundir.records import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
 _MOST = 250_000  # bytes of an answer
-_AGAIN = 20  # looks until nobody new is found: they may fork while we look
+_AGAIN = 20  # searches until no new process is found: they may fork meanwhile
 
 
 class Request:
@@ -43,7 +43,7 @@ class Request:
         poll.register(self.fd, select.POLLIN)
 
     def done(self, now: float) -> bool:
-        """Take what there is; True when that was all, or the time is up."""
+        """Read the available output; True when it is complete, or the time is up."""
         try:
             while piece := os.read(self.fd, 1 << 16):
                 self.text += piece
@@ -77,7 +77,7 @@ def _answer_and_leave(question: str, node: str, fd: int) -> None:
         data = memoryview(answer(question, node).encode("utf-8", "replace")[:_MOST])
         while data:
             data = data[os.write(fd, data) :]
-    except BaseException:  # whatever it was, two agents would be worse
+    except BaseException:  # whatever the error, two agents would be worse
         pass
     finally:
         os._exit(0)
@@ -92,10 +92,10 @@ def answer(question: str, node: str) -> str:
     pids = [as_count(word) for word in rest.split()]
     if verb == "evidence" and pids and None not in pids:
         try:
-            from ftsupervise.ranks.evidence import evidence_of  # here: an agent that is never asked has no need of it
+            from ftsupervise.ranks.evidence import evidence_of  # imported here: most agents are never asked
 
             return evidence_of([pid for pid in pids if pid is not None])
-        except Exception as error:  # what was found so far is lost, and that is told
+        except Exception as error:  # the evidence so far is lost, and the answer says so
             return f"no evidence of {rest}: {type(error).__name__}: {error}"
     return f"no such question: {verb}"
 
@@ -105,7 +105,7 @@ def pack_dying(ranks: Iterable[ExitRecord]) -> str:
 
 
 def read_killed(text: str) -> tuple[bool, list[ExitRecord]]:
-    """Was it done, and who was dying before? Of what the agent answered to "kill"."""
+    """Parse the agent's answer to "kill": was it done, and which ranks were dying before?"""
     count, _, rest = text.partition(" ")
     dying = []
     for word in rest.split():
@@ -119,7 +119,7 @@ def read_killed(text: str) -> tuple[bool, list[ExitRecord]]:
 
 
 def kill_all(attempt_dir: str, node: str) -> int:
-    """SIGKILL for all that inherited the attempt's environment, but srun, which has to tell its end; how many there were."""
+    """Kill all processes with the attempt's environment except srun, which reports their end; returns their number."""
     from ftsupervise.host import processes  # here: most agents are never asked to kill
     from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 

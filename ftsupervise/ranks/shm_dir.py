@@ -1,10 +1,10 @@
-"""Where the pages of a run are on a node, who owns the place, and how it is cleared away.
+"""The directory of a run's heartbeat pages on a node: its name, its ownership, and its removal.
 
     /dev/shm/ftsupervise-UID-TOKEN/ATTEMPT/rank-N
     /dev/shm/ftsupervise-UID-TOKEN/bell-NODE-PID
 
-The token is new for each ``ftsupervise run``, so that nobody can take the name before us. Who looks at the pages holds a
-shared lock on the directory; one that nobody holds was left by somebody who was killed, and is swept by the next.
+The token is new for each ``ftsupervise run``, so that no other account can take the name before us. Each reader of the pages
+holds a shared lock on the directory; an unlocked one was left by a killed process, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from ftsupervise.rundir.heartbeat_page import BELL
 
 SHARED_MEMORY = "/dev/shm"
-_OLD = 60.0  # seconds after which a place that nobody holds is swept
+_OLD = 60.0  # seconds after which an unlocked directory is removed
 
 
 def new_base(top: str = SHARED_MEMORY) -> str:
-    """A place that nobody else can know of."""
+    """An unguessable name for the directory."""
     return f"{top}/ftsupervise-{os.getuid()}-{os.urandom(8).hex()}"
 
 
@@ -41,13 +41,13 @@ def own(base: str) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # somebody sweeps it
+    except OSError:  # another process is removing it
         pass
     return fd
 
 
 def sweep(top: str = SHARED_MEMORY) -> None:
-    """Remove what runs of ours that were killed have left on this node."""
+    """Remove the directories that killed runs of ours have left on this node."""
     mine = re.compile(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}")
     for name in _names(top):
         base = f"{top}/{name}"
@@ -78,7 +78,7 @@ def newest_attempt(base: str) -> int | None:
 
 
 def ours_alone(folder: str) -> bool:
-    """A directory that only we can have put things into."""
+    """Is it a directory that only this account may write?"""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -124,16 +124,16 @@ def _quietly(do: Callable[[str], None], path: str) -> None:
         pass
 
 
-# A rank whose interpreter ends after a failure rings for those who look at its node: they need not wait for its process.
+# A FIFO through which a failed rank announces its exit, so that the agent need not wait for its process to end.
 #
 #     BASE/bell-NODE-PID   a FIFO of the node's agent (several nodes may share a host); the rank writes a byte into each
 #
-# With torch and a communicator loaded the process takes a second to die, or for ever: its teardown may wait for peers. What the
-# rank has to say stands on its page (``heartbeat_page.py``); a bell that nobody hears costs that second, nothing else.
+# With torch and a communicator loaded the process takes a second to die, or for ever: its teardown may wait for peers. The
+# rank's state is on its heartbeat page; a lost announcement costs that second, nothing else.
 
 
 class ExitFifo:
-    """The hearing end. ``fd`` is ready when somebody has rung; -1 when there can be no bell here."""
+    """The reading end. ``fd`` is ready when a rank has written; -1 when no FIFO can be made here."""
 
     def __init__(self, base: str, node: str) -> None:
         self.fd, self._path = -1, f"{base}/{BELL}{node}-{os.getpid()}"
@@ -151,7 +151,7 @@ class ExitFifo:
             return
 
     def _sweep(self, base: str, mine: str) -> None:
-        """Bells that earlier agents of this node have left: they were killed, or are about to leave."""
+        """Remove the FIFOs of earlier agents of this node, which were killed or are about to end."""
         for name in os.listdir(base):
             path = f"{base}/{name}"
             if path != self._path and name.rpartition("-")[0] == mine:
@@ -161,7 +161,7 @@ class ExitFifo:
                     continue
 
     def hush(self) -> None:
-        """Take note: it has rung."""
+        """Empty the FIFO after an announcement."""
         try:
             os.read(self.fd, 4096)
         except OSError:

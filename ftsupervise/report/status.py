@@ -137,7 +137,7 @@ def _brake(rundir: RunDir) -> str:
         on = read_brake(rundir)
     except OSError:
         return ""
-    return f"brake: {on.words()}; mend it, then: ftsupervise clear --brake {_quoted(rundir)}" if on else ""
+    return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {_quoted(rundir)}" if on else ""
 
 
 def _how_to_let_go(rundir: RunDir) -> str:

@@ -1,5 +1,5 @@
-"""The job ring: ``ftsupervise run -- COMMAND`` inside the allocation.
+"""``ftsupervise run -- COMMAND``: supervise the command inside the job's allocation.
 
-Gate, one attempt in the ledger, Slurm's signals passed on, a bounded end, and the command's exit code. Restarting in place
-comes here too: it is a loop round ``one_attempt``.
+Each attempt passes the gate, is recorded in the ledger, receives Slurm's signals and ends in bounded time. Restarts in place
+are a loop of attempts (``supervisor.py``). The exit code is that of the last attempt's command.
 """

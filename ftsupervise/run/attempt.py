@@ -1,6 +1,6 @@
-"""One attempt: start the command, pass Slurm's signals on, see it to its end in bounded time, gather how it ended.
+"""One attempt: start the command, pass Slurm's signals on, end it in bounded time, and record how it ended.
 
-The command's life goes first. A full disk or a run directory that goes away is told, and the command trains on.
+The command comes first: a full disk or a lost run directory is reported, and the training goes on.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
 from ftsupervise.rundir.run_log import shown, tell, warn
 from ftsupervise.units import signal_name
 
-_STRAGGLERS = 5.0  # seconds that what the command left running gets, when nobody told us to stop
+_STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
 _RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
 _SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
 _UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
 _NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
-_LISTEN = 0.1  # seconds between two looks at what srun says; deaths that agents tell of come at once
-_VICTIMS = 0.03  # seconds that the other ranks get after the first has died: to say what they saw, not to save
-_OUTLIVED = 60.0  # seconds after a rank's death at which its end is none of the command's; Slurm's KillWait is 30 s
-_HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that has shown that it does not leave
+_LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
+_VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
+_OUTLIVED = 60.0  # seconds after which a rank's death no longer explains the command's end; KillWait is 30 s
+_HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
 
 
 class Running:
@@ -41,16 +41,16 @@ class Running:
 
     def __init__(self, asked: CommandSpec, witness: HangMonitor | None = None) -> None:
         self.asked = asked
-        self.witness = witness  # None: hangs are not looked for, or not any more
-        self.crashes: list[RankExit] = []  # of ranks, as their nodes have told
-        self.death: RankExit | None = None  # of the rank that began it
+        self.witness = witness  # None: hangs are not detected, or no longer
+        self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
+        self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
         # the batch script started them before it became us
         self.others = frozenset(processes.below(os.getpid())) - asked.warm.branch()
         self.code: int | None = None
         self.warned = False
         self.ending: Ending | None = None
-        self.touched: Touched | None = None  # by us: told or killed, some of it
+        self.touched: Touched | None = None  # since when we have signalled or killed processes of it
         self.left_behind: list[int] = []
         self.output = exit_analysis.Output()
         self.kills = OomKillCounter()
@@ -59,7 +59,7 @@ class Running:
     # ------------------------------------------------------------------------------------------------- its life
 
     def see_through(self, env: dict[str, str]) -> End:
-        """From start to end."""
+        """Run the command from start to end."""
         began, started = time.time(), time.monotonic()
         code, died_at = self._start(env), None
         if code is None:
@@ -78,7 +78,7 @@ class Running:
         return self._end(code, began, time.monotonic() - started, died_at)
 
     def _start(self, env: dict[str, str]) -> int | None:
-        """None when it runs; else the exit code of a command that cannot be started, as a shell would give it."""
+        """Start the command. None when it runs; else the exit code that a shell gives for a command that cannot be started."""
         command = self.asked.command
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
@@ -93,7 +93,7 @@ class Running:
         return None
 
     def wait(self) -> int:
-        """Until the command has ended: reap, pass signals on, keep the bounds."""
+        """Wait until the command has ended: reap, pass signals on, keep the bounds."""
         while True:
             self._reap()
             if self.code is not None:
@@ -105,16 +105,16 @@ class Running:
                 self._reap()
                 if self.code is None:
                     self._touch()
-                    self.say("what is still there gets SIGKILL")
+                    self.say("processes are still running: SIGKILL")
                     self._end_by_force()
                 return self.code if self.code is not None else -signal.SIGKILL
 
     def hear_the_last(self) -> None:
-        """What came just before the command's end, and was not looked at any more."""
-        self._hear_deaths()  # also those that were on their way when we began to end it
+        """Read the deaths and signals that arrived just before the command's end."""
+        self._hear_deaths()  # also those that were still arriving when we began to end it
         died_at = (self.ending.died_at if self.ending is not None else None) or time.monotonic()
         if self.death is not None and self.death.at < died_at - _OUTLIVED:
-            self.death = None  # what ended it now is another matter: its output tells
+            self.death = None  # the command ended of something else since: its output shows it
         for number in self.asked.ears.heard(0):
             self._on_signal(number)
 
@@ -130,16 +130,16 @@ class Running:
 
     @property
     def _listens(self) -> bool:
-        """Is what srun says of its ranks waited for?"""
+        """Does this attempt read srun's lines about its ranks?"""
         return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
 
     def _stop_at(self) -> float | None:
-        """When a command that does not obey the kill switch is ended."""
+        """The time at which a command that ignores the kill switch is ended; None: not due."""
         since = self.lookout.seen.kill_since if self.lookout is not None and self.ending is None else None
         return None if since is None else since + self.asked.options.stop_within
 
     def _look_around(self) -> None:
-        """What the lookout has seen and what srun has said."""
+        """React to a newer attempt, the kill switch, a dead rank or a hang."""
         self.asked.warm.tend()
         if self.ending is not None or self.lookout is None:
             return
@@ -149,7 +149,7 @@ class Running:
             return
         stop_at = self._stop_at()
         if stop_at is not None and time.monotonic() >= stop_at:
-            late = f"it did not leave within {self.asked.options.stop_within:g} s"
+            late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
         death = self.told_death() or (self.output.next_death() if self._listens else None)
@@ -162,7 +162,7 @@ class Running:
         self._look_for_a_hang()
 
     def _look_for_a_hang(self) -> None:
-        """Evidence first. Then nobody waits for a SIGTERM: a stopped process cannot take it, one in a collective will not."""
+        """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
         at_rest = self.warned or (self.lookout is not None and self.lookout.seen.kill_since is not None)
         verdict = None if self.witness is None or at_rest else self.witness.alarm()
         if verdict is None:
@@ -170,7 +170,7 @@ class Running:
         hang = cause_of(verdict)
         self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
         if not self.asked.options.end_hung:
-            self.say("it is left alone: neither --hang nor --in-place was given")
+            self.say("the hung command is left running: neither --hang nor --in-place was given")
             self.witness = None
             return
         now, ours = time.monotonic(), self._ours()
@@ -182,7 +182,7 @@ class Running:
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
     def told_death(self) -> Cause | None:
-        """The first crash that a node has told of; None also where nobody here would start again: then it is only noted."""
+        """The first crash that a node reported; None also where no restart would follow: the crash is then only recorded."""
         if self.asked.agents is None:
             return None
         self.asked.agents.tend()
@@ -190,14 +190,14 @@ class Running:
         return self.death.cause() if self.death is not None and self.asked.restarts and not self.warned else None
 
     def _hear_deaths(self) -> None:
-        """Which rank began it, by what the nodes saw before we ended any, however late they tell."""
+        """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
         news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
         self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
         if not self.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
             self.death = who_began(self.crashes)
 
     def _touch(self) -> None:
-        """From here on a death may be our own doing."""
+        """Note that we may have caused any death from here on."""
         if self.touched is None:
             self.touched = Touched(time.monotonic(), self.output.since() or "")
 
@@ -230,22 +230,22 @@ class Running:
             self._end_by_force()
 
     def _end_by_force(self) -> None:
-        """Nobody is left after this, but for what cannot die: that is left behind and told, never waited for."""
+        """End every process of the command. What SIGKILL does not end is reported and left behind, never waited for."""
         if processes.sruns(self._ours()):
             reached_all = self.asked.kill_ranks()
-            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun tells their end and leaves
+            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun reports their end and exits
                 return
             processes.send(processes.sruns(self._ours()), signal.SIGTERM)
             if self._gone_within(_STRAGGLERS if reached_all else _SRUN_GONE):
                 return
-        for _ in range(10):  # until a look finds nobody new: they may fork while we look
+        for _ in range(10):  # until no new process is found: they may fork meanwhile
             if not processes.send(self._ours(), signal.SIGKILL):
                 break
             time.sleep(0.01)
             self._reap()
         if not self._gone_within(_UNKILLABLE):
             self.left_behind = self._ours()
-            self.say(f"processes that do not die of SIGKILL are left behind: {self.left_behind}")
+            self.say(f"SIGKILL did not end these processes; they are left behind: {self.left_behind}")
 
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
@@ -271,7 +271,7 @@ class Running:
             self._on_stop(number)
         elif number == self.asked.options.warning:
             self.warned = True
-            self.say(f"{signal_name(number)}: the job will be ended soon, the command is told to save and leave")
+            self.say(f"{signal_name(number)}: the job ends soon; the command is asked to save and stop")
             warn(self.asked.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
             self._forward(number)
         elif number == signal.SIGCONT:
@@ -287,7 +287,9 @@ class Running:
             return
         kill_at = now + self.asked.options.grace
         self.ending = (ending or Ending(kill_at))._replace(by=number, kill_at=kill_at)
-        self.say(f"{signal_name(number)}: passed on; SIGKILL in {self.asked.options.grace:g} s for what is then left")
+        self.say(
+            f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
+        )
         self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
 
     def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
@@ -296,12 +298,12 @@ class Running:
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
         hearers = self._who_hears(number)
-        if not hearers:  # srun would kill its ranks unsaved; Slurm tells them itself, and the file tells the guards
+        if not hearers:  # srun would kill its ranks unsaved; Slurm signals them itself, and the file warns the guards
             hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
         processes.send(hearers, number)
 
     def _forward(self, number: int) -> None:
-        """To the command if it lives through it; through launchers and shells that do not, to those below who do."""
+        """The processes that handle the signal: the command, or those below a launcher or shell that would die of it."""
         if self.asked.options.forward == "never":
             return
         if self.asked.options.forward == "always":
@@ -358,7 +360,7 @@ class Running:
         )
 
     def _reached(self) -> Reached:
-        """As the beats tell; of the last step the pages know more, they are looked at more often."""
+        """The steps reached by the beats; the heartbeat pages are read more often and may know a later last step."""
         seen = reached(self.asked.options.rundir, self.asked.mine.number)
         pulses = self.asked.agents.pulses.newest() if self.asked.agents is not None else []
         told = [one.step for one in pulses if one.step is not None]

@@ -1,4 +1,4 @@
-"""Why did an attempt end? Pure: what was seen goes in, the cause and the failure as the ledger has them come out."""
+"""Why did an attempt end? Pure functions from observations to the cause and the failure in the ledger."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import signal
 from collections.abc import Mapping
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, signal_in
+from ftsupervise.printable import OUR_LINE
 from ftsupervise.units import signal_name
 
-# What others mean by their exit codes.
+# Exit codes of other programs.
 _GIVEN_UP = 93  # NVIDIA's ft_launcher: no progress over its own restarts, do not start it again
 _AGAIN = 16  # Megatron: computed twice with different results, start again to find out which was wrong
 _WRONG = 17  # Megatron: the same wrong result again
-_MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # others may end so for reasons of their own
+_MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # other programs use these codes too
 
 # What the guard or a person asked for: the loop left in order, and nothing is wrong with it.
 _ASKED = frozenset(
@@ -29,7 +30,7 @@ _ASKED = frozenset(
         CauseKind.SUPERSEDED,
     }
 )
-# The loop has left as told, and it is for us to say what for.
+# The loop stopped when asked to; these causes do not say why it was asked.
 _MERELY_TOLD = (None, CauseKind.WARNING, CauseKind.TOLD)
 
 _RANK = r"(?:\[?rank\s?\d+\]?:? ?|\d+: ?)?"  # "[rank0]: " is PyTorch's, "0: " that of srun --label
@@ -44,8 +45,8 @@ _FATAL = re.compile(r"^.*(?:^\s*what\(\): |\bFatal Python error: |\bterminate ca
 _SAYS_WHY = re.compile(
     r"\b(?:\w*error|fatal|failed|failure|cannot|can't|not found|no such|denied|refused|invalid)\b", re.I
 )
-_NOT_ITS_OWN = re.compile(r"^(?:ftsupervise: |srun: |slurmstepd(?:-\S+)?: |\[\d{4}-\d\d-\d\dT\S+\] error: |\s*$)")
-# of a rank that was killed before it could say more
+_NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|srun: |slurmstepd(?:-\S+)?: |\[\d{{4}}-\d\d-\d\dT\S+\] error: |\s*$)")
+# of a rank that was killed while it wrote its traceback
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
 _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
     (FailureKind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
@@ -66,14 +67,14 @@ def cause(
     death: Cause | None = None,
     ended: Cause | None = None,
 ) -> Cause:
-    """The cause of an end, from the surest witness to the vaguest.
+    """The cause of an end, from the surest evidence to the weakest.
 
     code      exit code of the command, -N when a signal N ended it
     finished  the finished mark stands
     stopped   the cause the guard wrote down before the loop left
-    told      the signal that told ``ftsupervise run`` to stop, 0 if none did
+    told      the signal that asked ``ftsupervise run`` to stop, 0 if none did
     past_end  the job's time limit was reached (or is seconds away)
-    death     what Slurm's own lines in the output say of the first death
+    death     the first death by Slurm's own lines in the output
     ended     why we ended the command ourselves
     """
     if ended is not None:
@@ -88,7 +89,7 @@ def cause(
     kind = stopped.kind if stopped is not None else None
     if (
         not told and code == 0 and kind is CauseKind.TOLD
-    ):  # Slurm tells the ranks first: with a GraceTime, long before us
+    ):  # Slurm signals the ranks first: with a GraceTime, long before us
         told = signal.SIGTERM
     if told in (signal.SIGTERM, signal.SIGHUP) and kind in _MERELY_TOLD:
         stopped = Cause(CauseKind.TIME_LIMIT) if past_end else Cause(CauseKind.CANCELLED, signal=int(told))
@@ -100,7 +101,7 @@ def cause(
 
 
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
-    """The end of an attempt that failed when nodes went away under it. ``lost``: node -> Slurm's word."""
+    """The end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
     if not lost or ended.failure is None:
         return ended
     how, was = ", ".join(f"{node} is {state}" for node, state in lost.items()), ended.failure.detail
@@ -120,7 +121,7 @@ def failure(
 ) -> Failure | None:
     """The failure in an end, None when it was none (done, or asked for).
 
-    ``of`` is what ``cause`` said; ``asked``: we were told to leave or warned, so what follows is no failure; ``output``
+    ``of`` is the result of ``cause``; ``asked``: we were asked to stop or warned, so the end is no failure; ``output``
     the end of the command's output, None when it cannot be seen; ``oom``: the kernel killed one of the job's processes for
     its memory meanwhile.
     """
@@ -172,7 +173,7 @@ def _by_code(code: int, death: Cause | None, error: str, detail: str, *, megatro
 
 
 def _error(output: str) -> tuple[str, str]:
-    """The name of the first exception that ended a traceback, and its line: the later ones are mostly its victims."""
+    """The name of the first exception that ended a traceback, and its line: later exceptions are mostly its consequences."""
     start = output.find("Traceback (most recent call last)")
     found = _ERROR.search(output, start) if start >= 0 else None
     if found is None:
@@ -181,8 +182,8 @@ def _error(output: str) -> tuple[str, str]:
 
 
 def _deciding(found: Failure, output: str | None) -> str:
-    """The line that says most of why: the hardware's own, then what the failure is known by, then the exception, then the
-    last line that speaks of an error. Where a program has left with a code and said nothing at all, that."""
+    """The line that explains the failure best: the hardware's message, then the failure's own sign, then the exception, then
+    the last line that mentions an error. "no output" where a program exited with a code and printed nothing."""
     text = output or ""
     if hardware := HARDWARE.search(text):
         return hardware[0].strip()[:200]

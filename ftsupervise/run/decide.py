@@ -1,10 +1,10 @@
-"""What now? Pure: the ledger, the end of this attempt, the time left and the budgets go in; restart, leave or stop comes out.
+"""The decision after an attempt. Pure: the ledger, this attempt's end, the time left and the budgets give one of three moves.
 
     restart  start the command again here, after a delay
     leave    end the job, so that the next member of the chain takes over
-    stop     the same failure came too often without progress: end the job, and hold the chain for a person to look
+    stop     the same failure came too often without progress: end the job, and hold the chain until a person has checked
 
-Progress is a place to resume from that lies further on than any before: the newest checkpoint the run told us of, else
+Progress is a later place to resume from than any before: the newest checkpoint that the run reported, else
 the first step of an attempt. A run that makes progress between its failures goes on for ever.
 
 A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
@@ -23,10 +23,10 @@ from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 _MOST_DELAY = 300.0
 _TOTAL = 4  # so many times the budget of different failures without progress is no better than the same one
 _PATIENT = {FailureKind.NODE: 10}  # kinds whose budget is larger, because time cures them
-_LIVED = 600.0  # seconds: an attempt whose steps nobody knows has made progress when it lived for so long
-IDLE = "a run that is done says so: guard.finished(step), or a file state/finished"
+_LIVED = 600.0  # seconds: an attempt whose steps are unknown has made progress when it ran for so long
+IDLE = "a finished run has to say so: guard.finished(step), or the file state/finished"
 _LEAST_TIME = 30.0  # seconds of the job that must be left
-_UNKNOWN_START = 60.0  # seconds from start to first step, as long as nobody has seen one
+_UNKNOWN_START = 60.0  # seconds from start to first step, while none is known
 
 
 class NextAction(Enum):
@@ -37,7 +37,7 @@ class NextAction(Enum):
 
 @dataclass(frozen=True)
 class Budgets:
-    """What a run may spend. ``same_failure`` 0: no brake. ``of_kind``: other numbers for single kinds of failure."""
+    """What a run may spend. ``same_failure`` 0: no brake. ``of_kind``: limits for single kinds of failure."""
 
     in_place: int = 0  # restarts inside one job
     same_failure: int = default("budgets.same_failure")
@@ -53,12 +53,12 @@ class Budgets:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known when an attempt has ended. ``attempts`` is the ledger since the brake was last released, with the
+    """The facts when an attempt has ended. ``attempts`` is the ledger since the brake was last released, with the
     attempt that has just ended as its last one."""
 
     attempts: Sequence[Attempt]
     restarts: int = 0  # made in this job so far
-    asked: str = ""  # why nothing is to be started here again: warned, told to stop, kill switch, finished, superseded
+    asked: str = ""  # why no restart is allowed here: warned, asked to stop, kill switch, finished, superseded
     time_left: float | None = None  # seconds until the job is ended; None: no limit is known
 
 
@@ -68,7 +68,7 @@ class RestartDecision:
     why: str
     delay: float = 0.0  # seconds, for a restart
     times: int = 0  # how often this failure has come without progress
-    failure: str = ""  # the failure, in the fullest words that any of these times had for it
+    failure: str = ""  # the failure, in the most detailed words of these times
     detail: str = ""  # the newest line of output that goes with it
 
 
@@ -84,7 +84,7 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
         return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
     if failure.kind is FailureKind.GIVEN_UP:
-        return _stop("it says itself that starting it again is no use", 1, [last])
+        return _stop("the command asks not to be started again", 1, [last])
     streak = since_progress(situation.attempts)
     alike = [one for one in streak if one.failure is not None and one.failure.same(failure)]
     same = len(alike)
@@ -95,7 +95,7 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if failure.sign == CauseKind.NO_STEP.value:
         return RestartDecision(
-            NextAction.LEAVE, "this job's nodes take no step: the next member takes over", times=same
+            NextAction.LEAVE, "no step on the nodes of this job: the next member takes over", times=same
         )
     if situation.restarts >= budgets.in_place:
         spent = (
@@ -115,9 +115,8 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
 
 
 def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The attempts at the end of the ledger that left with 0 and had done nothing: no step, no checkpoint, and not so long a
-    life that they may have trained without telling. Those that were never started, and those that somebody stopped, count
-    neither way."""
+    """The attempts at the end of the ledger that exited with 0 and did nothing: no step, no checkpoint, and too short to have
+    trained without reporting. Attempts that never started, and those that were stopped on request, count neither way."""
     streak: list[Attempt] = []
     for one in reversed(attempts):
         if one.failure or one.last_step is not None or one.saved is not None or _lived(one) >= _LIVED:
@@ -135,7 +134,7 @@ def _stop(why: str, times: int, alike: Sequence[Attempt], detail: str = "") -> R
 
 
 def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """The failures at the end of the ledger between which the run has not come further, oldest first."""
+    """The failures at the end of the ledger without progress between them, oldest first."""
     streak: list[Attempt] = []
     best: int | None = None
     for one in attempts:
@@ -161,7 +160,7 @@ def time_needed(attempts: Sequence[Attempt]) -> float:
 
 
 def _place(one: Attempt) -> int | None:
-    """How far on a successor would resume, as far as this attempt tells."""
+    """The step at which a successor would resume, as far as this attempt reported it."""
     told = [n for n in (one.saved, None if one.first_step is None else one.first_step - 1) if n is not None]
     return max(told, default=None)
 
@@ -180,8 +179,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"
 
 
-# The way of a job through its attempts: named states, and which one follows which. Data: what is done in
-# each stands in ``supervisor.py``.
+# The states of a job between its attempts, and which follows which. Data only: ``supervisor.py`` has each state's handler.
 #
 # PLACE ── BACK_OFF ── CLAIM ── ATTEMPT ── JUDGE ─┬─ restart ── REPLACE ── RECORD ── PAUSE ── CLAIM …
 #   │                                             ├─ leave ─── MAKE_WAY ── RECORD ── EXIT
@@ -189,14 +187,14 @@ def _times(count: int) -> str:
 
 
 class State(Enum):
-    PLACE = "place"  # which nodes does it start on?
-    PREDECESSOR = "predecessor"  # none is fit, and an older attempt may be at work: its end is waited for
-    UNSTARTED = "unstarted"  # no fit nodes: an attempt that is none, so that the brake counts it
+    PLACE = "place"  # choose the nodes to start on
+    PREDECESSOR = "predecessor"  # no node is fit, and an older attempt may be running: wait for its end
+    UNSTARTED = "unstarted"  # no fit nodes: record an attempt that did not start, so that the brake counts it
     BACK_OFF = "back-off"  # a new member of a chain that fails waits as a restart in place would
     CLAIM = "claim"
     ATTEMPT = "attempt"  # the command runs
     JUDGE = "judge"
-    REPLACE = "replace"  # which nodes does it start on again?
+    REPLACE = "replace"  # choose the nodes to restart on
     MAKE_WAY = "make way"  # the next member is to start now
     RECORD = "record"
     BRAKE = "brake"
@@ -207,8 +205,8 @@ class State(Enum):
 class Outcome(Enum):
     DONE = "done"
     NO_NODES = "no nodes"  # too few are fit
-    OLDER = "older"  # so, and an older attempt may be at work
-    OVER = "over"  # told to leave, the gate is shut, or another job has taken our place
+    OLDER = "older"  # too few are fit, and an older attempt may be running
+    OVER = "over"  # asked to stop, the gate is shut, or another job has taken our place
     RESTART = "restart"
     LEAVE = "leave"
     STOP = "stop"

@@ -1,4 +1,4 @@
-"""What ``ftsupervise run`` hears while it waits: signals, and what its lookout has seen, as bytes in one pipe."""
+"""The events that ``ftsupervise run`` waits for: signals and news of the run directory, as bytes in one pipe."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class SignalQueue:
             return b""
 
     def nudge(self) -> None:
-        """From another thread: there is something to look at."""
+        """Wake the waiting thread, from another one."""
         try:
             os.write(self._write, b"\0")
-        except OSError:  # full: it will look anyway
+        except OSError:  # full: it wakes anyway
             return
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class SignalQueue:
 
 @dataclass
 class Observed:
-    """What the lookout saw last."""
+    """The last state of the run directory."""
 
     kill_since: float | None = None  # monotonic time since which the kill switch is known to be up
     kill_who: str = ""
@@ -63,7 +63,7 @@ class Observed:
 
 
 class RunDirWatcher:
-    """A thread that looks at the run directory while the command runs: a file system that hangs hangs it, and nobody else."""
+    """A thread that watches the run directory while the command runs: a hung file system blocks only this thread."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RunDirWatcher:
         also: Callable[[], bool] = lambda: False,
     ) -> None:
         self.seen = Observed()
-        self._also = also  # something else to look for there
+        self._also = also  # another check to make there
         self._rundir, self._attempt, self._ears, self._every = rundir, attempt, ears, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="lookout", daemon=True)

@@ -1,5 +1,5 @@
-"""Who died first? srun's own exit code often names a victim: when one rank is killed it ends the others with SIGTERM and
-leaves with 143. Its messages in the job's output say more, in the order in which things happened. Pure, but for reading.
+"""Which rank died first? srun's own exit code often names a victim: when one rank is killed it ends the others with SIGTERM
+and exits with 143. Its messages in the job's output say more, in the order of events. Pure, but for reading.
 
 The lines are Slurm's own, as seen on 22.05 to 26.05.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
-from ftsupervise.printable import printable, printable_lines
+from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankExit
 from ftsupervise.run.cause import HARDWARE
@@ -42,8 +42,8 @@ _OOM = re.compile(rf"^{_STEPD}Detected \d+ oom[-_]kill event", re.M)
 _DUE_TO = re.compile(
     rf"^{_STEPD}\*\*\* (?:JOB|STEP) \S+ .*CANCELLED AT \S+ DUE (?:TO|to) ([A-Z][A-Za-z0-9 ]+?)(?:,| \*\*\*)", re.M
 )
-_NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # of the first one the task's own line tells; the second one is scancel's
-# torchrun's agent exits with 1 whatever happened; this block says what did
+_NO_CAUSE = ("TASK FAILURE", "SIGNAL ")  # the task's own line explains the first; the second is scancel's
+# torchrun's agent always exits with 1; this block names the cause
 _TORCHRUN = re.compile(
     r"Root Cause \(first observed failure\):.{0,100}?\btime\s*: (?P<time>\S+).{0,400}?\bhost\s*: (?P<host>\S+)"
     r".{0,400}?\brank\s*: (?P<rank>\d+)"
@@ -62,12 +62,12 @@ _SIGNALS = {
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _REASONS = {"time limit": CauseKind.TIME_LIMIT, "node failure": CauseKind.NODE, "preemption": CauseKind.PREEMPTED}
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\^_])")
-_OURS = re.compile(r"^ftsupervise: .*\n?", re.M)
-_READ = 256_000  # bytes looked at: the messages stand near the end
+_OURS = re.compile(rf"^{OUR_LINE}.*\n?", re.M)
+_READ = 256_000  # bytes read: the messages stand near the end
 
 
 def first_death(output: str) -> Cause | None:
-    """The cause that Slurm's lines in ``output`` tell, None if none does: rank 1 on node-1, killed by SIGKILL."""
+    """The cause by Slurm's lines in ``output``, such as rank 1 on node-1, killed by SIGKILL; None if no line names one."""
     for due in _DUE_TO.finditer(output):
         if not due[1].startswith(_NO_CAUSE):
             said = due[1].lower()
@@ -79,7 +79,7 @@ def first_death(output: str) -> Cause | None:
         return Cause(CauseKind.NO_STEP, text=refused["why"].strip())
     if _OOM.search(output):
         return Cause(CauseKind.MEMORY)
-    if workers := list(_TORCHRUN.finditer(output)):  # one of each node's agent: the earliest that was not told to leave
+    if workers := list(_TORCHRUN.finditer(output)):  # one of each node's agent: the earliest that was not asked to stop
         worker = min(workers, key=lambda one: (int(one["code"]) == -signal.SIGTERM, one["time"]))
         return ended(int(worker["code"]), worker["host"], worker["rank"])
     deaths = _tasks(output)
@@ -89,10 +89,11 @@ def first_death(output: str) -> Cause | None:
 
 
 def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, before: str = "") -> Cause:
-    """The end of one rank as srun tells it, if it does, which knows of the kernel's out of memory; else as its node does. What
-    the rank itself has said goes first: we did not wait for its process, srun may have seen it killed. ``failed``: the ranks
-    that have said so of themselves; one that has not and was the first to leave, as by ``os._exit(7)``, is what they fell over.
-    ``before``: the output as it was before we ended anybody; one that was killed first there was killed by somebody else.
+    """Describe how ``death`` ended. Prefer srun's line for that rank (it reports OOM kills); otherwise use the node agent's.
+
+    If the rank itself reported an error, blame instead the first rank that exited without reporting one, as by
+    ``os._exit(7)``: the others failed because of it. ``failed``: the ranks that reported an error. ``before``: the output
+    before we ended any rank; a rank that was killed first there was not killed by us.
     """
     deaths, rank = _tasks(output), str(death.rank)
     if death.failed and death.code is not None and death.code > 0:
@@ -104,25 +105,25 @@ def cause_of(death: RankExit, output: str, failed: Collection[int] = (), *, befo
 
 
 def _told(one: Cause) -> bool:
-    """It was ended along with the others, and may be about to save."""
+    """Was it asked to stop with SIGTERM, along with the others? It may be about to save."""
     return one.kind is CauseKind.SIGNAL and one.signal == signal.SIGTERM
 
 
 def _crash(deaths: Iterable[Cause], failed: Collection[str] = ()) -> Cause | None:
-    """A rank that no signal of anybody's has ended: those that lose their connection to it leave with a code of their own, and
-    may be told of before it. (An abort is no such sign: NCCL's watchdog aborts the victims. Nor is the crash of one of
-    ``failed``: it had raised, and fell over in its teardown.)"""
+    """The first rank that crashed by itself. Ranks that lose their connection to it exit with a code, and srun may report them
+    first. An abort does not count: NCCL's watchdog aborts the victims. Nor does a crash of one of ``failed``: it had raised
+    an error, and crashed in its teardown."""
     return next((one for one in deaths if one.signal in _CRASHES and one.at[0].ranks not in failed), None)
 
 
 def _killed_first(deaths: Sequence[Cause], failed: Collection[str]) -> Cause | None:
-    """The rank that was gone first, by SIGKILL, and not by srun, which kills only after it has told of another one."""
+    """The rank that ended first, by SIGKILL from outside: srun itself kills only after it has reported another rank."""
     first = deaths[0] if deaths else None
     return first if first is not None and first.signal == signal.SIGKILL and _alone(first, failed) else None
 
 
 def _left_first(deaths: Iterable[Cause], failed: Collection[str]) -> Cause | None:
-    """The first rank that left by itself, with a code; None if it is one of ``failed``."""
+    """The first rank that exited by itself, with a code; None if it is one of ``failed``."""
     first = next((one for one in deaths if one.signal not in (signal.SIGKILL, signal.SIGTERM)), None)
     left = first is not None and first.code is not None and _alone(first, failed)
     return first if left else None
@@ -134,7 +135,7 @@ def _alone(one: Cause, failed: Collection[str]) -> bool:
 
 
 def _tasks(output: str) -> list[Cause]:
-    """What srun tells of its tasks, in its order."""
+    """The ends of tasks that srun reports, in its order."""
     return [_task(match) for match in _TASK.finditer(output)]
 
 
@@ -147,13 +148,13 @@ def _task(match: re.Match[str]) -> Cause:
 
 
 def hardware(output: str) -> str:
-    """The line in which a GPU or a node tells of a fault of its own; "" if there is none."""
+    """The line that reports a fault of a GPU or a node; "" if there is none."""
     found = HARDWARE.search(output)
     return found[0].strip() if found is not None else ""
 
 
 def blamed(output: str) -> tuple[str, ...]:
-    """The nodes that Slurm's lines say went away or took no task."""
+    """The nodes that failed or accepted no task, by Slurm's lines."""
     return tuple(dict.fromkeys(match["node"] for found in (_NODE, _LAUNCH) for match in found.finditer(output)))
 
 
@@ -169,7 +170,7 @@ def root_error(path: Path) -> str:
 
 
 def stopped(path: Path) -> Cause | None:
-    """Why the guard has let the command stop, as it has written it down; None if it has not. Never raises."""
+    """Why the guard made the command stop, as it recorded it; None if it did not. Never raises."""
     try:
         word = printable(str((read_json(path, limit=64_000) or {}).get("cause", "")), 200)
     except (OSError, ValueError):
@@ -183,7 +184,7 @@ def ends_with_a_rank(command: tuple[str, ...]) -> bool:
 
 
 def may_end_with_a_rank(command: tuple[str, ...]) -> bool:
-    """Nobody has asked srun to go on without a rank that failed."""
+    """Is srun free to end with a failed rank? Not if its options tell it to go on without that rank."""
     return not any(word in ("-K0", "--kill-on-bad-exit=0") for word in command)
 
 
@@ -207,7 +208,7 @@ class Output:
         return self._start is not None
 
     def next_death(self) -> Cause | None:
-        """The first death that srun has told of since the last call; None if none. Costs one fstat when nothing was written."""
+        """The first death that srun has reported since the last call, or None. Costs one fstat when nothing was written."""
         size = self._size()
         if size is None or self._read is None or size <= self._read:
             return None
@@ -220,8 +221,8 @@ class Output:
         return None if death is None or _told(death) else death
 
     def since(self) -> str | None:
-        """What was written since, the last part of it, as plain lines and without our own, which repeat what the command and
-        earlier causes say; None when it goes to a terminal or a pipe, or cannot be read."""
+        """The last part of the output since the start, as plain lines and without our own, which repeat the command and earlier
+        causes; None when it goes to a terminal or a pipe, or cannot be read."""
         size = self._size()
         if size is None or self._start is None:
             return None
@@ -251,20 +252,20 @@ class Output:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-# The command of one attempt: what is to be run, and how it is being ended.
+# The command of one attempt, and how it is being ended.
 
 
 class Ending(NamedTuple):
     """How the command is being ended. Times are monotonic."""
 
-    kill_at: float  # SIGKILL for what is then left
-    cause: Cause | None = None  # where we end it for what we saw
-    by: int = 0  # the signal that told us to stop
+    kill_at: float  # the time of SIGKILL for processes still running
+    cause: Cause | None = None  # where we end it because of an observation
+    by: int = 0  # the signal that asked us to stop
     died_at: float | None = None  # when we first saw that it is over
 
 
 class Touched(NamedTuple):
-    """From ``at`` (monotonic) on a death may be our own doing; the command's output until then."""
+    """From ``at`` (monotonic) on we may have caused a death; and the command's output until then."""
 
     at: float
     output: str
@@ -272,7 +273,7 @@ class Touched(NamedTuple):
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """What is to be run, and with what."""
+    """The command to run, and what it runs with."""
 
     options: Options
     mine: Claim
@@ -281,7 +282,7 @@ class CommandSpec:
     ears: SignalQueue
     warm: Warm
     agents: Agents | None = None
-    # SIGKILL for what no signal of ours reaches: the ranks on other nodes
+    # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True
 
     @property

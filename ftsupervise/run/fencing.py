@@ -1,7 +1,7 @@
-"""The job ring's side of the fence: seal what older attempts write through, open what ours will, sweep when there is time.
+"""The supervisor's side of the fence: seal the staging areas of older attempts, open this attempt's, delete leftovers.
 
-Bounded: a checkpoint file system that hangs is waited for, told, and not waited for any longer. What cannot be sealed holds
-no run up: then only the guard's look for a newer attempt stands between the two, and the log says so.
+Each step is bounded: a hung checkpoint file system is reported after the bound. A failed seal does not stop the run: then only
+the guard's check for a newer attempt separates the two, and the log says so.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
 
 _PATIENCE = 60.0  # seconds for one file system
-_LATELY = 120.0  # seconds after its last beat in which a rank may still be at work
+_LATELY = 120.0  # seconds after its last beat in which a rank may still be running
 
 
 @dataclass(frozen=True)
 class FenceToken:
-    """What attempt ``number`` writes through. None: there is none, and its writes have no fence but the guard's look."""
+    """The staging areas of attempt ``number``. None: there is none, and only the guard's check protects its writes."""
 
     number: int
     area: Path | None
@@ -49,9 +49,9 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
     for folder in swept:
         try:
             if switches.put_back(rundir, folder):
-                say("an older attempt was just taking the save switch down: it is up again")
+                say("an older attempt was lowering the save switch; the switch is up again")
         except OSError as error:
-            say(f"cannot look at what an older attempt left in {folder}: {error.strerror}")
+            say(f"cannot check what an older attempt left in {folder}: {error.strerror}")
     checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or rundir.checkpoints).absolute()
     staging = _one("the checkpoints", lambda: fence.staging(rundir, checkpoints), number, known, swept, say)
     if swept:
@@ -60,10 +60,10 @@ def begin(rundir: RunDir, number: int, env: Mapping[str, str], say: Callable[[st
 
 
 def at_work(rundir: RunDir, job: str, lives: Callable[[str], bool | None], now: datetime) -> int | None:
-    """The newest attempt, if it may still be at work; None when it is over.
+    """The newest attempt, if it may still be running; None when it is over.
 
     Its end is on record, or its supervisor is gone and no rank of it has beaten lately. ``lives``: does Slurm have that job?
-    None: cannot tell. ``job`` is our own: Slurm starts a job again only after its end. What cannot be seen may be at work.
+    None: unknown. ``job`` is our own: Slurm starts a job again only after its end. What cannot be seen may be running.
     """
     try:
         attempts = ledger(rundir)
@@ -121,17 +121,17 @@ def _one(
 
 
 def sweep(folders: list[Path]) -> None:
-    """Delete what older attempts staged and did not commit: maybe terabytes. What stays, the next attempt deletes."""
+    """Delete what older attempts staged and did not commit: maybe terabytes. The next attempt deletes the rest."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Who ends the command when ``ftsupervise run`` itself is killed and can no longer do it.
+# A reaper ends the command when ``ftsupervise run`` itself is killed and can no longer do it.
 #
 # Slurm ends a job whose batch script is gone, with all its processes; on this machine, in an interactive allocation, or with a
-# script that goes on after it, nobody would, and a command that is deaf to SIGTERM would train on for ever. A shell of a
-# megabyte waits at a pipe that ends with the supervisor, however that ends. It then tells all that inherited the attempt's
-# environment to leave, whatever they did with sessions and groups, and ends what has not left within the grace.
+# script that goes on after it, Slurm does not, and a command that ignores SIGTERM would train on for ever. A shell of a
+# megabyte waits at a pipe that closes when the supervisor ends. It then sends SIGTERM to each process that inherited the
+# attempt's environment, whatever its session and group, and SIGKILL to those that remain after the grace.
 
 # The last line read is what to end, "" if nothing is. Zombies have no environment, so they are not waited for.
 _SHELL = f"""trap '' TERM INT HUP QUIT; grace=$1; mark=
@@ -164,7 +164,7 @@ class OrphanReaper:
                 env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
                 start_new_session=True,
             )
-        except OSError:  # no shell, no memory: the run is what counts
+        except OSError:  # no shell or no memory: the run goes on without it
             return
         finally:
             os.close(read)
@@ -172,11 +172,11 @@ class OrphanReaper:
         self.pid = shell.pid
 
     def mind(self, attempt_dir: Path | None) -> None:
-        """From now on this attempt's processes are to be ended when we die; None: nobody's."""
+        """End this attempt's processes when we die; None: no processes."""
         text = f"{ENV_ATTEMPT_DIR}={attempt_dir}" if attempt_dir is not None else ""
         try:
             os.write(self._write, (text if "\n" not in text else "").encode() + b"\n")
-        except OSError:  # somebody has ended it
+        except OSError:  # it was ended from outside
             return
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The gate: is there a reason not to start? A queued array burns through here, a second or so for each member."""
+"""The gate: is there a reason not to start? Each member of a stopped array passes here, in a second or so."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class RunDirGone(NotFound):
 def prepare(rundir: RunDir, *, launched: bool = False) -> None:
     """Make what is missing of the run directory, and see that there is room for an attempt's pages.
 
-    ``launched``: ``launch`` has made it, so it is never made anew, on the disk beneath a mount that is gone. Before an
-    attempt is claimed: a claim tells an older one that it is over. Raises CannotWrite, DiskFull, NotPermitted, RunDirGone.
+    ``launched``: ``launch`` has made it, so it is never created again, on the disk beneath a mount that is gone. Before an
+    attempt is claimed: a claim ends an older one. Raises CannotWrite, DiskFull, NotPermitted, RunDirGone.
     """
     try:
         if launched:
@@ -68,16 +68,16 @@ def prepare(rundir: RunDir, *, launched: bool = False) -> None:
 
 def require_there(rundir: RunDir) -> None:
     try:
-        rundir.launches.stat()  # not the directory itself: Slurm makes that for a job's output, from 24.11 on
+        rundir.launches.stat()  # not the directory itself: Slurm 24.11 and later make that for a job's output
     except (FileNotFoundError, NotADirectoryError):
         raise RunDirGone(
-            f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, and it is not made anew",
+            f"the run directory {rundir.root} is not on {os.uname().nodename}: launch made it, so it is not created again",
             hint=f"its file system is not mounted, or it was moved or removed: findmnt -T {rundir.root}; ls -la {rundir.root}",
         ) from None
 
 
 def _close_output(rundir: RunDir) -> None:
-    """Slurm made the job's output with the umask of whoever submitted it. We read causes in it: nobody else writes it."""
+    """Slurm created the job's output with the submitter's umask. We read causes in it, so no other account may write it."""
     for fd in (1, 2):
         try:
             found = os.fstat(fd)
@@ -96,16 +96,15 @@ def _probe(folder: Path) -> None:
     fd, path = files.create_temporary(folder, "room", 0o600)
     try:
         os.write(fd, bytes(_ROOM))
-        os.fsync(fd)  # quotas of network file systems speak up only now
+        os.fsync(fd)  # quotas of network file systems report only now
     finally:
         os.close(fd)
         os.unlink(path)
 
 
 def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
-    """Does the run directory no longer hold the attempt that was begun in it, or the launch? Then what stands there is another
-    one: the disk beneath a mount that is gone, or a folder that somebody put in its place. One sentence, or ""; what cannot be
-    seen is "".
+    """One sentence if the run directory no longer holds this attempt or its launch: then another folder stands in its place, as
+    the disk beneath a lost mount. "" otherwise, and where that cannot be read.
     """
     try:
         attempt.stat()
@@ -118,7 +117,7 @@ def another_place(rundir: RunDir, attempt: Path, launched: str) -> str:
 
 
 def reason_not_to_start(rundir: RunDir) -> str:
-    """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot look."""
+    """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
     try:
         files.among(rundir.switches)
         finished = rundir.finished.name in os.listdir(rundir.state)
@@ -139,7 +138,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
 
 
 def odd_switches(rundir: RunDir) -> tuple[str, ...]:
-    """What lies in a switch's place and is not obeyed, one sentence each."""
+    """Files in a switch's place that are not obeyed, one sentence each."""
     return tuple(switch.problem for name in (KILL, SAVE) if (switch := read_switch(rundir, name)).problem)
 
 
@@ -151,18 +150,18 @@ def _at_step(rundir: RunDir) -> str:
     return f" at step {step}" if as_whole(step) is not None else ""
 
 
-# What is waited for before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.
+# The waits before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.
 #
 # A full disk would burn a chain of members in seconds, and the end of an attempt that found no space would be forgotten: the
-# next one would count it as one that died without a word. So both wait, with a bound, and leave when they are told to.
+# next attempt would count it as lost. So both wait, with a bound, and stop waiting when asked to stop.
 
-_LOOK = 3.0  # seconds between two looks at a full disk
-_LAST = 10.0  # seconds for the last pages when we were told to leave
+_LOOK = 3.0  # seconds between two checks of a full disk
+_LAST = 10.0  # seconds for the last pages when we were asked to stop
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def shut(options: Options) -> str:
-    """Why nothing is to be started; "" also when that cannot be seen: who waits goes on waiting, and the start will tell."""
+    """Why no command may start; "" also when that cannot be read: the wait goes on, and the start checks again."""
     try:
         return reason_not_to_start(options.rundir)
     except Error:
@@ -172,13 +171,13 @@ def shut(options: Options) -> str:
 def sit_out(
     seconds: float, ears: SignalQueue, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
 ) -> bool:
-    """False when something came that ends it: a signal to leave, however short the wait, or what ``ask`` says."""
+    """Wait. False when a stop signal, however short the wait, or the answer of ``ask`` ended it."""
     until = time.monotonic() + seconds
     while True:
         rest = until - time.monotonic()
         for number in ears.heard(min(max(rest, 0.0), 1.0)):
             if number in STOP or number == options.warning:
-                tell(log, "told to leave while waiting")
+                tell(log, "asked to stop while waiting")
                 return False
         if rest <= 0:
             return True
@@ -188,8 +187,8 @@ def sit_out(
 
 
 def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[float], bool]) -> bool:
-    """Do it, again every few seconds as long as the disk is full or the run directory is not mounted. False when ``pause`` was
-    ended; it has told why.
+    """Repeat ``do`` every few seconds while the disk is full or the run directory is not mounted. False when ``pause`` was
+    ended; it has reported why.
 
     Raises DiskFull or RunDirGone when that lasts longer than ``seconds``, and at once whatever else ``do`` raises.
     """
@@ -214,7 +213,7 @@ def wait_for_space(do: Callable[[], object], seconds: float, pause: Callable[[fl
 
 
 class PendingWrites:
-    """Pages that found no space, in the order in which they are to be written, and the ends among them."""
+    """Pages that are still to be written for lack of space, in their order, and the ends of attempts among them."""
 
     def __init__(self) -> None:
         self._pages: dict[str, Callable[[], object]] = {}
@@ -224,7 +223,7 @@ class PendingWrites:
         return bool(self._pages)
 
     def end(self, mine: Claim, ended: End, then: str) -> None:
-        """The last page of an attempt. Its words stand in the job's output in any case."""
+        """Write the end of an attempt. The job's output has its text in any case."""
         now = datetime.now(timezone.utc)
         log = mine.folder / "run.log"
         write = partial(ledger.write_end, mine, ended, then, now)
@@ -233,7 +232,7 @@ class PendingWrites:
             self.ends[mine.number] = ledger.as_attempt(mine, ended, now)
 
     def write(self, what: str, page: Callable[[], object], log: Path | None) -> OSError | None:
-        """Write it now, or keep it for when there is space; what went wrong. ``what`` kept before is replaced."""
+        """Write now, or keep it until there is space; the error, None if written. It replaces an earlier ``what``."""
         self._pages.pop(what, None)
         try:
             page()
@@ -246,7 +245,7 @@ class PendingWrites:
         return None
 
     def settle(self) -> None:
-        """Write what is owed. Raises DiskFull when there is still no space; what goes wrong otherwise is told and dropped."""
+        """Write the kept pages. Raises DiskFull while there is no space; another error is reported and its page dropped."""
         for what, page in list(self._pages.items()):
             try:
                 page()
@@ -260,9 +259,9 @@ class PendingWrites:
         self.ends.clear()
 
     def settle_at_last(self, options: Options, ears: SignalQueue, *, told: bool) -> None:
-        """Before the job is left. What is still owed then is told once more, for the job's output is all that has it.
+        """Before the job ends. Pages that still cannot be written are reported once more: only the job's output has them.
 
-        ``told``: we were told to leave, and there may be seconds left; otherwise a signal to leave ends the waiting.
+        ``told``: we were asked to stop, and there may be seconds left; otherwise a stop signal ends the wait.
         """
         if not self._pages:
             return
@@ -274,7 +273,7 @@ class PendingWrites:
             self.settle()
         except DiskFull:
             for what in self._pages:
-                tell(None, f"never written, for want of space: {what}")
+                tell(None, f"not written for lack of space: {what}")
 
 
 def _doze(seconds: float) -> bool:
@@ -282,12 +281,12 @@ def _doze(seconds: float) -> bool:
     return True
 
 
-# Hold what waits in the queue when the brake comes on: the members stay, and none is burnt against a failure that stands.
+# Hold the waiting jobs when the brake comes on: the members stay queued, and none is spent on a failure that repeats.
 
 
 def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    """Put every waiting job of the run, which the one in ``env`` belongs to, on hold; their ids, and what went wrong ("" if
-    nothing did). Never raises."""
+    """Hold every waiting job of the run that the job in ``env`` belongs to. Returns their ids and the error ("" if none).
+    Never raises."""
     held: list[str] = []
     try:
         records = launches(rundir)
@@ -304,7 +303,7 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...
 
 
 def keep_the_brake_on(rundir: RunDir, env: Mapping[str, str]) -> None:
-    """A member that started all the same (it was not held, or somebody released it): hold the rest again. Never raises."""
+    """Hold the waiting jobs again when a member started in spite of the brake. Never raises."""
     try:
         on = read_brake(rundir)
     except OSError:

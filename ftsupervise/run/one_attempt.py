@@ -1,4 +1,4 @@
-"""One attempt of a job: its claim, its surroundings, its command, and what is cleared away after it."""
+"""One attempt of a job: its claim, its environment, its command, and the cleanup after it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
 from ftsupervise.warm.manager import Warm
 
-# What the command finds in its environment: which run, which attempt, where it writes, and what launchers below it need.
+# The command's environment: its run, its attempt, where it writes, and what its launchers need.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away
 
 
 class Surroundings(NamedTuple):
-    """What the job knows that the command is to find."""
+    """What the job passes to the command in its environment."""
 
     claim: Claim
     restarts: int
@@ -97,11 +97,11 @@ def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -
 
 
 def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim) -> None:
-    """What torchrun needs to be ended and started again well. What a person has set stays.
+    """Set what torchrun needs for clean restarts. Variables that a person has set stay.
 
     Its agent hands one store to all starts of its workers, in which gloo finds the addresses of the last ones (2.13); and it
     always exits with 1, but writes the error of the rank that failed first where it is told to. A port of this attempt's own,
-    for ``--master-port=$FTSUPERVISE_PORT``, meets nobody who still holds the last one's.
+    for ``--master-port=$FTSUPERVISE_PORT``, is not still held by the last attempt.
     """
     given.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if ENV_ERROR_FILE not in outer:
@@ -120,11 +120,11 @@ class Services:
     minder: OrphanReaper
     end: float | None  # of the job, epoch seconds
     allocation: Allocation
-    steps: frozenset[str]  # that were there before us
+    steps: frozenset[str]  # that ran before us
     agents: Agents
     nodes: NodeSelector
     warm: Warm
-    owed: PendingWrites  # what a full disk did not take
+    owed: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
 
@@ -133,15 +133,15 @@ class RunProgress(NamedTuple):
 
     state: State
     placement: Placement
-    foreign: frozenset[str]  # steps that are not ours, and those that do not end
+    foreign: frozenset[str]  # steps that are not ours, and steps that do not end
     claim: Claim = Claim(0, Path())  # 0: none yet
-    fence: fencing.FenceToken | None = None  # what the attempt at work writes through
+    fence: fencing.FenceToken | None = None  # the staging areas of the running attempt
     ended: End = End(Cause(CauseKind.UNKNOWN))  # the last attempt
     verdict: RestartDecision = RestartDecision(NextAction.LEAVE, "")  # on it
     node_states: Mapping[str, str] = {}  # as of the last failure
     restarts: int = 0
     crowded: bool = False  # a step that does not end holds its CPUs: the next one has to share them
-    told: bool = False  # to leave: there may be seconds left
+    told: bool = False  # asked to stop: there may be seconds left
     why: str = ""  # there are no fit nodes
     code: int = 0
 
@@ -151,9 +151,9 @@ class RunProgress(NamedTuple):
 
 
 def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tuple[RunProgress, bool]:
-    """Claim the next attempt and shut all older ones out. False when it is not to be started after all.
+    """Claim the next attempt and shut out all older ones. False when it may not start after all.
 
-    The gate is asked once more after that: until the fence stood, an older attempt could finish or put the brake on.
+    The gate is checked once more after that: until the fence stood, an older attempt could finish or put the brake on.
     """
     rundir = to.options.rundir
     mine = _claim(to, now, wait)
@@ -195,7 +195,7 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
 
 
 def see_through(to: Services, now: RunProgress) -> RunProgress:
-    """The command from its start to its end, and what is to be known of the end before anything is decided."""
+    """Run the command from start to end, and gather the facts for the decision."""
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
@@ -210,8 +210,8 @@ def see_through(to: Services, now: RunProgress) -> RunProgress:
     if ended.failure is not None:
         now, lost = _look_for_lost_nodes(to, now)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
-    if left:  # srun may be gone and its ranks on other nodes not: nothing else begins before they are
-        words = f"steps that do not end: {', '.join(left)}"
+    if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
+        words = f"these steps do not end: {', '.join(left)}"
         tell(mine.folder / "run.log", words)
         now = now._replace(foreign=now.foreign | frozenset(left), crowded=True)
         ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
@@ -235,7 +235,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
-        if left and not left <= silent:  # nobody waits for the agent of a node that is not there
+        if left and not left <= silent:  # the agent of a lost node is not waited for
             left -= to.agents.kill(mine.folder, sorted(left - silent))
         if left <= silent:
             return not left
@@ -249,8 +249,8 @@ def _witness(to: Services, mine: Claim) -> HangMonitor | None:
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
-    """What a dead rank looks like from here may be a dead node: ask Slurm, and ask the nodes themselves. node -> how.
-    Slurm reaches nothing on one that it has lost, which may live on for us."""
+    """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves. node -> its state.
+    On a node that Slurm has lost, processes may still be running: its agent ends them."""
     if len(to.allocation.nodes) < 2:
         return now, {}
     states = to.allocation.how_they_are(ended=True)

@@ -1,4 +1,4 @@
-"""What the job ring is asked for: the door fills it in, every part reads its own."""
+"""The options of ``ftsupervise run``: the command line fills them in, and each part reads its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ftsupervise.warm.manager import WarmSettings
 
 @dataclass(frozen=True)
 class Options:
-    """What ``ftsupervise run`` was asked for. Seconds."""
+    """The options of ``ftsupervise run``. Times are in seconds."""
 
     rundir: RunDir
     command: tuple[str, ...]
@@ -28,14 +28,14 @@ class Options:
     warning: int = signal.SIGUSR1
     grace: float = default("grace")  # between our passing on a SIGTERM and SIGKILL; Slurm's own KillWait is 30 s
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
-    stop_within: float = default("stop_within")  # what a command gets to leave after the kill switch was raised
-    look_every: float = 1.0  # between two looks at the kill switch and the fence
+    stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
+    look_every: float = 1.0  # between two checks of the kill switch and the fence
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
     budgets: Budgets = field(default_factory=Budgets)
     care: NodePolicy = field(default_factory=NodePolicy)
-    hang: HangLimits | None = field(default_factory=HangLimits)  # None: hangs are not looked for
-    end_hung: bool = False  # end a hung command; otherwise it is only told
+    hang: HangLimits | None = field(default_factory=HangLimits)  # None: hangs are not detected
+    end_hung: bool = False  # end a hung command; otherwise it is only reported
 
 
 def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapping[str, Any]) -> Options:

@@ -1,7 +1,7 @@
-"""``ftsupervise run``: gate, attempt, ledger, and again, until the run is done, the job is, or the brake comes on.
+"""``ftsupervise run``: gate, attempt, ledger, and again, until the run has finished, the job ends, or the brake comes on.
 
-A restart here costs seconds, a way through the queue costs minutes to days. What is decided, and why, stands in
-``decide.py``; this module looks, asks and does.
+A restart here takes seconds, a way through the queue minutes to days. ``decide.py`` makes the decisions and gives the
+reasons; this module gathers the facts and acts.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Warm, WarmSettings
 
-# While a run trains, it looks after the cron that watches it, as that cron looks after the run.
+# A training run keeps the cron alive that watches it, as that cron watches the run.
 #
 # A shell of a megabyte beside the attempts types ``ftsupervise cron ensure --run RUN`` once a period, bounded: the supervisor
 # itself loads no settings, asks no scheduler and sends no mail. It ends with the supervisor, however that ends.
 
 ENV_EVERY = "FTSUPERVISE_KEEPER_SECONDS"
 _EVERY = 300
-# short sleeps: what is left of one when the shell is killed is gone in seconds
+# short sleeps: one that outlives the killed shell ends in seconds
 _LOOP = """every=$1; shift
 while :; do
   slept=0
@@ -84,7 +84,7 @@ class CronKeepalive:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        except OSError:  # no shell, no memory: the run is what counts
+        except OSError:  # no shell or no memory: the run goes on without it
             return
         shell.returncode = 0  # reaped with everything else that is ours
         self.pid = shell.pid
@@ -106,7 +106,7 @@ _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 def run(options: Options, env: Mapping[str, str]) -> int:
     """The exit code of the last attempt's command, 128+N for a signal; 0 when the gate is shut.
 
-    Raises CannotWrite, NotPermitted or NotFound before the command starts, nothing that a person can cause after.
+    Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
     ears = SignalQueue()
     try:
@@ -203,14 +203,14 @@ class Supervisor:
         return Outcome.NO_NODES if self._older_at_work() is None else Outcome.OLDER
 
     def _wait_for_the_older(self) -> Outcome:
-        """An attempt that may be at work is not told that it is over by one that cannot start."""
+        """Wait for an older attempt that may be running: an attempt that cannot start must not end it."""
         until, told, why = time.monotonic() + _OLDER, False, self.now.why
         while older := self._older_at_work():
             if not told:
                 told = True
-                tell(None, f"not started: {why}; attempt {older} may still be at work: waiting for its end")
+                tell(None, f"not started: {why}; attempt {older} may still be running; waiting for its end")
             if time.monotonic() >= until or not self._wait(_OLDER_LOOK):
-                tell(None, f"not started: {why}; nothing is claimed while attempt {older} may still be at work")
+                tell(None, f"not started: {why}; no attempt begins while attempt {older} may still be running")
                 self.now = self.now._replace(code=_NOT_NOW)
                 return Outcome.OVER
         return Outcome.DONE
@@ -219,7 +219,7 @@ class Supervisor:
         return fencing.at_work(self.to.options.rundir, self.to.nodes.job, self.to.allocation.lives, _now())
 
     def _leave_unstarted(self) -> Outcome:
-        """No fit nodes: an attempt that was none, so that the brake counts it. It shuts older ones out, as every claim does."""
+        """Without fit nodes, record an attempt that did not start, so that the brake counts it. Its claim ends older ones."""
         why = self.now.why
         self.now = self.now._replace(placement=Placement(self.to.options.command, self.to.nodes.names), code=_NOT_NOW)
         if self._claim() is Outcome.OVER:
@@ -229,7 +229,7 @@ class Supervisor:
         return Outcome.DONE
 
     def _replace(self) -> Outcome:
-        """Start again, on fit nodes; where there are none the next member takes over."""
+        """Choose fit nodes to restart on; where there are none the next member takes over."""
         found = self.to.nodes.next(self.now.ended, self.now.node_states)
         if not isinstance(found, str):
             self.now = self.now._replace(placement=found)
@@ -267,7 +267,7 @@ class Supervisor:
         return Outcome.DONE
 
     def _wait(self, seconds: float, *, log: bool = False) -> bool:
-        """Sit out a back-off; False when something came that ends it."""
+        """Wait for a back-off; False when a signal or a switch ended it."""
         going_on = sit_out(seconds, self.to.ears, self.to.options, self.now.log if log else None)
         self.now = self.now._replace(told=self.now.told or not going_on)
         return going_on
@@ -292,7 +292,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _counted(self, before: int) -> list[Attempt]:
-        """The ledger since the brake was last released. Without an end on record one was lost, unless it was told to go."""
+        """The ledger since the brake was last released. An attempt without an end was lost, unless it was asked to stop."""
         try:
             first = switches.counts_from(self.to.options.rundir)
             found = [one for one in read_ledger(self.to.options.rundir) if first <= one.number < before]
@@ -305,20 +305,20 @@ class Supervisor:
         ]
 
     def _why_not(self) -> str:
-        """Why nothing is to be started here again, whatever the failure was; "" if there is no such reason."""
+        """Why no restart is allowed here, whatever the failure was; "" if there is no such reason."""
         mine, ended = self.now.claim, self.now.ended
         if why := gate.another_place(self.to.options.rundir, mine.folder, self.to.options.launched):
             return why
         if newer := ended.newer or superseded(self.to.options.rundir, mine.number):
             return f"attempt {newer} has begun meanwhile: this one is over"
         if ended.told:
-            return f"told to stop ({signal_name(ended.told)})"
+            return f"asked to stop ({signal_name(ended.told)})"
         if ended.warned or ended.cause.kind in (CauseKind.WARNING, CauseKind.TIME_LIMIT):
-            return "the job was told that it ends soon: the next member takes over"
+            return "the job ends soon: the next member takes over"
         try:
             return gate.reason_not_to_start(self.to.options.rundir)
-        except Error as error:  # what cannot be seen stops nobody: the ledger decides
-            tell(None, f"cannot look at the gate: {error.message}")
+        except Error as error:  # an unreadable gate does not stop a restart: the ledger decides
+            tell(None, f"cannot check the gate: {error.message}")
             return ""
 
     def _say_verdict(self) -> None:
@@ -340,7 +340,7 @@ class Supervisor:
             self.to.nodes.update_exclusions(log)
 
     def _make_way(self) -> Outcome:
-        """The next member is to start now: it is kept away from as many bad nodes as others can stand in for."""
+        """Let the next member start now, with as many bad nodes excluded as can be replaced."""
         if not self.now.ended.told and self.now.ended.newer is None:
             self.to.nodes.update_exclusions(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
@@ -355,7 +355,7 @@ class Supervisor:
         return _OUTCOME[verdict.move]
 
     def _brake(self) -> Outcome:
-        """The mark first: it keeps members from starting even when they cannot be held."""
+        """Write the brake first: it keeps members from starting even when they cannot be held."""
         ended, verdict, fence, log = self.now.ended, self.now.verdict, self.now.fence, self.now.log
         on = switches.Brake(
             failure=verdict.failure or ended.cause.words(),
@@ -372,11 +372,11 @@ class Supervisor:
             return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
         held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)
         if problem:
-            tell(log, f"cannot hold the members that wait: {problem}")
+            tell(log, f"cannot hold the waiting members: {problem}")
         if held:
             tell(log, f"on hold: {', '.join(held)}")
             self.to.owed.write("the brake", partial(write, on._replace(held=held)), log)
-        tell(log, f"mend it, then: ftsupervise clear --brake {self.to.options.rundir.root}")
+        tell(log, f"fix the cause, then: ftsupervise clear --brake {self.to.options.rundir.root}")
         return Outcome.DONE
 
 

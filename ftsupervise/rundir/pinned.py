@@ -52,7 +52,7 @@ def another(rundir: RunDir, token: str) -> str:
 
 
 def hint(rundir: RunDir) -> str:
-    return f"look whose it is: ls -ld {rundir.root}; if you put it there yourself, launch again"
+    return f"check its owner: ls -ld {rundir.root}; if you put it there yourself, launch again"
 
 
 def refuse(rundir: RunDir, token: str) -> None:

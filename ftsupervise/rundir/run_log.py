@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host.modes import PAGE, as_page
-from ftsupervise.printable import printable
+from ftsupervise.printable import log_line, printable
 from ftsupervise.rundir.paths import WARNING, write_whole
 
 
@@ -17,7 +17,7 @@ def tell(log: Path | None, text: str) -> None:
     """One line, whatever is in ``text``: much of it is a job's, a health command's or Slurm's."""
     text = printable(text)
     try:
-        print(f"ftsupervise: {text}", file=sys.stderr, flush=True)
+        print(log_line(text), file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         pass
     if log is None:

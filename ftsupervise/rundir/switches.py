@@ -43,7 +43,7 @@ def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | N
     try:
         directory = os.open(rundir.switches, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        return SwitchState(name, Health.UNKNOWN, problem=f"cannot look into {rundir.switches}: {error.strerror}"), None
+        return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {rundir.switches}: {error.strerror}"), None
     try:
         if not files.among(directory, (name,)):
             return SwitchState(name, Health.OK), None
@@ -51,7 +51,7 @@ def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | N
     except FileNotFoundError:  # taken down while we looked
         return SwitchState(name, Health.OK), None
     except OSError as error:
-        return SwitchState(name, Health.UNKNOWN, problem=f"cannot look at {name}: {error.strerror}"), None
+        return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {name}: {error.strerror}"), None
     finally:
         os.close(directory)
 

@@ -47,7 +47,7 @@ def free_ports(count: int) -> int:
         first = random.randrange(10000, top)
         if all(_free(port) for port in range(first, first + count)):
             return first
-    raise Error(f"no {count} free ports in a row on this machine", hint="ss -ltn shows who listens")
+    raise Error(f"no {count} free ports in a row on this machine", hint="ss -ltn shows the listening processes")
 
 
 def _free(port: int) -> bool:

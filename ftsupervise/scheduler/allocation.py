@@ -86,7 +86,7 @@ _TELL = 2.0  # seconds for a command whose answer is not needed
 _ASK = 10.0  # seconds for one question
 _OF_THE_JOB = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT")
 # Every process that inherited the attempt's environment, in whatever session or group; not srun, which reports their end.
-KILL_MARKED = f"""mark=$1; for p in $({SHELL_MARKED}); do
+KILL_MARKED = f"""mark=${{1:?}}; for p in $({SHELL_MARKED}); do
 read -r c < /proc/$p/comm && [ "$c" != srun ] && kill -9 $p; done 2>/dev/null; true"""
 AGENTS = "ftsupervise-agents"  # the names of the steps that are ours and not the run's
 STANDBYS = "ftsupervise-standbys"

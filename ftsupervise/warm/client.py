@@ -1,9 +1,9 @@
 """``python -IS client.py PLACE SECONDS|cold -- COMMAND …``: started in place of COMMAND, as one rank; a standby's child works.
 
-It hands over all a process has from its parent, then passes signals on and leaves as the child leaves. Where there is no
+It hands over all that a process has from its parent, then passes signals on and exits as the child exits. Where there is no
 standby, or it refuses, COMMAND is started here, cold: some 20 ms have been lost. Between the two lies one byte: a child does
 nothing of COMMAND before this process has told it to go, and this process starts nothing after it has. A standby that is still
-importing is waited for, SECONDS at most: it is ahead of us, and all ranks importing beside it would hold each other up.
+importing is waited for, SECONDS at most: it is ahead of us, and ranks that import beside it would slow each other down.
 ``cold``: COMMAND is started here in any case, once the standby has made sure that nothing of an older attempt lives.
 
 Imports are counted here: this start is paid at each restart, by each rank. Nothing of ftsupervise, nothing pure Python
@@ -31,10 +31,10 @@ PROTOCOL = b"ftsupervise warm start 2\n"
 COLD = "cold"
 FDS_AT_ONCE = 200  # SCM_MAX_FD is 253
 _APPEAR = 2.0  # seconds for a standby that was just started to say that it is coming
-_AGAIN = 0.02  # seconds between two looks whether it is there
+_AGAIN = 0.02  # seconds between two checks for it
 _CONNECT = 2.0  # seconds for a standby to take the connection
 _HEARD = 8.0  # seconds for it to say that we fit, or, once nothing of an older attempt lives, that we do not (serve.py)
-_ANSWER = 20.0  # seconds from there to the child's readiness: what is left of an older attempt dies first (serve.py)
+_ANSWER = 20.0  # seconds from there to the child's readiness: processes of an older attempt die first (serve.py)
 _DIE = 5.0  # seconds a child gets to be gone after SIGKILL
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 _RIGHTS = ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Mems_allowed_list")  # of /proc/self/status
@@ -44,7 +44,7 @@ _UNCATCHABLE = (_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD)
 
 
 class StandbyRefused(Exception):
-    """The standby does not take us, and says why."""
+    """The standby refused this rank; the text says why."""
 
 
 def main() -> NoReturn:
@@ -61,7 +61,7 @@ def hand_over(place: str, patience: float, command: list[str], cold: bool = Fals
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     link = connect(place, node, patience)
     if peer(link)[1] != os.geteuid():
-        raise StandbyRefused("the standby is somebody else's")
+        raise StandbyRefused("the standby belongs to another user")
     fds = inherited(but=link.fileno())
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     payload = marshal.dumps({**myself(command, fds), COLD: cold})
@@ -101,13 +101,13 @@ def connect(place: str, node: str, patience: float) -> _socket.socket:
 
 
 def check(place: str) -> None:
-    """Nobody else may have put anything there. That it is not there yet is no harm. Raises StandbyRefused."""
+    """Check that no other account can write there; it need not exist yet. Raises StandbyRefused."""
     try:
         found = os.lstat(place)
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise StandbyRefused(f"{place} is somebody else's")
+        raise StandbyRefused(f"{place} belongs to another user")
 
 
 def is_coming(path: str, waited: float) -> bool:
@@ -139,7 +139,7 @@ def peer(link: _socket.socket) -> tuple[int, int, int]:
 
 
 def myself(command: list[str], fds: list[int]) -> dict[str, object]:
-    """All that COMMAND would have from us over an exec."""
+    """The state that COMMAND would inherit from us over an exec."""
     limits = {}
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
@@ -167,7 +167,7 @@ def myself(command: list[str], fds: list[int]) -> dict[str, object]:
 
 
 def held_to() -> dict[str, str]:
-    """What a process is held to and cannot change once it is forked: namespaces, rights, where its memory comes from."""
+    """The limits of a process that a fork cannot change: namespaces, rights, the NUMA nodes of its memory."""
     found = {name: _link(f"/proc/self/ns/{name}") for name in _NAMESPACES}
     status = dict(line.split(":\t", 1) for line in _read("/proc/self/status", 1 << 14).splitlines() if ":\t" in line)
     found |= {name: status.get(name, "") for name in _RIGHTS}
@@ -206,9 +206,9 @@ def inherited(but: int) -> list[int]:
 
 
 def start_cold(command: list[str], why: str) -> NoReturn:
-    """COMMAND itself, in this process, as if we had not been here."""
+    """Run COMMAND itself in this process, as if we had not been here."""
     if os.environ.get("SLURM_PROCID", "0") == "0":
-        _say(f"ftsupervise: started cold: {why}\n")
+        _say(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} ftsupervise: started cold: {why}\n")
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and that would be inherited
         _signal.signal(number, _signal.SIG_DFL)
     try:
@@ -219,7 +219,7 @@ def start_cold(command: list[str], why: str) -> NoReturn:
 
 
 def follow(link: _socket.socket, child: int) -> NoReturn:
-    """Tell the child to go; pass signals on; leave as it leaves."""
+    """Let the child start; pass signals on; exit as it exits."""
     heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     keep = {link.fileno(), child, heard, tell}
     _signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
@@ -231,7 +231,7 @@ def follow(link: _socket.socket, child: int) -> NoReturn:
                 continue
     try:
         link.sendall(b"go")
-    except OSError:  # it died between its word and ours; nothing of COMMAND has run, but who knows
+    except OSError:  # it died between its message and ours; COMMAND has probably not run, but that is not certain
         _leave_by(_signal.SIGKILL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     for name in os.listdir("/proc/self/fd"):  # a reader of our output waits for the child's end of it only

@@ -1,4 +1,4 @@
-"""May this standby become that rank? Whatever differs that an import may have seen, or that a fork cannot change, says no."""
+"""May this standby become that rank? No, if anything differs that an import may have read or a fork cannot change."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _OF_A_RANK = (
 )  # fmt: skip
 _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE",
                     b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
-# With these a thread pool has looked at the CPUs themselves, not only at their number.
+# With these a thread pool depends on the CPUs themselves, not only on their number.
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
 
 
 class Incompatible(Exception):
-    """This rank is to be started cold, and why."""
+    """This rank has to be started cold; the text says why."""
 
 
 class Judge:
-    """What the standby was when its modules were imported. ``env``: its environment before that."""
+    """The standby's state when its modules were imported. ``env``: its environment before that."""
 
     def __init__(self, cpus: int, env: Mapping[bytes, bytes]) -> None:
         self.cpus = cpus or len(os.sched_getaffinity(0))
@@ -40,7 +40,7 @@ class Judge:
     def fits(self, request: dict[str, Any]) -> None:
         """Raises Incompatible."""
         if self.of_a_rank:
-            raise Incompatible(f"what was imported changes {', '.join(self.of_a_rank[:5])}")
+            raise Incompatible(f"imported modules set variables of one rank: {', '.join(self.of_a_rank[:5])}")
         if request["python"] != sys.hexversion or os.fsdecode(request["executable"]) != sys.executable:
             raise Incompatible("another Python")
         if [os.fsdecode(word) for word in request["command"]] != sys.orig_argv:
@@ -62,7 +62,7 @@ class Judge:
             raise Incompatible("threads are to be pinned to other CPUs")
         shadow = self._shadow()
         if shadow:
-            raise Incompatible(f"{shadow} beside the program stands before a module of that name")
+            raise Incompatible(f"{shadow} beside the program shadows an imported module of that name")
 
     def folder(self, fd: int) -> None:
         """Raises Incompatible when ``fd`` is another working directory than the one relative paths were resolved in."""
@@ -71,7 +71,7 @@ class Judge:
             raise Incompatible("another working directory")
 
     def _shadow(self) -> str:
-        """A module of the program's own that an import here would have taken; it may have come since. ""."""
+        """A module beside the program that an import here would have used instead, maybe a new one; "" if there is none."""
         first = _first_on_path()
         if first is None:
             return ""
@@ -90,7 +90,7 @@ class Judge:
 
 
 def _first_on_path() -> str | None:
-    """What the interpreter will put before everything else; None for nothing. Raises Incompatible."""
+    """The folder that the interpreter will put first in ``sys.path``; None for none. Raises Incompatible."""
     if getattr(sys.flags, "safe_path", False):
         return None
     words = sys.orig_argv[1:]

@@ -1,9 +1,9 @@
-"""Warm start, the ring's side: when is a standby worth having, where does it run, and is it there when an attempt begins?
+"""Warm start, the supervisor's side: when to start a standby, on which nodes, and whether it is ready for an attempt.
 
     cold attempt -> its first step -> a standby on each node imports what rank 0 had imported -> the next attempt is handed
     to it, rank by rank, through ``warm/client.py``; what does not fit is started cold there
 
-Nothing waits for a standby, and nothing depends on one. Off where the command is not plainly Python's or memory is tight.
+Nothing depends on a standby. Warm start is off where the command is not plainly a Python program or memory is tight.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AUTO = "auto"
 _WORTH = 1.0  # seconds from a rank's start to its first line after the imports; below this a restart is not the imports
 _DOUBTS = 4
 _MEANWHILE = 10.0  # seconds that a standby may take besides its imports
-# One that ends takes no other with it.
+# The end of one standby does not end the others.
 _STEP = (f"--job-name={STANDBYS}", "--open-mode=append", "--no-kill", "--wait=0")
 _TRIES = 5  # standbys of one job
 _LEAVE_WITHIN = 2.0  # seconds
@@ -41,7 +41,7 @@ _PROGRAMS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class WarmSettings:
-    """What the settings say: nothing, what the run turns out to import, or the modules named here."""
+    """The setting: off, the modules that the run turns out to import, or the modules named here."""
 
     on: bool = False
     modules: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ def wanted(text: str) -> WarmSettings:
     names = tuple(text.split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f'"{name}" is no name of a module')
+            raise ValueError(f'"{name}" is not the name of a module')
     return WarmSettings(True, names)
 
 
@@ -75,43 +75,43 @@ class Warm:
         self._file: Path | None = None  # in the directory of the attempt that wrote it: no other one writes there
         self._attempt = 0
         self._dressed = False  # the attempt's command goes through ``client.py``
-        self._doubts = 0  # attempts that began so and took no step, one after the other
+        self._doubts = 0  # warm attempts in a row that made no step
         self._found: PythonCommand | None = None
         self._tries = 0
         self._pid: int | None = None  # of the standby, or of the srun that holds the standbys of all nodes
         self._step = ""  # of the standbys, where Slurm has started them
-        self._news = False  # the lookout has seen something to tend to
+        self._news = False  # the watcher of the run directory has news
         self._due = False  # it was the first step
         self._place: Path | None = None
         self._held = -1
         self._read = 0
         self._ready: dict[str, int] = {}  # node -> pid
-        self._without: set[str] = set()  # nodes where there will be none
-        self._nodes = 1  # on which there should be one
+        self._without: set[str] = set()  # nodes without warm start
+        self._nodes = 1  # nodes that should have one
         self._takes = 0.0  # seconds from a rank's start to its first line after the imports
         self._due_by = 0.0  # monotonic: a standby that is not ready then is not waited for
         if asked.on:
             found = parse(command)
             if isinstance(found, PythonCommand):
                 self._found = found
-            elif asked.modules:  # who did not name any did not ask for it either
+            elif asked.modules:  # without named modules it was not asked for explicitly
                 say(f"restarts will be cold: {found}")
 
     # ------------------------------------------------------------------------------------------- for one attempt
 
     def begin(self, attempt: int, env: dict[str, str]) -> None:
-        """An attempt begins in ``env``, which is told where its rank 0 is to write its imports down."""
-        self.listen()  # one that has died meanwhile is to be replaced
+        """Begin an attempt: ``env`` gets the path where its rank 0 lists its imports."""
+        self.listen()  # replace one that has died meanwhile
         self._attempt, self._due = attempt, False
         self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
-        if self._found:  # also beside a standby: it may refuse, and leave
+        if self._found:  # also beside a standby: it may refuse, and end
             self._file = self._rundir.attempt(attempt) / "imports.json"
             env[imports.ENV_IMPORTS] = str(self._file)
 
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """``command`` as it is to be started now: through ``client.py`` where a standby is ready, or soon will be."""
+        """``command``, or ``client.py`` with it where a standby is ready, or soon will be."""
         self.listen()
-        cold = bool(self._doubts % 2)  # is it the command itself, or the way it was started?
+        cold = bool(self._doubts % 2)  # does the command itself fail, or its warm start?
         patience = self._takes if self._comes() and not cold else 0.0
         found = parse(command) if self._found and self._place and (self._ready or patience) else None
         self._dressed = isinstance(found, PythonCommand) and not cold
@@ -128,8 +128,8 @@ class Warm:
         return (*command[: found.at], *proxy, *command[found.at :])
 
     def ended(self, *, stepped: bool) -> None:
-        """Did the attempt take a step? One that began warm and did not is followed by a cold one, whatever the reason was;
-        after two of them, each of whose followers did, no further one begins warm."""
+        """Record whether the attempt made a step. After a warm attempt without a step the next one starts cold. If that happens
+        twice and both cold starts succeed, warm start is switched off."""
         if self._dressed:
             self._doubts = 0 if stepped else self._doubts + 1
         elif self._doubts and stepped:
@@ -140,14 +140,14 @@ class Warm:
                 self._found = None
 
     def _comes(self) -> bool:
-        """Is a standby still importing somewhere? It has begun before a rank that starts now, and is waited for no longer
-        than the rank's own imports take."""
+        """Is a standby still importing on any node? It began before a rank that starts now, so the rank waits for it, but no
+        longer than its own imports would take."""
         settled = len(self._ready.keys() | self._without)
         return self._pid is not None and settled < self._nodes and time.monotonic() < self._due_by
 
     def noticed(self) -> bool:
-        """Is there anything to tend to: a first step (rank 0 has written its imports down), or what a standby has said?
-        Asked from the lookout's thread: it may hang with the run directory."""
+        """Is there news: a first step (rank 0 has listed its imports), or a message of a standby?
+        Called by the thread that watches the run directory: it may hang with it."""
         self._news = self._news or self._look()
         return self._news
 
@@ -163,18 +163,18 @@ class Warm:
         if seen is None or seen.attempt != self._attempt:
             return False
         takes = seen.seconds
-        if self._dressed and takes < _WORTH:  # a fork of the standby that has died since: it imported nothing itself
+        if self._dressed and takes < _WORTH:  # from a fork of a standby that has died since: it imported nothing itself
             self._file = None
             return False
         self._takes = takes
         if not self._asked.modules and self._takes < _WORTH:
-            self._found = None  # it is there in no time as it is
+            self._found = None  # its imports are fast anyway
             return False
         self._due = True
         return True
 
     def tend(self) -> None:
-        """Start a standby when it is time for one; read what it says. Costs nothing where nothing was noticed."""
+        """Start a standby when it is due; read its messages. Costs nothing without news."""
         if not self._news:
             return
         self._news = False
@@ -198,7 +198,7 @@ class Warm:
             return
         self._read = said.tell()
         self._without.clear()
-        self._due_by = time.monotonic() + _MEANWHILE + 3 * self._takes  # the ranks are at work beside it
+        self._due_by = time.monotonic() + _MEANWHILE + 3 * self._takes  # the ranks train beside it
         orders = {"place": str(self._place), "imports": str(self._file), "modules": list(self._asked.modules)}
         words = [found.python, "-IS", str(_PROGRAMS / "start.py"), json.dumps(orders), str(found.flags), "--"]
         words += found.words
@@ -231,7 +231,7 @@ class Warm:
         self._pid = child.pid
 
     def listen(self) -> None:
-        """Read what the standbys have said; see whether they are still there."""
+        """Read the standbys' messages; check whether they still run."""
         if self._place is None or self._pid is None:
             return
         try:
@@ -263,7 +263,7 @@ class Warm:
             self._say(f"no warm start on {node}: {facts['no']}")
         elif facts.get("ready"):
             self._ready[node] = int(str(facts["pid"]))
-            if self._found is not None and self._found.srun:  # else it is the step that we ourselves run in
+            if self._found is not None and self._found.srun:  # otherwise it is our own step
                 self._step = str(facts.get("step", ""))
             if len(self._ready) == self._nodes:
                 self._say("a standby is ready on all nodes: restarts are warm")
@@ -271,7 +271,7 @@ class Warm:
             self._say(f"the standby leaves out {'; '.join(f'{name}: {why}' for name, why in skipped.items())}")
 
     def not_ours(self, pids: list[int]) -> list[int]:
-        """``pids`` below the ring without the standby; the ranks below a standby that serves are the attempt's own."""
+        """``pids`` below the supervisor without the standby; ranks below a serving standby belong to the attempt."""
         if self._pid is None:
             return pids
         serves = self._found is not None and not self._found.srun and self._pid in self._ready.values()
@@ -289,12 +289,10 @@ class Warm:
         return processes.children().get(self._pid, []) if self._pid in self._ready.values() else []
 
     def stop(self) -> None:
-        """End it, bounded; what it served is over."""
+        """End the standbys, bounded; their ranks have ended."""
         pid, self._pid = self._pid, None
         if pid is not None:
-            if self._step and _lives(
-                pid
-            ):  # srun itself would kill them, and what they have made on their nodes would stay there
+            if self._step and _lives(pid):  # srun itself would kill them before they remove their files
                 self._allocation.tell_step(self._step)
                 _wait_for(pid, _LEAVE_WITHIN)
             processes.send([pid], signal.SIGTERM)
@@ -307,7 +305,7 @@ class Warm:
 
 
 def _make_place() -> tuple[Path, int]:
-    """A folder for nobody else, by a name nobody can guess, that can stand on every node; held, so that nobody sweeps it.
+    """A private folder with an unguessable name for every node, locked so that it is not removed as a leftover.
     Raises OSError."""
     shared = shm_dir.SHARED_MEMORY
     top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"

@@ -1,4 +1,4 @@
-"""Is a command plainly Python's, perhaps through srun? Pure. Only then can a standby stand in for its start."""
+"""Is a command plainly a Python program, perhaps through srun? Pure. Only then can a standby replace its start."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from ftsupervise.scheduler.parse import is_srun
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # of srun's short options those that take no word of their own
+_SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # srun's short options without a value
 _SRUN_LONG_FLAGS = (
     *("contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "interactive", "kill-on-bad-exit"),
     *("label", "nice", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe", "preserve-env", "quiet"),
     *("reboot", "send-libs", "spread-job", "unbuffered", "use-min-nodes", "verbose", "wait-all-nodes", "whole"),
 )
 _NEVER = ("--multi-prog", "--pty", "--het-group", "--chdir", "--export", "--container", "--no-container", "--propagate")
-_FLAGS = frozenset("bBdOPqRsuv")  # of python, those a standby can be started with
+_FLAGS = frozenset("bBdOPqRsuv")  # Python's options that a standby can be started with
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PythonCommand:
 
 
 def parse(command: Sequence[str]) -> PythonCommand | str:
-    """The command, or why a standby cannot stand in for it."""
+    """The parsed command, or the reason why no standby can replace its start."""
     if not command:
         return "there is no command"
     srun = is_srun(command)
@@ -51,7 +51,7 @@ def parse(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _after_srun(command: Sequence[str]) -> int | str:
-    """Where what srun runs begins."""
+    """The index at which the command of srun begins."""
     at = 1
     while at < len(command):
         word = command[at]
@@ -69,7 +69,7 @@ def _after_srun(command: Sequence[str]) -> int | str:
 
 
 def _flags(words: tuple[str, ...]) -> int | str:
-    """How many words after ``words[0]`` are the interpreter's own."""
+    """The number of words after ``words[0]`` that are the interpreter's options."""
     at = 1
     while at < len(words):
         word = words[at]

@@ -1,7 +1,7 @@
-"""From a fork of the standby to a fresh process of one rank: all that a process gets from its parent, and all that an
-interpreter sets up once at its start, is set again.
+"""Turn a fork of the standby into a fresh process of one rank: set again all that a process inherits from its parent, and
+all that an interpreter sets up at its start.
 
-What cannot be set again: the seed of ``hash()`` for text (all ranks of a node have the standby's, unless PYTHONHASHSEED
+Two things cannot be set again: the seed of ``hash()`` for text (all ranks of a node have the standby's, unless PYTHONHASHSEED
 is set), and warnings that a module gives when it is imported (they were given to the standby's log).
 """
 
@@ -28,12 +28,12 @@ _kept: list[object] = []  # lives as long as the process
 
 
 class Cannot(Exception):
-    """This fork cannot become that rank; the rank is to be started cold."""
+    """This fork cannot become that rank; the rank has to be started cold."""
 
 
 def become(request: Mapping[str, Any], parent: int, imported: Mapping[bytes, bytes | None]) -> None:
-    """Take over everything in ``request`` but descriptors and signals. ``imported``: environment variables as what was
-    imported has set them; None: removed. Raises Cannot, OSError, ValueError."""
+    """Take over everything in ``request`` but descriptors and signals. ``imported``: environment variables as the imported
+    modules have set them; None: removed. Raises Cannot, OSError, ValueError."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -61,7 +61,7 @@ def become(request: Mapping[str, Any], parent: int, imported: Mapping[bytes, byt
 
 
 def hear(request: Mapping[str, Any], ours: Iterable[int]) -> None:
-    """Signals as a fresh interpreter has them. Last: from here on a signal meets this rank."""
+    """Set signals as a fresh interpreter has them. Call it last: from here on signals reach this rank."""
     for number in ours:
         signal.signal(number, signal.SIG_DFL)
     for number in request["ignored"]:
@@ -98,12 +98,12 @@ def _set_oom(wanted: str) -> None:
             if wanted and file.read().strip() != wanted:
                 file.seek(0)
                 file.write(wanted)
-    except OSError:  # lower needs a privilege: then it is killed a little earlier than the others, that is all
+    except OSError:  # lowering needs a privilege: without it the OOM killer only prefers this rank a little
         return
 
 
 def _name_it(request: Mapping[str, Any]) -> None:
-    """``ps``, ``/proc/PID/environ`` and what greps it (the ring's own SIGKILL for lost ranks) see the rank, not the standby."""
+    """Let ``ps`` and ``/proc/PID/environ`` (by which we kill lost ranks) show the rank, not the standby."""
     command: list[bytes] = request["command"]
     libc.prctl(_PR_SET_NAME, os.path.basename(os.fsencode(sys.executable or command[0]))[:15], 0, 0, 0)
     words = b"\0".join(command) + b"\0"
@@ -122,7 +122,7 @@ def _name_it(request: Mapping[str, Any]) -> None:
 
 
 def _fresh_standard_files() -> None:
-    """sys.stdin, stdout and stderr as the interpreter makes them, in the same objects: modules may hold them already."""
+    """Renew sys.stdin, stdout and stderr in the same objects, which modules may hold already."""
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         try:
@@ -145,7 +145,7 @@ def _fresh_standard_files() -> None:
 
 
 def _fresh_seeds() -> None:
-    """What drew its start value when it was imported draws another one, as each process would have."""
+    """Reseed modules that drew a seed at their import, as each process would have."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

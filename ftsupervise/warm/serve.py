@@ -1,5 +1,5 @@
-"""The standby at work: one request in, one child out, one exit status back. It waits for nobody: each connection has its own
-buffer and its own bound, and what somebody else's process says is not even read.
+"""A serving standby: for each request it forks one child and returns its exit status. It never blocks: each connection has its
+own buffer and bound, and connections of other accounts are not read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ftsupervise.warm.session import Caller, whole
 _LARGEST = 64 << 20  # bytes of a request
 _MOST_FDS = 4096
 _READ_WITHIN = 5.0  # seconds from the connection to the whole request
-_GO_WITHIN = 10.0  # seconds a child waits to be told to go
-_CLEAR_WITHIN = 15.0  # seconds that what is left of an older attempt gets to die of SIGKILL; less than client.py waits
-_REFUSE_WITHIN = 5.0  # the same, before one that does not fit is told so; less than client.py waits for that
-_LOOK = 5.0  # milliseconds between two looks whether it has
+_GO_WITHIN = 10.0  # seconds a child waits for the start message
+_CLEAR_WITHIN = 15.0  # seconds for processes of an older attempt to die of SIGKILL; less than client.py waits
+_REFUSE_WITHIN = 5.0  # the same, before a rank that does not fit is refused; less than client.py waits for that
+_LOOK = 5.0  # milliseconds between two checks of that
 _AGAIN = 0.2  # seconds between two SIGKILLs for it
-_LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for what the ranks left running
+_LEFTOVERS = 5.0  # seconds between SIGTERM and SIGKILL for processes that the ranks left running
 _DEAF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 
 
 class Serving:
-    """Listens at PLACE/NODE.sock. ``fresh(attempt)`` says what has changed on disk since it was imported. ``coming``: the
+    """Listens at PLACE/NODE.sock. ``fresh(attempt)`` names a module that changed on disk since its import. ``coming``: the
     descriptor whose lock has said until now that this process is on its way."""
 
     def __init__(
@@ -53,13 +53,13 @@ class Serving:
         self.callers: dict[int, Caller] = {}
         self.newest = 0  # attempt of which a rank was asked for
         self.leaving = False
-        self.stale = ""  # what has changed on disk: it leaves, and a new one reads it anew
-        self.kill_at: float | None = None  # monotonic: SIGKILL for what the ranks of an ended attempt left
+        self.stale = ""  # the module that has changed on disk: this standby ends, and a new one imports it again
+        self.kill_at: float | None = None  # monotonic: SIGKILL for processes left by an ended attempt
         self.kill_again = 0.0  # monotonic: not sooner
         self.poll = select.poll()
 
     def serve(self) -> None:
-        """Comes back in a child that is to go on as a rank."""
+        """Serve. Returns only in a child that continues as a rank."""
         self._listen()
         self.tell({"ready": True})
         while True:
@@ -81,7 +81,7 @@ class Serving:
         rank_setup.libc.prctl(_PR_SET_NAME, processes.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         if shm_dir.own(str(self.place)) is None or not shm_dir.ours_alone(str(self.place)):
-            self.tell({"no": f"cannot make {self.place}, or it is somebody else's"})
+            self.tell({"no": f"cannot make {self.place}, or another user owns it"})
             os._exit(1)
         self.name = self.place / f"{node}.sock"
         self.name.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ class Serving:
         self.listener.bind(str(self.name))
         self.name.chmod(0o600)
         self.listener.listen(1024)
-        self.name.with_suffix(".coming").unlink(missing_ok=True)  # whoever waits for it finds the socket
+        self.name.with_suffix(".coming").unlink(missing_ok=True)  # waiting clients now find the socket
         if self.coming is not None:
             os.close(self.coming)
         self.heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -129,13 +129,13 @@ class Serving:
         os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:
-        if signal.SIGTERM in numbers:  # the job is being ended: ranks that save are not hurried by us
+        if signal.SIGTERM in numbers:  # the job is ending: ranks may be saving, so we do not end them
             self.leaving = True
             self.name.unlink(missing_ok=True)
         self._reap()
 
     def _reap(self) -> None:
-        """Tell each end to who waits for it."""
+        """Report each ended rank to its client."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -177,7 +177,7 @@ class Serving:
     def _on_caller(self, caller: Caller, event: int) -> None:
         """Read on, or act on its end."""
         if caller.pid:
-            if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # who waited for the rank was killed
+            if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # the rank's client was killed
                 self._end(caller)
             return
         try:
@@ -203,7 +203,7 @@ class Serving:
             self._judge(caller, request)
 
     def _judge(self, caller: Caller, request: dict[str, Any]) -> None:
-        """Ask for the descriptors of a rank that fits. One that does not is told so once nothing of an older attempt lives."""
+        """Ask for the descriptors of a rank that fits. Another one is refused once no process of an older attempt lives."""
         caller.request = request
         if caller.attempt < self.newest:
             self._refuse(caller, "a newer attempt has begun")
@@ -234,14 +234,14 @@ class Serving:
                 continue
 
     def _hear_no_more(self, caller: Caller) -> None:
-        """Its end is told again and again, whatever else is asked for."""
+        """Send the rank's end repeatedly, whatever else is asked."""
         try:
             self.poll.unregister(caller.link)
         except KeyError:
             return
 
     def _fork_for_those_who_wait(self) -> bool:
-        """True in a child that is to go on as a rank."""
+        """True in a child that continues as a rank."""
         for caller in [one for one in self.callers.values() if one.whole and not one.pid]:
             if caller.attempt < self.newest:
                 self._refuse(caller, "a newer attempt has begun")
@@ -281,14 +281,13 @@ class Serving:
         self._drop(caller)
 
     def _way_is_clear(self, caller: Caller) -> bool:
-        """Nothing of an older attempt is alive when a newer one begins, what is dying and still holds its memory neither.
-        What is alive is killed."""
+        """Is no process of an older attempt alive or still dying (and holding its memory)? Live ones are killed."""
         if any(one.pid and one.attempt == caller.attempt for one in self.callers.values()):
             return True
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # what is left of a rank becomes our child
+        except ChildProcessError:  # orphans of a rank become our children
             self.kill_at = None
             return True
         if (now := time.monotonic()) >= self.kill_again:
@@ -299,7 +298,7 @@ class Serving:
     # ------------------------------------------------------------------------------------------------------- the child
 
     def _go_on_as(self, caller: Caller, request: dict[str, Any], parent: int) -> None:
-        """In the child: become the rank, say so, wait for the word. Comes back only then."""
+        """In the child: become the rank, report it, wait for the start message. Returns only then."""
         link = caller.link
         try:
             signal.set_wakeup_fd(self.old_wakeup)
@@ -327,7 +326,7 @@ class Serving:
             os._exit(1)
 
     def _forget_numbers(self) -> None:
-        """In the child these descriptors are closed: nothing may close their numbers again."""
+        """Forget these descriptors in the child, which has closed them: their numbers may be reused."""
         self.listener.detach()
         for caller in self.callers.values():
             caller.link.detach()
@@ -336,7 +335,7 @@ class Serving:
     # ---------------------------------------------------------------------------------------------------- below us
 
     def _below(self) -> list[int]:
-        """All that lives below this process."""
+        """All live descendants of this process."""
         tree: dict[int, list[int]] = {}
         for name in os.listdir("/proc"):
             if not name.isdigit():

@@ -1,4 +1,4 @@
-"""One who asks a standby for a rank: what has been heard of it so far."""
+"""A client's session with a standby: the request received so far."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Caller:
     data: bytearray = field(default_factory=bytearray)
     request: dict[str, Any] | None = None
     fds: list[int] = field(default_factory=list)
-    whole: bool = False  # it has sent all, and is forked for when nothing of an older attempt lives
-    refused: str = ""  # or is told this then: it is started cold, and is to meet nothing of an older one either
+    whole: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
+    refused: str = ""  # or it gets this refusal then: its cold start must not meet an older attempt either
     pid: int = 0
 
     @property
@@ -41,7 +41,7 @@ def attempt_of(request: dict[str, Any] | None) -> int:
 
 
 def whole(data: bytearray) -> dict[str, Any] | None:
-    """The request when all of it is there. Raises nothing: what is no request is dropped at its bound."""
+    """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
     head = len(proxy.PROTOCOL)
     if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
         return None

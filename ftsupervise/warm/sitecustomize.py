@@ -12,7 +12,7 @@ SEEN = 42  # exit code: this file is found, with this interpreter, these flags a
 
 
 def _step_aside() -> None:
-    """Take this folder out of the way, and let the site's own sitecustomize have its turn, if there is one."""
+    """Remove this folder from the path, and run the site's own sitecustomize, if there is one."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
     sys.modules.pop("sitecustomize", None)

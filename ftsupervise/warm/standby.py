@@ -1,4 +1,4 @@
-"""The process that waits to become the next attempt: it has imported what the ranks import, and forks one for each.
+"""The standby waits to become the next attempt: it has imported the ranks' modules, and forks one child for each rank.
 
 It runs nothing of the user's program, so it is as clean after a hundred attempts as before the first. What an import may
 leave behind that a fork does not carry over (threads, open devices and sockets, processes, an initialised GPU) is looked
@@ -25,7 +25,7 @@ from ftsupervise.warm.serve import Serving
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
 _LOOK_WITHIN = 2.0  # seconds; less than client.py waits for an answer
-_THREAD_ENDS = 0.5  # seconds for one that was told to end, as pools do before a fork
+_THREAD_ENDS = 0.5  # seconds for a thread that was asked to end, as pools do before a fork
 _EXITING = 0x4  # PF_EXITING of the kernel
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
@@ -38,7 +38,7 @@ def stand_by(orders: str) -> None:
     _forget(told)
     coming = told.pop("coming", None)
     if coming is not None:
-        os.set_inheritable(coming, False)  # beginning anew gives the lock up: who waits has waited long enough
+        os.set_inheritable(coming, False)  # a new start gives up the lock: clients have waited long enough
     learned = json.loads(ownership.read_trusted(told["imports"])) if told.get("imports") else {}
     here = Standby(told, learned)
     if here.tight():
@@ -49,7 +49,7 @@ def stand_by(orders: str) -> None:
 
 
 def _forget(told: dict[str, Any]) -> None:
-    """The environment is that of the ranks from here on: modules read it when they are imported."""
+    """Set the environment of the ranks: modules read it when they are imported."""
     del os.environ[ENV]
     if told.get("pythonpath") is None:
         os.environ.pop("PYTHONPATH", None)
@@ -72,7 +72,7 @@ class Standby:
         self._looked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
 
     def tell(self, facts: dict[str, Any]) -> None:
-        """One line for the ring, on standard output."""
+        """Send one line to the supervisor, on standard output."""
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}" if "SLURM_STEP_ID" in os.environ else ""
         line = json.dumps({"node": node, "pid": os.getpid(), "step": step, **facts}) + "\n"
@@ -82,7 +82,7 @@ class Standby:
             return
 
     def tight(self) -> bool:
-        """Is memory tight here, the host's or the job's? What cannot be seen counts as enough: an error costs one process."""
+        """Is memory tight here, the host's or the job's? Unknown counts as enough: an error costs one process."""
         try:
             rooms = HostMemory().rooms()
         except (OSError, ValueError):
@@ -92,9 +92,9 @@ class Standby:
     # ----------------------------------------------------------------------------------------------------- importing
 
     def load(self) -> None:
-        """Import; begin anew without the modules that leave something behind. Ends the process when that does not end."""
+        """Import the modules; start again without those that leave something behind. Ends the process if that never works."""
         everywhere = os.sched_getaffinity(0)
-        if 0 < self.cpus < len(everywhere):  # thread pools take their size from what they see now
+        if 0 < self.cpus < len(everywhere):  # thread pools take their size from the CPUs at this moment
             os.sched_setaffinity(0, sorted(everywhere)[: self.cpus])
         started = time.monotonic()
         before = _traces()
@@ -130,8 +130,8 @@ class Standby:
             try:
                 with warnings.catch_warnings():
                     importlib.import_module(name)
-            except Exception as problem:  # the rank will meet it too, or not: it is not ours to judge
-                if self.told.get("modules"):  # but who has named it wants to know
+            except Exception as problem:  # the rank may fail on it too: that is not for the standby to decide
+                if self.told.get("modules"):  # but a person who named it is notified
                     self.missing[name] = f"cannot be imported here: {problem}"[:200]
         left = _left(before) or _bad_fork()
         return {last or "the interpreter's start": left} if left else {}
@@ -147,8 +147,8 @@ class Standby:
         os.execvp(words[0], words)
 
     def fresh(self, attempt: bytes) -> str:
-        """What has changed on disk since it was imported; "". Looked at once for all ranks of an attempt (b"": unknown), for so
-        long as ranks can wait."""
+        """The module that changed on disk since its import, or "". Checked once for all ranks of an attempt (b"": unknown),
+        for as long as ranks can wait."""
         if attempt and attempt == self._looked:
             return ""
         until = time.monotonic() + _LOOK_WITHIN
@@ -162,7 +162,7 @@ class Standby:
 
 
 def _traces() -> set[str]:
-    """What a fork would not carry over, as it is now: a rank has the descriptors of a fresh process, and no others."""
+    """The resources that a fork would not carry over: a rank has the descriptors of a fresh process, and no others."""
     found = {f"process {pid}" for pid in _children()}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -173,7 +173,7 @@ def _traces() -> set[str]:
 
 
 def _left(before: set[str]) -> str:
-    """In words: what is there now that was not; "" if nothing."""
+    """The new resources since the last snapshot, in words; "" if none."""
     new = sorted(_traces() - before)
     if new:
         return f"opened or started {', '.join(new)[:200]}"
@@ -230,7 +230,7 @@ def _children() -> list[str]:
 
 
 def _stamps() -> dict[str, int]:
-    """What to look at to see that something was installed or edited since: the folders that packages are installed in, and
+    """The paths that change when a package is installed or edited: the folders that packages are installed in, and
     the file of each module but Python's own. About 1 µs each: torch has 800."""
     folders = {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
     installed = tuple(f"{folder}/" for folder in folders)

@@ -1,7 +1,7 @@
 """``python -IS start.py ORDERS FLAGS -- COMMAND …``: COMMAND's interpreter as a standby, once it is sure that it stops at the
-hook. As long as it is on its way it holds a lock on PLACE/NODE.coming, so that ranks that start now know to wait for it.
+hook. Until it serves it holds a lock on PLACE/NODE.coming, so that ranks that start now wait for it.
 
-A Python that does not read PYTHONPATH, or has no ``site``, would run the user's program here. So it is asked first, with the
+A Python that does not read PYTHONPATH, or has no ``site``, would run the user's program here. So it is tested first, with the
 same flags and the same environment and nothing to run.
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def announce(place: str, node: str) -> int | None:
-    """A descriptor that stays open over an exec, its file locked; None where there is no place for it: nobody waits then."""
+    """A descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not wait then."""
     try:
         os.makedirs(place, 0o700, exist_ok=True)
         there = os.lstat(place)
@@ -62,7 +62,7 @@ def announce(place: str, node: str) -> int | None:
 
 
 def hold(place: str) -> None:
-    """Until this process ends, over an exec too, nobody sweeps the place (``ranks/shm_dir.py``). Raises OSError."""
+    """Lock the directory against removal until this process ends, over an exec too (``ranks/shm_dir.py``). Raises OSError."""
     fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.set_inheritable(fd, True)

@@ -136,7 +136,7 @@ def test_a_guard_that_cannot_read_the_switches_trains_on_and_says_so(capfd: pyte
             os._exit(int(max(guard.step(n) for n in range(20))))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         err = capfd.readouterr().err
-        assert err.count("cannot look at the switches") == 1
+        assert err.count("cannot read the switches") == 1
     finally:
         shutil.rmtree(top)
 

@@ -139,7 +139,7 @@ def test_what_never_found_space_stands_in_the_jobs_output(runs: Runs, disk: Path
     fail_on_a_full_disk(runs, disk, until, "--space-wait", "1")
     assert runs.one is not None
     assert runs.one.wait(60) == 5
-    assert "never written, for want of space: the end of attempt 1 (exit 5; left: no restart in place" in runs.said()
+    assert "not written for lack of space: the end of attempt 1 (exit 5; left: no restart in place" in runs.said()
 
 
 def test_a_job_told_to_leave_does_not_wait_long_for_space(runs: Runs, disk: Path, until: Until) -> None:
@@ -147,7 +147,7 @@ def test_a_job_told_to_leave_does_not_wait_long_for_space(runs: Runs, disk: Path
     assert runs.one is not None
     runs.one.send_signal(signal.SIGTERM)
     assert runs.one.wait(30) == 5
-    assert "never written" in runs.said()
+    assert "not written for lack of space" in runs.said()
 
 
 def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(
@@ -178,4 +178,4 @@ def test_a_member_that_waits_for_space_leaves_when_it_is_told_to(runs: Runs, dis
         min(block.iterdir(), key=lambda one: one.stat().st_size).rename(runs.rundir.switches / KILL)
     assert one.wait(30) == 0
     assert "trained" not in runs.said()
-    assert ("told to leave" if by == "SIGTERM" else "the kill switch is up") in runs.said()
+    assert ("asked to stop" if by == "SIGTERM" else "the kill switch is up") in runs.said()

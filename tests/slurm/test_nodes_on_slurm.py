@@ -222,7 +222,7 @@ def test_the_jobs_that_wait_are_told_at_once_and_a_controller_that_is_down_is_no
     assert set(one.waiting().values()) == {"node-[0,2]"}
     assert "2 waiting job(s): nothing to change" in one.type("nodes", "apply")
     one.sandbox.controller("stop")
-    assert "the jobs that wait do not know yet" in one.type("nodes", "clear", "node-2")
+    assert "the waiting jobs are not updated yet" in one.type("nodes", "clear", "node-2")
     one.type("nodes", "apply", code=69)
     one.sandbox.controller("start")
     one.type("nodes", "apply")

@@ -235,7 +235,7 @@ def test_the_hints_of_a_launch_name_the_output_that_the_settings_name(launched: 
 def test_a_chain_with_no_receiver_says_so(tmp_path: Path) -> None:
     env = {"FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "HOME": str(tmp_path)}
     (tmp_path / "ftsupervise.yaml").write_text(SETTINGS.partition("alerts:")[0])
-    words = "alerts.receivers is empty: nobody is told when tr11 stops"
+    words = "alerts.receivers is empty: nobody is notified when tr11 stops"
     assert words in typed(tmp_path, env, "config", "check").stderr
     assert words in typed(tmp_path, env, "launch", "--dry-run").stderr
     try:

@@ -127,7 +127,7 @@ def test_a_watch_that_goes_on_says_what_stays_as_it_was_once(tmp_path: Path, unt
             until(lambda: max(path.stat().st_mtime_ns for path in beat.glob("*")) > before, "another tick")  # noqa: B023
         until(lambda: "bad: is-running" in log.read_text(), "what is wrong to be said")
         assert log.read_text().count("bad: is-running: no job of this run") == 1, log.read_text()
-        assert log.read_text().count("alerts.receivers is empty: nobody is told when quiet stops") == 1
+        assert log.read_text().count("alerts.receivers is empty: nobody is notified when quiet stops") == 1
         rundir.finished.write_text("{}")
         until(lambda: re.search(r"quiet: ok \(\d+ checks\)", log.read_text()), "what has changed to be said")
     finally:

@@ -162,7 +162,7 @@ def test_the_warning_file_stops_ranks_that_hear_no_signal(rundir: RunDir, make: 
 
 
 @pytest.mark.parametrize(
-    ("number", "cause"), [(signal.SIGUSR1, "warning signal"), (signal.SIGTERM, "told to stop (SIGTERM)")]
+    ("number", "cause"), [(signal.SIGUSR1, "warning signal"), (signal.SIGTERM, "asked to stop (SIGTERM)")]
 )
 def test_a_signal_is_answered_at_the_very_next_step(rundir: RunDir, make: Make, number: int, cause: str) -> None:
     guard = make(poll=3600)
@@ -195,7 +195,7 @@ def test_a_handler_installed_over_ours_is_told_and_left_alone(
     guard.close()
     try:
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-        assert "something else handles SIGUSR1" in capsys.readouterr().err
+        assert "another handler was installed for SIGUSR1" in capsys.readouterr().err
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         del theirs
@@ -215,7 +215,7 @@ def test_in_a_thread_the_guard_says_that_it_is_deaf_and_obeys_switches(
     thread.start()
     thread.join()
     assert said[0].stop
-    assert "does not hear signals" in capsys.readouterr().err
+    assert "cannot receive signals" in capsys.readouterr().err
 
 
 def test_time_is_up_after_run_for_and_before_the_deadline(

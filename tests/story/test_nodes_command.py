@@ -74,7 +74,7 @@ def troubled(rundir: RunDir, *nodes: str, kind: str = "health", **ago: float) ->
 
 
 def test_it_lists_who_is_avoided_first_and_why(type_it: Type, rundir: RunDir) -> None:
-    assert "no node has a past that counts" in type_it("nodes")
+    assert "no node has incidents that count" in type_it("nodes")
     troubled(rundir, "node-1", "node-2", minutes=1)
     troubled(rundir, "node-3", kind="killed", hours=2)
     said = type_it("nodes").splitlines()
@@ -103,7 +103,7 @@ def test_exclude_trust_and_clear_by_hand(type_it: Type, rundir: RunDir) -> None:
         "node-8": "trusted",
     }
     type_it("nodes", "clear", "node-[1,7-8]")
-    assert "no node has a past that counts" in type_it("nodes")
+    assert "no node has incidents that count" in type_it("nodes")
     (rundir.nodes / "exclude" / "node-9").touch()
     assert "node-9   0.00  excluded since " in type_it("nodes")
 
@@ -111,14 +111,14 @@ def test_exclude_trust_and_clear_by_hand(type_it: Type, rundir: RunDir) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("../../etc/passwd", "is no name of a node"),
-        ("node-1;rm", "is no name of a node"),
+        ("../../etc/passwd", "is not the name of a node"),
+        ("node-1;rm", "is not the name of a node"),
         ("node-[1-", "not a host list"),
         ("node-[1-300000]", "has too many nodes"),
         ("node-[1-20000]", "20000 nodes at once"),
-        ("", "is no name of a node"),
+        ("", "is not the name of a node"),
         ("\x1b[31m", "not a host list"),
-        ("n" * 300, "is no name of a node"),
+        ("n" * 300, "is not the name of a node"),
         ("-x", "no such option"),
     ],
 )
@@ -147,7 +147,7 @@ def test_runs_that_share_a_directory_learn_from_each_other(type_it: Type, rundir
     said = type_it("nodes", "clear", "node-[4-5]")
     assert "still excluded" in said and "clear --shared node-5" in said
     type_it("nodes", "clear", "--shared", "node-5")
-    assert "no node has a past that counts" in type_it("nodes")
+    assert "no node has incidents that count" in type_it("nodes")
 
 
 def test_what_one_run_sees_another_knows(rundir: RunDir, tmp_path: Path) -> None:

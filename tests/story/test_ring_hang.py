@@ -71,7 +71,7 @@ def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_it
     assert first.then.startswith("restarted in place")
     assert (second.words, second.first_step) == ("finished", 71)
     assert "-> 1 " in evidence(rundir, "hang.txt")
-    assert "it is stopped, and answers when it goes on" in evidence(rundir, "rank-1.txt")
+    assert "the process is stopped; it answers when it continues" in evidence(rundir, "rank-1.txt")
     assert re.search(r"in all_reduce$", evidence(rundir, "rank-0.txt"), re.M), "where the other one waits"
     assert "State:\tT (stopped)" in evidence(rundir, "rank-1.txt")
 
@@ -99,7 +99,7 @@ def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Run, 
 def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: Run, rundir: RunDir, until: Until) -> None:
     run("--hang-unknown", "3", "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
     log = rundir.attempt(1) / "run.log"
-    until(lambda: log.exists() and "it is left alone" in log.read_text(), "the line in the log")
+    until(lambda: log.exists() and "the hung command is left running" in log.read_text(), "the line in the log")
     assert (rundir.attempt(1) / "evidence" / "hang.txt").exists()
     ranks = {beat.rank: beat.pid for beat in read_beats(rundir)}
     assert Path(f"/proc/{ranks[1]}").exists()

@@ -123,7 +123,8 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
         ears.close()
     said = log.read_text()
     assert (
-        said.count("no word from the agents on node-0, node-1: their ranks are followed through the run directory") == 1
+        said.count("no answer from the agents on node-0, node-1: their ranks are followed through the run directory")
+        == 1
     )
     assert agents.pulses.deaths() == []
 

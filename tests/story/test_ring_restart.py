@@ -210,7 +210,7 @@ def test_a_kill_switch_ends_a_loop_that_hangs(run: Run, rundir: RunDir, until: U
     (rundir.switches / "kill-switch").write_text("stop it")
     one.wait(60)
     (attempt,) = ledger(rundir)
-    assert attempt.words == "kill switch: it did not leave within 0.5 s"
+    assert attempt.words == "kill switch: the command did not stop within 0.5 s"
     assert attempt.sign == ""
 
 
@@ -260,7 +260,7 @@ def test_three_members_that_leave_with_0_and_have_done_nothing_put_on_the_brake(
     on = read_brake(rundir)
     assert on is not None
     assert on.words().startswith(
-        "exit 0, 3 times in a row without a step or a new checkpoint (attempt 3): a run that is done"
+        "exit 0, 3 times in a row without a step or a new checkpoint (attempt 3): a finished run has"
     )
     fourth = run("--", "true")
     assert fourth.wait(60) == 0

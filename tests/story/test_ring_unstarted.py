@@ -109,7 +109,7 @@ def test_a_member_that_cannot_start_claims_nothing_while_an_older_attempt_is_at_
     one = member()
     assert one.stdout is not None
     for line in one.stdout:
-        if "attempt 1 may still be at work: waiting for its end" in line:
+        if "attempt 1 may still be running; waiting for its end" in line:
             break
     assert [a.number for a in ledger(rundir)] == [1]
     assert (rundir.staging / "0001").is_dir()

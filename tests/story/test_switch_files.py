@@ -89,7 +89,7 @@ def test_a_directory_that_cannot_be_looked_at_is_unknown_never_down(tmp_path: Pa
     state = read_switch(RunDir(tmp_path / "nowhere"), KILL)
     assert state.health is Health.UNKNOWN
     assert not state.up
-    assert "cannot look" in state.problem
+    assert "cannot read" in state.problem
 
 
 @pytest.mark.parametrize(

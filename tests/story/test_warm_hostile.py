@@ -29,7 +29,7 @@ SAYS = "import json, os, sys; print(len(os.environ.get('FTSUPERVISE_BIG', '')), 
 def why_cold(one: Standby, *words: str, **how: Any) -> str:
     done = one.run(*words, **how)
     assert done.returncode == 0, done.stderr
-    return done.stderr.removeprefix("ftsupervise: started cold: ").strip()
+    return done.stderr.partition(" ftsupervise: started cold: ")[2].strip()
 
 
 def test_what_differs_where_an_import_may_have_seen_it_is_started_cold(
@@ -108,7 +108,7 @@ def test_a_module_beside_the_program_goes_before_one_that_was_imported(
     script(tmp_path, "", "json.py")
     done = one.run()
     assert done.stdout.strip() == str(tmp_path / "json.py")
-    assert f"{tmp_path}/json.py beside the program stands before a module of that name" in done.stderr
+    assert f"{tmp_path}/json.py beside the program shadows an imported module of that name" in done.stderr
 
 
 def test_a_directory_is_a_program_whose_modules_go_first_and_an_archive_is_left_alone(
@@ -142,7 +142,10 @@ def test_what_an_import_does_to_the_environment_is_done_to_the_rank_too(
     assert why_cold(one, env={**one.env, "GIVEN": "given, changed"}) == "another environment: GIVEN"
     (own / "sets.py").write_text("import os; os.environ['LOCAL_RANK'] = '0'")
     told = script(tmp_path, "import sets")
-    assert why_cold(standby(told, modules=("sets",), PYTHONPATH=str(own))) == "what was imported changes LOCAL_RANK"
+    assert (
+        why_cold(standby(told, modules=("sets",), PYTHONPATH=str(own)))
+        == "imported modules set variables of one rank: LOCAL_RANK"
+    )
 
 
 def test_what_was_edited_or_installed_since_is_imported_anew(
@@ -310,7 +313,7 @@ def test_a_place_that_somebody_else_made_keeps_nobody_waiting(tmp_path: Path) ->
     assert done.stdout == "ran\n" and "no standby here" in done.stderr
     place.chmod(0o777)
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "ran\n" and f"{place} is somebody else's" in done.stderr
+    assert done.stdout == "ran\n" and f"{place} belongs to another user" in done.stderr
 
 
 def test_a_standby_that_does_not_answer_costs_a_bounded_time(standby: Callable[..., Standby], tmp_path: Path) -> None:

@@ -72,5 +72,5 @@ def test_the_guard_says_once_that_nobody_watches_any_more(
         for step in range(1, 6):
             guard.step(step)
     said = capsys.readouterr().err
-    assert said.count("the watch on login2 has not looked since") == 1
+    assert said.count("the watch on login2 has not checked since") == 1
     assert os.listdir(rundir.beats)

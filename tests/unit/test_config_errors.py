@@ -117,8 +117,8 @@ def test_other_sbatch_options_pass(option: str) -> None:
         ("ntasks_per_node: 8", "for sbatch's --ntasks-per-node use launch.tasks_per_node instead"),
         ("job_name: x", "for sbatch's --job-name use name instead"),
         ("dependency: afterany:1", "use ftsupervise launch --after JOBID instead"),
-        ("mail_type: END", "ftsupervise sends the messages itself: name who is told in alerts.receivers"),
-        ("mail-user: ada@example.org", "name who is told in alerts.receivers, such as - email:"),
+        ("mail_type: END", "ftsupervise sends the messages itself: name its receivers in alerts.receivers"),
+        ("mail-user: ada@example.org", "name its receivers in alerts.receivers, such as - email:"),
         ("comment: x", "write nothing: ftsupervise finds its jobs by it"),
     ],
 )
@@ -150,7 +150,7 @@ def test_rules_may_name_what_is_found_beside_the_watchdogs() -> None:
 
 def test_the_same_at_the_top_of_the_file() -> None:
     (sentence,) = said("name: x\nlaunch: {command: a}\nmail_user: ada@example.org\n")
-    assert "name who is told in alerts.receivers" in sentence
+    assert "name its receivers in alerts.receivers" in sentence
     for line, meant in (("queue: gpu", "launch.partition"), ("walltime: 2h", "launch.time")):
         (sentence,) = said(f"name: x\nlaunch: {{command: a}}\n{line}\n")
         assert sentence.endswith(f"did you mean {meant!r}?")

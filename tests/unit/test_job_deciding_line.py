@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, ended
+from ftsupervise.printable import log_line
 from ftsupervise.run.cause import failure
 from ftsupervise.run.exit_analysis import Output, plain, root_error
 from ftsupervise.watch.tour import events
@@ -29,7 +30,7 @@ STACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <modu
         (127, None, "bash: line 2: trian.py: command not found\n", "bash: line 2: trian.py: command not found"),
         (-6, None, "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL\n", "terminate called after"),
         (3, None, "step 41\nstep 42\n", "step 42"),
-        (3, None, "ftsupervise: attempt 1 of x\nsrun: error: n0: task 0: Exited with exit code 3\n\n", "no output"),
+        (3, None, log_line("a") + "\nftsupervise: b\nsrun: error: n0: task 0: Exited with exit code 3\n\n", "no output"),
         (1, None, "Traceback (most recent call last):\n0: Traceback (most recent call last):\nsrun: error: x\n", ""),
         (1, None, 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n', ""),
         (-9, None, "step 41\n", ""),

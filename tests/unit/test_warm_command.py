@@ -47,5 +47,5 @@ def test_the_setting() -> None:
     assert wanted("auto") == WarmSettings(True)
     assert wanted("torch,numpy.random") == WarmSettings(True, ("torch", "numpy.random"))
     for wrong in ("", "torch,", "a b", "os;x"):
-        with pytest.raises(ValueError, match="no name of a module"):
+        with pytest.raises(ValueError, match="not the name of a module"):
             wanted(wrong)

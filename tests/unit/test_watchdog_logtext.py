@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftsupervise.printable import log_line
 from ftsupervise.watch.watchdogs.joblog import last_step, lines, numbers, whole
 from ftsupervise.watch.watchdogs.loss import judge
 
@@ -27,6 +28,7 @@ from ftsupervise.watch.watchdogs.loss import judge
         (b"no newline at the end, step 3", 3),
         (b"footstep 5, stepping, loss 2.0", None),
         (b"ftsupervise: asked at step 99", None),
+        (b"2026-11-22T01:02:03Z ftsupervise: asked at step 99", None),
         (b"", None),
     ],
 )
@@ -36,6 +38,7 @@ def test_the_usual_forms_of_a_step(line: bytes, step: int | None) -> None:
 
 def test_our_own_lines_are_no_sign_of_life() -> None:
     assert list(lines(b"ftsupervise: attempt 3\r\n\x1b[0m\n  \n")) == []
+    assert list(lines(log_line("attempt 3, after step 9").encode())) == []
 
 
 @pytest.mark.parametrize(

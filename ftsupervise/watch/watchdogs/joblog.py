@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.job_output import starred
+from ftsupervise.printable import OUR_TIME
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LINE = 4096
-OURS = "ftsupervise"  # our own lines begin with this: they are no sign of life of the run
+_OURS = re.compile(OUR_TIME + "ftsupervise")  # begins our own lines: they are no sign of life of the run
 
 # "step 12", "step: 12/100", "global_step=12", "iteration     12/  500", "[iter 12]", "'step': 12"
 STEP = re.compile(
@@ -43,7 +44,7 @@ def lines(data: bytes) -> Iterator[str]:
     """The readable text of ``data``, line by line; a carriage return ends one too. Our own lines are left out."""
     for raw in re.split(rb"[\r\n]+", data):
         text = _UNSEEN.sub("", _ANSI.sub("", raw[:_LINE].decode("utf-8", "replace"))).strip()
-        if text and not text.startswith(OURS):
+        if text and not _OURS.match(text):
             yield text
 
 
