@@ -45,4 +45,4 @@ def test_a_broken_file_is_named_once_and_is_to_be_mended(tmp_path: Path) -> None
     told = (tmp_path / "messages.txt").read_text()
     assert "bad one: bad one" not in done.stdout + done.stderr + told
     assert "the settings of bad one cannot be read: the file is empty" in told
-    assert "ftsupervise config check 'bad one'" in told and "mend the file" in told
+    assert "ftsupervise config check 'bad one'" in told and "fix the file" in told

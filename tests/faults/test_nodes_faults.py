@@ -40,7 +40,7 @@ def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(hung_moun
         env=env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
-    assert done.stderr.count("does not answer: nothing new is known from other runs of nodes") == 1
+    assert done.stderr.count("does not answer: nothing new is known of nodes from other runs") == 1
     assert len(ledger(rundir)) == 2
     assert time.monotonic() - began < 45
 
