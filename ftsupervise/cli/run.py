@@ -88,11 +88,16 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
     from pathlib import Path
 
     from ftsupervise.config.find_run import find_run
+    from ftsupervise.errors import NotFound
     from ftsupervise.run import supervisor
     from ftsupervise.run.settings import options_of
     from ftsupervise.rundir.paths import ENV_RUN, RunDir
 
-    rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
+    try:
+        rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
+    except NotFound as error:  # what is named after the options is the command
+        error.hint = "name its directory: ftsupervise run --run-dir runs/NAME -- COMMAND"
+        raise
     name = name or os.environ.get(ENV_RUN) or rundir.root.name
     sys.exit(supervisor.run(options_of(rundir, command, name, values), os.environ))
 

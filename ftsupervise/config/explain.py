@@ -192,6 +192,9 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
     close = _close(path, here)
     if close:
         return f"{text}; did you mean {close[0]!r}?"
+    longer = [name for name in here if name.startswith(key)] if len(key) > 2 else []
+    if len(longer) == 1:  # launch: {gpu: 8}
+        return f"{text}; did you mean {longer[0]!r}?"
     elsewhere = known.homes(key)
     if elsewhere:
         return f"{text}; it is known as " + " and ".join(dotted(home) for home in elsewhere[:3])

@@ -330,3 +330,10 @@ def test_notify_says_for_programs_what_each_receiver_did(tmp_path: Path) -> None
     assert told["command"]["taken"] is False and told["command"]["why"]
     seen = json.loads(typed(tmp_path, env, "notify", "preview", "--json").stdout)["messages"]
     assert len(seen) > 2 and all(one["title"] and one["text"] for one in seen)
+
+
+def test_run_without_a_run_says_which_option_names_one(tmp_path: Path) -> None:
+    """Its arguments are the command: the other commands' "name the run" leads nowhere."""
+    done = typed(tmp_path, {"HOME": str(tmp_path), "FTSUPERVISE_RUN_DIR": ""}, "run", "--", "true")
+    assert done.returncode == 66
+    assert "ftsupervise run --run-dir runs/NAME -- COMMAND" in done.stderr

@@ -66,6 +66,7 @@ def launch(line: str) -> str:
         ('output: "a\\nb"', "11: launch.output: a line break or tab; this setting is one line"),
         ("template: x/${NO_SUCH}", "13: launch.template: ${NO_SUCH} is not set in the environment; export NO_SUCH"),
         ("template: $HOME/x", "13: launch.template: $HOME is not filled in; write ${HOME}, or $$HOME for these char"),
+        ("gpu: 8", "3: launch: unknown key 'gpu'; did you mean 'gpus_per_node'?"),
         ("tmplate: x", "3: launch: unknown key 'tmplate'; did you mean 'template'?"),
         ("spare-nodes: 1", "3: launch: unknown key 'spare-nodes'; did you mean 'spare_nodes'?"),
         ("open_mode: append", "3: launch: unknown key 'open_mode'; ftsupervise always appends: leave it out"),
