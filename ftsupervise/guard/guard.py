@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from math import inf
 from pathlib import Path
-from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from types import TracebackType
 
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.heartbeat import Heart, whole
+from ftsupervise.guard.pace import NOW, Pace
 from ftsupervise.guard.settings import Voice
 from ftsupervise.guard.stop_reasons import Decision, Signals, StopReasons, as_vote, from_vote
 from ftsupervise.host.modes import FOLDER, make_folder
@@ -28,10 +27,6 @@ from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import SAVE, Identity, clear_answered
 
 _CONTINUE = Decision.CONTINUE
-_NOW = float("-inf")
-_SLOW_LOOK = 0.05  # seconds; slower ones are spread so that they take no more than this share of the loop's time:
-_LOOK_SHARE = 0.02
-_LONGEST_POLL = 60.0
 WATCH_EVERY = 60.0  # seconds between two checks of the watches
 _monotonic = time.monotonic
 
@@ -70,17 +65,15 @@ class Guard:
     ) -> None:
         limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
-        self._poll = limits.poll
+        self._pace = Pace(limits.poll)
         self._agree, self._agree_every = agree, max(1, agree_every)
         self._shared = agree is not None  # decisions are shared, so rank 0 alone checks the shared directory
-        self._due = _NOW  # monotonic time of the next check
-        self._next = _NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
+        self._next = NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
         self._first = True
         self._want = _CONTINUE  # this rank's own decision
         self._stop: Decision | None = None  # decided: every later step repeats it
         self._to_clear: Identity | None = None
         self._watch_due = _monotonic() + WATCH_EVERY
-        self._slow_until = _NOW  # a slow check before this is not the first one
         self._voice = Voice(place.rank, place.world)
         self._signals = Signals(signals, self._wake)
         self._lookout = StopReasons(place, limits, self._signals, self._voice)
@@ -120,7 +113,7 @@ class Guard:
         Take it last before the collective, so that what happened during the step is answered at its end.
         """
         self._shared = True
-        if _monotonic() >= self._due:
+        if _monotonic() >= self._pace.due:
             self._look()
         return as_vote(self._want)
 
@@ -270,7 +263,7 @@ class Guard:
             self._first = False
             self._heart.first(step)
         if agreed is None:
-            if _monotonic() >= self._due:
+            if _monotonic() >= self._pace.due:
                 self._look()
             if self._agree is not None:
                 if step % self._agree_every:
@@ -324,36 +317,24 @@ class Guard:
 
     def _wake(self) -> None:
         """Check at the next step. Called by signal handlers."""
-        self._due = self._next = _NOW
+        self._pace.due = self._next = NOW
 
     def _look(self) -> None:
         """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""
-        now, end, before = _monotonic(), self._lookout.end, getrusage(RUSAGE_THREAD)
-        self._set_due(min(now + self._poll, end) if end > now else now + self._poll)
+        end = self._lookout.end
+        now = self._pace.begin(end)
+        self._set_next()
         try:
             self._want = self._reasons(now)
         except Exception as error:  # law 7: our failure never stops the training
             self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
-        if (took := _monotonic() - now) > _SLOW_LOOK and (spent := min(took, self._own_time(before))) > _SLOW_LOOK:
-            if now < self._slow_until:
-                due = now + max(self._poll, min(spent / _LOOK_SHARE, _LONGEST_POLL))
-                self._set_due(min(due, end) if end > now else due)
-            # one alone, as when a server is away for a moment, puts no other off
-            self._slow_until = now + 2 * _LONGEST_POLL
+        self._pace.done(end)
+        self._set_next()
         if self._signals.got and not self._want.stop:  # it came during the check
             self._wake()
 
-    @staticmethod
-    def _own_time(before: struct_rusage) -> float:
-        """Seconds that we ourselves have taken since then: all of them where we have waited for something, but not those in
-        which this thread had no turn on a busy machine."""
-        here = getrusage(RUSAGE_THREAD)
-        waited = here.ru_nvcsw > before.ru_nvcsw
-        return inf if waited else here.ru_utime + here.ru_stime - before.ru_utime - before.ru_stime
-
-    def _set_due(self, due: float) -> None:
-        self._due = due
-        self._next = _NOW if self._agree is not None else due
+    def _set_next(self) -> None:
+        self._next = NOW if self._agree is not None else self._pace.due
 
     def _reasons(self, now: float) -> Decision:
         if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats

@@ -13,12 +13,13 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ftsupervise import Guard
 from ftsupervise.guard import stop_reasons
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import SAVE, Brake, look_at_switch, write_brake
+from ftsupervise.rundir.switches import SAVE, Brake, clear_answered, look_at_switch, write_brake
 
 HERE = Path(sys.argv[1])
 RUN = RunDir(os.environ["FTSUPERVISE_RUN_DIR"])
@@ -54,8 +55,12 @@ def old() -> None:
             if there and random.random() < 0.3:
                 guard.remove(random.choice(there))
             if after:
-                guard._to_clear = look_at_switch(RUN, SAVE)[1]
-                guard.saved(step)
+                guard.saved(
+                    step
+                )  # takes down what step() has answered; and once more, whatever it has answered before:
+                if raised := look_at_switch(RUN, SAVE)[1]:
+                    with suppress(OSError):
+                        clear_answered(RUN, SAVE, raised, AREA)
                 guard.finished(step)
                 write_brake(RUN, Brake("exit 1", "made up", 3, 1), AREA)
         except OSError:  # two of us at the same checkpoint; or sealed

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ftsupervise import Decision, Guard
-
-Looks = Callable[..., Guard]
+from ftsupervise.guard.pace import NOW, Pace
+from ftsupervise.guard.stop_reasons import StopReasons
 
 
 def waits(seconds: float) -> None:
@@ -25,62 +24,66 @@ def works(seconds: float) -> None:
         pass
 
 
-@pytest.fixture
-def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
-    """A guard each of whose looks takes 0.1 s, or those that ``takes`` says."""
-    made: list[Guard] = []
-    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
-    (tmp_path / "switches").mkdir()
-
-    def make(how: Callable[[float], None] = waits, takes: Sequence[float] = (), **limits: Any) -> Guard:
-        made.append(guard := Guard(poll=0, **limits))
-        look, rest = guard._lookout.reasons, list(takes)
-
-        def reasons(*words: Any, **more: Any) -> Decision:
-            if seconds := rest.pop(0) if rest else 0.1:
-                how(seconds)
-            return look(*words, **more)
-
-        monkeypatch.setattr(guard._lookout, "reasons", reasons)
-        return guard
-
-    yield make
-    for guard in made:
-        guard.close()
+def look(pace: Pace, seconds: float, how: Callable[[float], None] = waits, end: float = NOW) -> None:
+    """A look that takes so long."""
+    pace.begin(end)
+    if seconds:
+        how(seconds)
+    pace.done(end)
 
 
 @pytest.mark.parametrize("how", [waits, works])
-def test_one_slow_look_puts_no_other_off_and_two_do(slow: Looks, how: Callable[[float], None]) -> None:
-    guard = slow(how)
-    guard.step(1)
-    assert guard._due <= time.monotonic(), "poll is 0"
-    guard.step(2)
-    assert guard._due > time.monotonic() + 2, "2 % of the time at most: 5 s"
+def test_one_slow_look_puts_no_other_off_and_two_do(how: Callable[[float], None]) -> None:
+    pace = Pace(0.0)
+    look(pace, 0.1, how)
+    assert pace.due <= time.monotonic(), "poll is 0"
+    look(pace, 0.1, how)
+    assert pace.due > time.monotonic() + 2, "2 % of the time at most: 5 s"
 
 
-def test_slow_looks_with_quick_ones_between_are_spread_too(slow: Looks) -> None:
+def test_slow_looks_with_quick_ones_between_are_spread_too() -> None:
     """The beat, which is every second look, is what takes long."""
-    guard = slow(takes=(0.1, 0, 0, 0.1))
-    for step in range(1, 5):
-        assert guard._due <= time.monotonic()
-        guard.step(step)
-    assert guard._due > time.monotonic() + 2
+    pace = Pace(0.0)
+    for seconds in (0.1, 0, 0, 0.1):
+        assert pace.due <= time.monotonic()
+        look(pace, seconds)
+    assert pace.due > time.monotonic() + 2
 
 
-def test_a_look_without_a_turn_is_not_slow(slow: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = slow(takes=(0, 0, 0))
-    monkeypatch.setattr(guard._heart, "beat", lambda _: False)  # it may wait for the disk
+def test_a_look_without_a_turn_is_not_slow() -> None:
     clock = count(0.0, 5.0)
-    monkeypatch.setattr("ftsupervise.guard.guard._monotonic", lambda: next(clock))
+    pace = Pace(0.0, clock=lambda: next(clock))
     for _ in range(3):
-        guard._look()
-        assert guard._due <= next(clock)
-    assert guard._slow_until == float("-inf")
+        look(pace, 0)
+        assert pace.due <= next(clock)
+    look(pace, 0.1)
+    assert pace.due <= next(clock), "this was the first slow one"
 
 
-def test_a_slow_look_puts_none_off_beyond_the_deadline(slow: Looks) -> None:
-    guard = slow(run_for=1.5)
-    for step in (1, 2):
-        assert not guard.step(step).stop or time.monotonic() > guard._lookout.end
-    time.sleep(max(0.0, guard._lookout.end - time.monotonic()))
-    assert guard.step(3).cause == "run time reached"
+def test_a_slow_look_puts_none_off_beyond_the_deadline() -> None:
+    pace, end = Pace(0.0), time.monotonic() + 1.5
+    for _ in range(2):
+        look(pace, 0.1, end=end)
+    assert pace.due == end
+
+
+def test_the_guard_looks_rarely_where_its_looks_are_slow_and_stops_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def slow(self: StopReasons, now: float, **more: bool) -> Decision:
+        looks.append(now)
+        time.sleep(0.1)
+        return reasons(self, now, **more)
+
+    reasons = StopReasons.reasons
+    monkeypatch.setattr(StopReasons, "reasons", slow)
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
+    (tmp_path / "switches").mkdir()
+    began = time.monotonic()
+    with Guard(poll=0, run_for=1.5) as guard:
+        while not (decision := guard.step(len(looks))).stop:
+            time.sleep(0.01)
+    assert decision.cause == "run time reached"
+    assert looks[2] >= began + 1.5, "after two slow looks the next one is that at the deadline"
