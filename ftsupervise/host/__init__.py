@@ -1,1 +1,1 @@
-"""This machine: whose a file is, how files are made and read safely, how an interpreter of ours is started."""
+"""This machine: file ownership, safe creation and reading of files, processes, and the start of our interpreters."""

@@ -1,4 +1,4 @@
-"""Run a command and be back in time, whatever the command does.
+"""Run a command and return in time, whatever the command does.
 
 ``subprocess.run(timeout=…)`` kills the child at the bound and then waits for it again, this time for ever: a child in
 uninterruptible sleep (a hung mount, a stuck device) keeps its caller. Here the child has its own session, its output
@@ -18,14 +18,14 @@ from typing import IO
 from ftsupervise.host import haste
 from ftsupervise.host.processes import end_group
 
-_AT_LEAST = 1.0  # seconds that a command is given even then
+_AT_LEAST = 1.0  # least seconds for a command
 
 _OUTPUT_LIMIT = 64_000_000  # bytes of stdout kept: a queue of 100,000 jobs is 20 MB
 
 
 @dataclass(frozen=True)
 class CompletedCommand:
-    """What a command left. ``code`` is None when it was ended at the bound; negative for a signal."""
+    """The result of a command. ``code`` is None when it was ended at the bound; negative for a signal."""
 
     argv: tuple[str, ...]
     code: int | None
@@ -100,7 +100,7 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, i
         child.wait(0.5)
         return None, None
     except subprocess.TimeoutExpired:
-        child.returncode = -signal.SIGKILL  # so that nobody, not even its destructor, waits for it again
+        child.returncode = -signal.SIGKILL  # so that not even its destructor waits for it again
         return None, child.pid
 
 

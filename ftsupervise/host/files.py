@@ -1,7 +1,7 @@
-"""Files made and read so that nothing another account laid in their place can hold us, be followed or be overwritten.
+"""Create and read files so that nothing another account put in their place can block us, be followed or be overwritten.
 
-A FIFO is not waited for, a symbolic link is not followed, a folder or a device is refused, and a temporary file has a name
-that nobody can guess and is made by us alone (O_EXCL). Standard library only: the guard uses this in the training loop.
+A FIFO is not waited for, a symbolic link is not followed, a folder or a device is refused, and a temporary file has an
+unguessable name and is created exclusively (O_EXCL). Standard library only: the guard uses this in the training loop.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def create_temporary(
 def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
     """A descriptor to append to the regular file ``path``, made if it is not there. Never waits for a FIFO.
 
-    Raises OSError: ELOOP for a symbolic link, EINVAL for what is no regular file, EPERM for one that belongs to another account
-    or has a second name, which may be any file of ours.
+    Raises OSError: ELOOP for a symbolic link, EINVAL for another kind of file, EPERM for a file of another account or with a
+    second hard link, which may be any file of ours.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, mode)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+        if error.errno == errno.ENXIO:  # a FIFO without a reader
             raise OSError(errno.EINVAL, "not a regular file", os.fspath(path)) from None
         raise
     found = os.fstat(fd)
@@ -95,7 +95,7 @@ def read_bounded(path: str | os.PathLike[str], limit: int, *, follow: bool = Fal
 
 
 def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
-    """What is left to read of ``fd``. Raises OSError, EFBIG when that is more than ``limit`` bytes."""
+    """The rest of ``fd``. Raises OSError, EFBIG when that is more than ``limit`` bytes."""
     parts, left = [], limit + 1
     while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
         parts.append(part)

@@ -1,8 +1,8 @@
-"""When a person waits for this very command: until when whatever it asks must have answered.
+"""The deadline of a typed command: every question it asks must be answered before.
 
-Apart from ``bounded.py``, which obeys it, because a command that is typed in a hurry must not import that.
+It is apart from ``bounded.py``, which obeys it, because a fast command must not import that.
 """
 
 from __future__ import annotations
 
-until: float | None = None  # monotonic seconds; None: nobody waits, and each thing has its own bound
+until: float | None = None  # monotonic seconds; None: no person waits, and each question has its own bound

@@ -1,8 +1,8 @@
-"""The one way to start a Python of ours: a command line on which no other account has a say.
+"""The one way to start a Python of ours: a command line that no other account can influence.
 
 Every ``python -m ftsupervise …`` that is put into a job script, a crontab line or a child process is built here, so that none
-runs what somebody laid into the current directory (see ``ftsupervise/start.py``). The environment is left alone: the training
-command below it keeps its PYTHONPATH and finds its own modules as ever.
+runs a stranger's module in the current directory (see ``ftsupervise/start.py``). The environment is left alone: the training
+command below it keeps its PYTHONPATH and finds its own modules as before.
 """
 
 from __future__ import annotations

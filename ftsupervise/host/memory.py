@@ -23,7 +23,7 @@ class _Level(NamedTuple):
 
 
 class HostMemory:
-    """The fullest of what we are held to. Raises OSError at construction when /proc cannot be read."""
+    """The fullest of the limits on this process. Raises OSError at construction when /proc cannot be read."""
 
     def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> None:
         self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -190,7 +190,7 @@ def _files(proc: str, mount: Path) -> list[Path]:
         for _ in range(_JOB_LEVELS):
             if folder == base or base not in folder.parents:
                 break
-            if "/job_" in str(folder):  # what died in a cgroup above the job's own may be somebody else's
+            if "/job_" in str(folder):  # a process killed in a cgroup above the job's own may belong to another user
                 found.append(folder / name)
             folder = folder.parent
     return found

@@ -1,9 +1,9 @@
-"""What of a run directory its group may write, and whose pages are believed there.
+"""The parts of a run directory that its group may write, and the accounts whose pages are trusted there.
 
 By itself the group may write ``switches/`` and nothing else, whatever the umask says. ``share:`` in the settings adds to that.
 The mode of a folder is the record: ``launch`` gives a shared folder group-write and set-group-ID (2775), all others 0755, all
-files 0644. Only a folder's owner can change its mode, so it tells whom its owner trusts. It needs no settings to be read.
-Standard library only: the job ring and the guard use this.
+files 0644. Only a folder's owner can change its mode, so it shows whom its owner trusts. No settings are needed to read it.
+Standard library only: the supervisor and the guard use this.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SCRIPT = 0o755
 
 
 def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[int] = ()) -> str:
-    """Why whoever owns ``page``, which lies in ``folder``, is not believed there, as a clause; "" when they are.
+    """Why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
 
-    Believed are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
+    Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
     them; nobody in a folder that everybody may write.
     """
     from ftsupervise.host.ownership import group_name, shown_user
@@ -100,7 +100,7 @@ def claim_folder(folder: Path, mode: int | None = None) -> None:
     folder.mkdir(mode=FOLDER)  # never more than that, not for a moment
     try:
         set_mode(folder, wanted)
-    except (FileNotFoundError, NotADirectoryError):  # ours, and moved on by somebody who was quick
+    except (FileNotFoundError, NotADirectoryError):  # ours, and already renamed by another process
         return
     except OSError:  # a file system without modes
         if wanted != FOLDER:

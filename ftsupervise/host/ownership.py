@@ -1,10 +1,10 @@
-"""Whose is it, and who may change it? One rule for all that is read and believed.
+"""The owner of a file, and the accounts that may change it: one rule for every file that is read and trusted.
 
-A file is believed when its owner is this account, root, or an account named in the settings, and when no stranger may write it:
+A file is trusted when its owner is this account, root, or an account named in the settings, and when no stranger may write it:
 not everybody, and not a group, unless the settings share it with that group or nobody else is in it. The file is judged by its
-open descriptor, so that it cannot be exchanged between the look and the reading.
+open descriptor, so that it cannot be exchanged between the check and the reading.
 
-What may be changed by others is not an error of this account: the sentence says whose it is and what to type.
+A file that others may change is not an error of this account: the message names its owner and the command to type.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LIMIT = 4_000_000  # bytes read of a file that is believed
 
 
 class NotTrusted(NotPermitted):
-    """Somebody else owns the file or may write it, so nothing in it is believed and nothing of it is run."""
+    """Another account owns the file or may write it, so nothing in it is trusted and nothing of it is run."""
 
 
 def distrust(
@@ -87,9 +87,9 @@ def distrust(
     accounts: Collection[int] = (),
     group: int | None = None,
 ) -> str:
-    """Why the file or folder ``path`` (``found`` is its stat) is not believed, as a clause; "" when it is.
+    """Why the file or folder ``path`` (``found`` is its stat) is not trusted, as a clause; "" when it is.
 
-    ``accounts``: user ids that are believed besides this account and root. ``group``: a group id whose members may write it,
+    ``accounts``: user ids that are trusted besides this account and root. ``group``: a group id whose members may write it,
     because the settings share it with them.
     """
     if found.st_uid not in (os.geteuid(), 0, *accounts):
@@ -104,7 +104,7 @@ def distrust(
 
 
 def remedy(found: os.stat_result, path: str | os.PathLike[str]) -> str:
-    """What its reader can type: take the write bits away where the file is theirs, else look whose it is."""
+    """The command for its reader: take the write bits away from an own file, else check its owner."""
     word = shlex.quote(os.fspath(path))
     return f"chmod go-w {word}" if found.st_uid == os.geteuid() else f"ls -ld {word}"
 
@@ -119,7 +119,7 @@ def require(
     """Raises NotTrusted, with what to type, unless ``distrust`` has nothing to say."""
     reason = distrust(found, path, accounts=accounts, group=group)
     if reason:
-        raise NotTrusted(f"{reason}, so nothing in it is believed", hint=remedy(found, path))
+        raise NotTrusted(f"{reason}, so nothing in it is trusted", hint=remedy(found, path))
 
 
 def read_trusted(
@@ -130,7 +130,7 @@ def read_trusted(
     group: int | None = None,
     follow: bool = False,
 ) -> bytes:
-    """The bytes of a regular file that is believed. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
+    """The bytes of a regular file that is trusted. Raises NotTrusted, and OSError as ``files.read_bounded`` does."""
     fd = files.open_regular(path, follow=follow)
     try:
         require(os.fstat(fd), path, accounts=accounts, group=group)
@@ -140,7 +140,7 @@ def read_trusted(
 
 
 def distrust_route(path: str | os.PathLike[str], *, accounts: Collection[int] = (), group: int | None = None) -> str:
-    """Why a stranger could change what stands at ``path``, or put something else there, as a clause; "" when none can.
+    """Why a stranger could change or replace the file at ``path``, as a clause; "" when none can.
 
     Each folder and link that the name passes through is judged as ``distrust`` does, links followed, and what it leads to.
     Raises OSError: ENOENT where it leads nowhere, ELOOP for a circle of links.

@@ -1,7 +1,7 @@
-"""This account's own folder on this host, under $TMPDIR: what must not lie on a home directory that may hang.
+"""This account's own folder on this host, under $TMPDIR, for files that must not lie on a home directory that may hang.
 
-Its name can be known beforehand, so a stranger may have made it first. Then another one is made under a name that nobody can
-guess, and found again by its owner: a folder that belongs to this account was made by this account.
+Its name is predictable, so a stranger may have made it first. Then another one is made under an unguessable name, and
+found again by its owner: a folder that belongs to this account was made by this account.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ftsupervise.host.ownership import shown_user
 
 
 def home() -> Path:
-    """The folder, which may have to be made yet. Somebody else's is never given, but where no other can be made either."""
+    """The folder, which is maybe still to be made. Another account's is returned only where no other can be made."""
     first = _first()
     return first if _free(first) else _others(first) or first
 
@@ -68,7 +68,7 @@ def _free(first: Path) -> bool:
 
 
 def _others(first: Path) -> Path | None:
-    """The one that was made instead, or a new one. Two processes may make one each: the first by name stays."""
+    """The replacement folder, or a new one. Two processes may make one each: the first by name stays."""
     try:
         return _found(first) or _made(first)
     except OSError:

@@ -1,4 +1,4 @@
-"""The processes of this host: who they are, which belong together, and how to end them.
+"""The processes of this host: their identity, their tree, and how to end them.
 
 Process numbers are used again; a number and a start time together are an identity. /proc is read directly, because the guard,
 the node agents, the supervisor and ``status`` load this when they start: psutil is 30 ms more, as much as all of ``status``.
@@ -65,7 +65,7 @@ def identity(pid: int) -> int | None:
 
 
 def lives(pid: int, start: int | None) -> bool:
-    """Does this very process still live?"""
+    """Is this same process still alive?"""
     return start is not None and identity(pid) == start
 
 

@@ -1,1 +1,1 @@
-"""The run directory, the interface of a run: its paths, and who writes which record in it."""
+"""The run directory, the interface of a run: its paths, its records, and the writer of each."""

@@ -1,9 +1,9 @@
-"""One writer: an attempt that still runs after a newer one has begun can no longer write what attempts share.
+"""One writer: an attempt that still runs after a newer one has begun can no longer write the files that attempts share.
 
 Slurm does not keep two attempts apart: an array's ``%1``, ``afterany`` and ``singleton`` all let the next job begin while
 the old one is COMPLETING, and the ranks on a node whose slurmd is lost run on for ever. The generation is the attempt's
-number, claimed by mkdir in the run directory. Looking for a greater one before a write is not enough: the writer may be
-stopped between its look and its write. So nothing that attempts share is written in place:
+number, claimed by mkdir in the run directory. Checking for a greater one before a write is not enough: the writer may be
+stopped between its check and its write. So nothing that attempts share is written in place:
 
     RUN/staging/NNNN/            the staging area of attempt NNNN: beats, state, answers to switches are made here, then renamed
     CHECKPOINTS/.staging/NNNN/   the same for its checkpoints
@@ -23,10 +23,10 @@ no source, wherever the old attempt was stopped:
 - The plain file stays for good, so that ``makedirs`` of an old attempt (``torch.distributed.checkpoint`` calls it) cannot
   bring its area back. On a full disk the file may be missing; until the next attempt makes it only ``may_save`` protects.
 
-The fence does not hold for files that were opened before the seal and are written through the handle (they lie in what is
-swept away), for code that writes past the area, and for two file systems that do not show each other the same directory.
+The fence does not hold for files that were opened before the seal and are written through the handle (they lie in the
+deleted area), for code that writes past the area, and for two file systems that do not show each other the same directory.
 
-Anybody who may rename the run directory can lay a link in the place of the areas, and what is sealed is deleted in the end.
+Anybody who may rename the run directory can lay a link in the place of the areas, and sealed areas are deleted in the end.
 So areas are opened by their own names, links are not followed, and all is done below the open folder.
 
 Standard library only: the guard imports this inside the training loop.
@@ -49,13 +49,13 @@ from ftsupervise.rundir.records import as_counts
 STAGING = ".staging"  # beside the checkpoints
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SEALED = ".sealed-"  # a staging area that was renamed away, to be emptied and removed
-_SWEPT = ".swept-"  # what lay on it, to be deleted when there is time
+_SWEPT = ".swept-"  # its former contents, to be deleted when there is time
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _PATIENCE = 10.0  # seconds for one staging area to be emptied; nobody can add to it any more
 
 
 def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
-    """The newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot look.
+    """The newest attempt claimed after attempt ``mine``, None if mine is the newest. Raises OSError if it cannot read.
 
     The directory is opened anew each time: on NFS that is what revalidates a cached listing.
     """
@@ -68,7 +68,7 @@ def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
 
 
 def superseded(rundir: RunDir, mine: int) -> int | None:
-    """Like ``newer``; None as well when it cannot be told: what cannot be seen stops nobody."""
+    """Like ``newer``, but None also when that cannot be read: an unknown stops no attempt."""
     try:
         return newer(rundir.attempts, mine)
     except OSError:
@@ -103,7 +103,7 @@ def open_area(areas: Path, number: int) -> Path | None:
 
 
 def is_sealed(area: Path) -> bool:
-    """Has a newer attempt sealed this staging area? Also true when somebody has removed it. What cannot be seen is not so."""
+    """Has a newer attempt sealed this staging area, or was it removed? Unknown counts as no."""
     try:
         fd = os.open(area, _DIRECTORY)
     except OSError as error:
@@ -130,7 +130,7 @@ def move(source: Path, target: Path, area: Path) -> bool:
 
 
 def last_area(areas: Path) -> int:
-    """The greatest number that has a staging area or had one; 0 if there is none or nothing can be seen."""
+    """The greatest number that has a staging area or had one; 0 if there is none or it cannot be read."""
     try:
         return max(as_counts(os.listdir(areas)), default=0)
     except OSError:
@@ -181,7 +181,7 @@ def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
             return None
         except FileExistsError:
-            if is_sealed(areas / name):  # somebody newer was faster
+            if is_sealed(areas / name):  # a newer attempt was faster
                 return None
         except OSError as error:
             return error
@@ -189,7 +189,7 @@ def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
 
 
 def _empty(areas: Path, at: int, sealed: str, swept: str) -> None:
-    """Move out what lies in ``sealed`` and remove it: from then on its handle is dead too. ``at``: ``areas``, open.
+    """Move out the contents of ``sealed`` and remove it: from then on its handle is dead too. ``at``: ``areas``, open.
 
     A link is left alone: none of ours is one, and what it leads to was never in an area.
     """

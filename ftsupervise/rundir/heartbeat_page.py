@@ -1,7 +1,7 @@
-"""Pages: what one rank says of itself, in memory that its node's other processes can read. Some 100 ns a step, no system call.
+"""Heartbeat pages: one rank's state in memory that its node's other processes can read. Some 100 ns a step, no system call.
 
     DIR/rank-N     one page per rank of this node, made by that rank alone; DIR is node-local (/dev/shm) and ours (0700)
-    DIR/stack-N    its stacks, when it was asked for them (guard/heartbeat.py)
+    DIR/stack-N    its stacks, on request (guard/heartbeat.py)
 
 The page is written in place: every field is one aligned word, so that a reader sees the old or the new one, and the name of the
 phase stands under a counter that is odd while it changes. All times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -28,11 +28,9 @@ from ftsupervise.truth import Beat, HeartbeatSample
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
 
-STACK_SIGNAL = (
-    signal.SIGRTMIN + 7
-)  # asks a rank for its stacks (guard/heartbeat.py); of no use to anybody else that we know of
+STACK_SIGNAL = signal.SIGRTMIN + 7  # asks a rank for its stacks (guard/heartbeat.py); no known program uses it
 
-BELL = "bell-"  # begins the names of the FIFOs beside the pages' directory whose readers are told (ranks/shm_dir.py)
+BELL = "bell-"  # begins the names of the exit FIFOs beside the pages' directory (ranks/shm_dir.py)
 
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"
@@ -40,9 +38,9 @@ _NONE = -(1 << 63)  # no step yet
 # Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
 _IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN, _CODE = range(1, 11)
 _PHASE, _PHASE_SIZE = 96, 64
-_LEAVING = 1  # an exception is on its way out, the loop was told to leave, or the interpreter ends in order
-_FAILED = 2  # it is an exception
-_ENDS = 4  # the interpreter ends for it, with _CODE
+_LEAVING = 1  # an exception was raised, the loop was asked to stop, or the interpreter exits normally
+_FAILED = 2  # it was an exception
+_ENDS = 4  # the interpreter exits because of it, with _CODE
 _TRIES = 8
 
 
@@ -65,7 +63,7 @@ class HeartbeatPage:
         self.path = folder / f"rank-{rank}"
         fd, temp = files.create_temporary(folder, self.path.name, 0o600, read=True)
         try:
-            os.posix_fallocate(fd, 0, SIZE)  # a full memory says so here, and not by SIGBUS in the loop
+            os.posix_fallocate(fd, 0, SIZE)  # a full memory fails here, and not by SIGBUS in the loop
             self._map = mmap.mmap(fd, SIZE)
         finally:
             os.close(fd)
@@ -93,7 +91,7 @@ class HeartbeatPage:
         self._d[_STEPPED] = now
 
     def beat(self, now: float) -> None:
-        """It lives, without having made a step."""
+        """Report that the rank is alive, without a step."""
         self._d[_BEATEN] = now
 
     def phase(self, name: str) -> None:
@@ -105,23 +103,23 @@ class HeartbeatPage:
 
     @property
     def in_order(self) -> bool:
-        """It leaves, and has not failed before it left."""
+        """Does the rank stop without a failure?"""
         return self._q[_FLAGS] & (_LEAVING | _FAILED) == _LEAVING
 
     def leaving(self) -> None:
-        """This rank is on its way out; what it does from here on is no hang, and no progress."""
+        """Report that this rank stops: from here on it is neither hung nor making progress."""
         self._q[_FLAGS] |= _LEAVING
 
     def stays(self) -> None:
-        """Whatever was on its way out has been caught: the loop goes on, or has come to its end."""
+        """Report that the exception was caught: the loop goes on, or has ended."""
         self._q[_FLAGS] = 0
 
     def failed(self) -> None:
-        """An exception is on its way out of the loop."""
+        """Report that an exception leaves the loop."""
         self._q[_FLAGS] |= _LEAVING | _FAILED
 
     def ends(self, code: int) -> None:
-        """The interpreter ends for a failure, with exit code ``code``: from here on there is only teardown. Never raises."""
+        """Report that the interpreter exits after a failure, with exit code ``code``: only teardown follows. Never raises."""
         self._q[_CODE] = code
         self._q[_FLAGS] |= _LEAVING | _FAILED | _ENDS
         base = self.path.parent.parent
@@ -132,7 +130,7 @@ class HeartbeatPage:
         for name in bells:
             try:
                 fd = os.open(base / name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:  # nobody listens any more
+            except OSError:  # it has no reader any more
                 continue
             try:
                 os.write(fd, b"\0")
@@ -143,12 +141,12 @@ class HeartbeatPage:
 
 
 def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
-    """Where the rank writes its stacks when it is asked to."""
+    """The file to which the rank writes its stacks on request."""
     return Path(directory, f"stack-{rank}")
 
 
 def read_page(path: Path) -> HeartbeatSample | None:
-    """What a rank says now; None when there is no page, or it is not one whole. Never blocks: node-local memory."""
+    """The state of a rank now; None when its page is missing or incomplete. Never blocks: node-local memory."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -172,7 +170,7 @@ def read_open(fd: int) -> HeartbeatSample | None:
 
 
 def read_pages(directory: str | os.PathLike[str]) -> tuple[HeartbeatSample, ...]:
-    """All ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be looked into."""
+    """All ranks of this node that have a page in ``directory``, by rank. Raises OSError if it cannot be read."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith("rank-")]
     except FileNotFoundError:
@@ -206,10 +204,10 @@ def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
 
 # Beats: each rank's newest proof of progress, one small file per rank, rewritten whole by that rank alone.
 #
-# This is the slow, universal form (any shared file system, any number of nodes). Whoever wants to know how a run is doing
+# This is the slow, universal form (any shared file system, any number of nodes). A reader
 # calls ``read_beats`` and need not know how the beats got there.
 
-WRITES_PER_SECOND = 200  # all ranks of a run together: what one shared directory is asked to take
+WRITES_PER_SECOND = 200  # of all ranks of a run together, into one shared directory
 
 
 def interval(world: int, wanted: float) -> float:
@@ -228,7 +226,7 @@ def write_beat(rundir: RunDir, beat: Beat, area: Path | None = None) -> None:
 def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
     """The newest beat of every rank that has one, by rank. Raises OSError if the directory cannot be read.
 
-    () when nobody has beaten yet. A beat that is damaged or vanishes meanwhile is left out.
+    () when there is none yet. A beat that is damaged or vanishes meanwhile is left out.
     """
     try:
         names = os.listdir(rundir.beats)

@@ -1,6 +1,6 @@
-"""What this process has imported by its first step, for the standby that is to import it beforehand (``ftsupervise/warm``).
+"""The modules that this process has imported by its first step, for a standby that imports them in advance.
 
-Only what comes with Python or was installed: the program's own modules change between two attempts, and are its business.
+Only modules of Python and installed packages: the program's own modules may change between two attempts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated, NamedTuple
 
 from ftsupervise.rundir.records import write_json
 
-ENV_IMPORTS = "FTSUPERVISE_IMPORTS"  # the file to write them to; set by ``ftsupervise run`` when it wants to know
+ENV_IMPORTS = "FTSUPERVISE_IMPORTS"  # the file for the list; set by ``ftsupervise run`` when it needs one
 
 
 class Imports(NamedTuple):
-    """What a rank had imported by its first step."""
+    """The modules that a rank had imported by its first step."""
 
     attempt: int | None = None
     seconds: float = 0.0  # that it took

@@ -1,4 +1,4 @@
-"""What the run directory tells about a run: its launches. Readers only; whoever writes a record owns its file.
+"""The launches of a run, read from its run directory. Readers only: the writer of a record owns its file.
 
 Light (standard library), because ``status`` and the gate of every job read this. A record that is half there or damaged is
 skipped by the readers and never an error: another process may be writing it at this moment.
@@ -16,7 +16,7 @@ from ftsupervise.host.ownership import user_id, user_name
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import EPOCH, as_count, decode, read_json, time_of
 
-NEWEST = 1000  # launches that are read: whoever may write there can make any number of them
+NEWEST = 1000  # launches that are read: a writer of the folder can make any number of them
 
 
 class LaunchRecord(NamedTuple):
@@ -50,8 +50,8 @@ def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:
-    """Those of ``records`` whose jobs this account may change because they say so: all in its own run directory; in somebody
-    else's, whose owner may write any job's number there, those that it wrote itself. Raises OSError."""
+    """Those of ``records`` whose jobs this account may change: all in its own run directory; in another account's, whose owner
+    may write any job's number there, only those that it wrote itself. Raises OSError."""
     me = os.geteuid()
     if run_dir.root.stat().st_uid == me:
         return tuple(records)
@@ -74,7 +74,7 @@ def _owner(page: Path) -> int | None:
 
 
 def people(run_dir: RunDir, known: Iterable[LaunchRecord] | None = None) -> tuple[str, ...]:
-    """Accounts whose jobs may be this run's: the owner of the run directory, and whoever has launched it (``known``: its
+    """Accounts whose jobs may be this run's: the owner of the run directory, and all that launched it (``known``: its
     launches, where they have been read).
 
     () when it is not there. Accounts that are gone are left out: squeue refuses to answer about them at all.

@@ -1,4 +1,4 @@
-"""The ledger: all attempts of a run, one directory per start of the command. Whoever claimed an attempt writes its pages.
+"""The ledger: all attempts of a run, one directory per start of the command. The claimer of an attempt writes its pages.
 
 Reading is light (standard library, no subprocess): ``status``, the gate and the watch do it.
 """
@@ -78,10 +78,10 @@ def _facts(found: list[Beat], name: str) -> list[int]:
 def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
     """The attempts of the run, oldest first; () if there was none. Raises OSError if the directory cannot be read.
 
-    Of more than ``NEWEST`` the first one and the newest: whoever may write there can make any number of them.
+    Of more than ``NEWEST`` the first one and the newest: a writer of the folder can make any number of them.
 
     One that runs has no ``cause`` and no ``ended``. Without an end on record it is LOST when its process is gone from this
-    host, and UNKNOWN when it is another host's and nothing can be said from here. A damaged page is told in ``note``.
+    host, and UNKNOWN when it is another host's and cannot be checked from here. A damaged page is named in ``note``.
     """
     try:
         found = sorted(numbers(rundir))
@@ -101,7 +101,7 @@ def newest(rundir: RunDir) -> Attempt | None:
 
 
 def lives_here(attempt: Attempt | None) -> bool:
-    """Is its supervisor a living process of this host, whatever a queue says? False where that cannot be seen from here."""
+    """Is its supervisor a living process of this host, whatever the queue says? False where that cannot be read here."""
     return attempt is not None and bool(attempt.host) and attempt.ended is None and attempt.cause is None
 
 
@@ -161,7 +161,7 @@ def _without_end(start: Mapping[str, object]) -> Cause | None:
 
 
 def _told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
-    """It was told, and Slurm's last 5 s were too few for the last page of a command that did not obey."""
+    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
     ends = as_time(start.get("job_ends"))
     if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
         return Cause(CauseKind.TIME_LIMIT, late=True)
@@ -169,7 +169,7 @@ def _told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
 
 
 def _told(folder: Path) -> tuple[str, int, datetime | None]:
-    """What the attempt was told before it ended without an end on record: for people, the signal (0: none), and when."""
+    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
     try:
         text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
     except OSError:
@@ -206,7 +206,7 @@ def read_cause(raw: object, words: str, code: int = 0) -> Cause:
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:
-    """A page, or None and what is wrong with it ("" if it is just not there)."""
+    """A page, or None and its error ("" if it is just missing)."""
     try:
         return read_json(path), ""
     except (OSError, ValueError) as error:
@@ -232,12 +232,12 @@ def _claimed_at(folder: Path) -> datetime:
 
 
 def _young(folder: Path) -> bool:
-    """Claimed a moment ago: its first page is being written."""
+    """Was it claimed a moment ago, so that its first page is still being written?"""
     return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
 
 
 def _moment(fact: str | None) -> float | None:
-    """A number in a beat's facts, which are all text; None for what is none, or has no end."""
+    """A number in a beat's facts, which are all text; None for other text, and if it is not finite."""
     try:
         return as_number(float(fact)) if fact is not None else None
     except ValueError:
@@ -274,7 +274,7 @@ def claim_after(rundir: RunDir, mine: int) -> Claim | None:
 
 
 def give_back(mine: Claim) -> None:
-    """Nothing was written in it: it is no attempt. What cannot be removed stays, as one that nothing was started for."""
+    """Remove a claim without any page. One that cannot be removed stays, as an attempt that started nothing."""
     try:
         mine.folder.rmdir()
     except OSError:
@@ -283,14 +283,14 @@ def give_back(mine: Claim) -> None:
 
 def _make(rundir: RunDir, number: int) -> Claim:
     folder = rundir.attempt(number)
-    if rundir.attempts.is_symlink():  # none of ours is one: it leads to where somebody else wants the pages
+    if rundir.attempts.is_symlink():  # none of ours is one: it leads to a place that another account chose
         raise NotADirectoryError(errno.ENOTDIR, "is a link", str(rundir.attempts))
     claim_folder(folder)
     return Claim(number, folder)
 
 
 def job_id(env: Mapping[str, str]) -> str:
-    """The job as squeue prints it ("88_3"), or what the local scheduler calls it; "" outside any."""
+    """The job as squeue prints it ("88_3"), or its name at the local scheduler; "" outside any job."""
     if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
         return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
     return env.get("SLURM_JOB_ID") or env.get(ENV_JOB_ID, "")
@@ -332,7 +332,7 @@ def write_start(
 
 
 def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
-    """The last page: how it ended and what was done about it. Raises OSError."""
+    """Write the last page: the end and the decision after it. Raises OSError."""
     failure = ended.failure
     record: dict[str, object] = {
         "attempt": mine.number,
@@ -357,7 +357,7 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
 
 
 def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
-    """What has just ended as the ledger will have it."""
+    """The attempt that has just ended, as the ledger will have it."""
     return Attempt(
         number=mine.number,
         job_id="",

@@ -7,11 +7,11 @@
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
-      staging/NNNN/       what an attempt writes for all is made here, then renamed; a file: sealed, a newer one has begun
+      staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
-      watch/              journal, outbox and beats of those who watch
+      watch/              journal, outbox and beats of the watches
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
@@ -43,8 +43,8 @@ ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see f
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
-ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # what the local scheduler calls this job; Slurm's jobs have SLURM_JOB_ID
-ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: what `ftsupervise run` tells the guard
+ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
+ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 
 
 class RunDir:
@@ -107,7 +107,7 @@ class RunDir:
         return self.state / FINISHED
 
     def has_finished(self) -> bool:
-        """Does the mark stand? False where that cannot be seen: then all goes on as it is."""
+        """Does the file exist? False where that cannot be read: the run then goes on."""
         try:
             return self.finished.exists()
         except OSError:
@@ -123,11 +123,11 @@ def write_whole(
     """Write a file so that a reader sees the old or the new one, never a half (temp, fsync, rename, fsync directory).
 
     ``area``: make it there, so that the rename fails once a newer attempt has sealed it (``fence.py``). ``sync`` False
-    leaves the two fsyncs out, for what is written every few minutes and may be lost in a power cut. ``mode`` is what it
-    gets, whatever the umask.
+    leaves the two fsyncs out, for files that are rewritten every few minutes and may be lost in a power cut. ``mode`` is
+    set whatever the umask.
 
     Raises OSError; on any failure the old file stays and no temporary is left behind (unless the process is killed
-    in between: such leftovers start with ``.tmp-`` and are nobody's input).
+    in between: such leftovers start with ``.tmp-`` and are never read).
     """
     payload = data.encode() if isinstance(data, str) else data
     fd, temp = files.create_temporary(area or path.parent, path.name, mode)
@@ -154,7 +154,7 @@ def write_whole(
 
 def for_the_group(folder: Path) -> None:
     """Make ``folder`` if it is not there, for the group to write in. Others may make it at the same moment. Raises OSError."""
-    make_folder(folder, SHARED, parents=True)  # whose group that is, is the business of the directory above
+    make_folder(folder, SHARED, parents=True)  # the directory above decides its group
 
 
 def sync_directory(directory: Path) -> None:

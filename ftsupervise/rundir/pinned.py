@@ -1,7 +1,7 @@
 """Is the folder under a run's name still the one that was launched?
 
-Whoever may write a folder above a run can rename the run away and lay another in its place. Inode and device numbers differ
-between the nodes of a network file system, so neither is believed. What a stranger cannot make is a folder of the same owner
+An account that may write a folder above a run can rename the run away and put another in its place. Inode and device numbers
+differ between the nodes of a network file system, so neither is used. But no stranger can make a folder of the same owner
 in which this account's own page, ``launches/NNNN/launch.json``, holds the token of the launch. The token comes from where no
 stranger writes: a job has it in its command line, and the watch has it in the account's state directory.
 
@@ -26,7 +26,7 @@ ANOTHER = "the run directory was replaced by another"
 
 
 class Pin(NamedTuple):
-    """What an account has noted of a run directory: its owner, and the token of its own last launch there ("" if none)."""
+    """An account's note of a run directory: its owner, and the token of the account's last launch there ("" if none)."""
 
     owner: int
     token: str
@@ -76,7 +76,7 @@ def refuse(rundir: RunDir, token: str) -> None:
 
 
 def is_strangers(rundir: RunDir) -> bool:
-    """Does what stands there belong to somebody who does not share it? No file system takes time to say so."""
+    """Does the folder belong to an account that does not share it? Then waiting does not help."""
     try:
         return bool(_strangers(rundir))
     except OSError:
@@ -123,7 +123,7 @@ def note(state: Path, root: Path, token: str = "") -> None:
 
 
 def noted(state: Path, root: Path) -> Pin | None:
-    """What was noted of ``root``; None when nothing was, or nothing that can be read."""
+    """The note of ``root``; None when there is none that can be read."""
     try:
         return read_record(Pin, page_of(state, root), limit=64_000)
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def another_than_noted(rundir: RunDir, pin: Pin) -> str:
 
 
 def require_own(state: Path, rundir: RunDir) -> None:
-    """Before a launch: a run directory of somebody else is not taken for one's own. Raises NotPermitted, OSError."""
+    """Refuse to launch into a run directory of another account. Raises NotPermitted, OSError."""
     try:
         why = _strangers(rundir)
         pin = noted(state, rundir.root)

@@ -70,7 +70,7 @@ def read_json(
 
     Raises ValueError if it is there but is not one whole JSON object of finite numbers, or larger than ``limit`` bytes, OSError
     if it cannot be read or is no regular file. Never follows a symbolic link, never waits for a FIFO. ``distrust`` says of the
-    opened file why it is not believed, "" if it is: a ValueError too.
+    opened file why it is not trusted, "" if it is: a ValueError too.
     """
     try:
         fd = files.open_regular(path)
@@ -86,7 +86,7 @@ def read_json(
     finally:
         os.close(fd)
     if reason:
-        raise ValueError(f"{path} is not believed: {reason}")
+        raise ValueError(f"{path} is not trusted: {reason}")
     try:
         return parse_object(raw)
     except ValueError as error:

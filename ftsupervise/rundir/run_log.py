@@ -1,4 +1,4 @@
-"""The job ring's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command."""
+"""The supervisor's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ftsupervise.rundir.paths import WARNING, write_whole
 
 
 def tell(log: Path | None, text: str) -> None:
-    """One line, whatever is in ``text``: much of it is a job's, a health command's or Slurm's."""
+    """Write ``text`` as one printable line: parts of it come from a job, a health command or Slurm."""
     text = printable(text)
     try:
         print(log_line(text), file=sys.stderr, flush=True)
@@ -30,9 +30,9 @@ def tell(log: Path | None, text: str) -> None:
 
 
 def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) -> None:
-    """The file that the guards of an attempt find, on any node: leave. On a full disk an empty one says enough.
+    """Write the file that asks the guards of an attempt, on any node, to stop. On a full disk an empty file is enough.
 
-    The first line is for people, the second for the ledger: which ``signal`` told us, if one did, and when.
+    The first line is for people, the second for the ledger: the ``signal`` that asked us, if one did, and the time.
     """
     path, at = folder / WARNING, datetime.now(timezone.utc)
     try:

@@ -1,6 +1,6 @@
-"""Switches: files in RUN/switches that anyone in the directory's group can ``touch``, and who may be obeyed.
+"""Switches: files in RUN/switches that anyone in the directory's group can ``touch``, and the check of their owners.
 
-Standard library only, and nothing here blocks on what lies in a switch's place: the guard reads it inside the training loop.
+Standard library only, and no file in a switch's place can block a read: the guard reads it inside the training loop.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ KILL = "kill-switch"
 SAVE = "save-switch"
 SWITCH_LIMIT = 64 * 1024  # bytes; a switch that is longer is none
 _ANSWERED = ".answered-"
-Identity = tuple[int, int]  # inode and mtime in ns: which raising of a switch this is
+Identity = tuple[int, int]  # inode and mtime in ns: identify one raising of a switch
 
 
 def read_switch(rundir: RunDir, name: str) -> SwitchState:
-    """Is the switch ``name`` (KILL or SAVE) up? Never raises, never blocks on what lies in its place.
+    """Is the switch ``name`` (KILL or SAVE) up? Never raises, never blocks on the file in its place.
 
     A plain file is enough; who and why come from its JSON, else from its owner, mtime and first line. A file that may not
     be obeyed (not a regular file, linked twice, huge, or owned by somebody outside the directory's group) leaves the
-    switch down and stands in ``problem``. UNKNOWN means the directory could not be looked at.
+    switch down and stands in ``problem``. UNKNOWN means the directory could not be read.
     """
     return look_at_switch(rundir, name)[0]
 
@@ -48,7 +48,7 @@ def look_at_switch(rundir: RunDir, name: str) -> tuple[SwitchState, Identity | N
         if not files.among(directory, (name,)):
             return SwitchState(name, Health.OK), None
         return _judge_switch(directory, name)
-    except FileNotFoundError:  # taken down while we looked
+    except FileNotFoundError:  # lowered while we read it
         return SwitchState(name, Health.OK), None
     except OSError as error:
         return SwitchState(name, Health.UNKNOWN, problem=f"cannot read {name}: {error.strerror}"), None
@@ -74,7 +74,7 @@ def _judge_switch(directory: int, name: str) -> tuple[SwitchState, Identity | No
 
 
 def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
-    """Why ``found`` may not act as a switch; "" if it may."""
+    """Why ``found`` is not accepted as a switch; "" if it is."""
     kinds = ((stat.S_ISLNK, "symbolic link"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISDIR, "directory"))
     for is_kind, word in kinds:
         if is_kind(found.st_mode):
@@ -93,10 +93,10 @@ def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
 
 
 def _read_switch_text(directory: int, name: str) -> dict[str, str]:
-    """Who, host and why as the file says; its first line is the why if it is no JSON. Made harmless to print."""
+    """Who, host and why from the file; its first line is the why if it is no JSON. Made printable."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:  # raised by somebody who keeps the content to himself: up all the same
+    except OSError:  # raised, but its content is unreadable: it is up all the same
         return {}
     with os.fdopen(fd, "rb") as file:
         data = file.read(SWITCH_LIMIT)
@@ -108,12 +108,12 @@ def _read_switch_text(directory: int, name: str) -> dict[str, str]:
 
 
 def raise_switch(rundir: RunDir, name: str, *, who: str, host: str, why: str, now: datetime) -> None:
-    """Raise a switch and say who did it and why. Raises OSError when it cannot be written."""
+    """Raise a switch and record who did it and why. Raises OSError when it cannot be written."""
     write_json(rundir.switches / name, {"who": who, "host": host, "why": why, "since": now.isoformat()})
 
 
 def clear_switch(rundir: RunDir, name: str) -> bool:
-    """Take a switch down; False if it was not up. Raises OSError when it may not be removed."""
+    """Lower a switch; False if it was not up. Raises OSError when it may not be removed."""
     try:
         os.unlink(rundir.switches / name)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def clear_switch(rundir: RunDir, name: str) -> bool:
 def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | None = None) -> bool:
     """Take down the switch only if it is the one that was ``answered``; False if it is gone or was raised anew.
 
-    It is renamed first and looked at again, so that a touch between the look and the removal is not lost. ``area``: it is
+    It is renamed first and checked again, so that a touch between the check and the removal is not lost. ``area``: it is
     taken there, which fails once a newer attempt has sealed it (``fence.py``): the switch is the newer's to answer.
     """
     place = rundir.switches / name
@@ -136,7 +136,7 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | N
         os.rename(place, aside)
         if _identity(aside) != answered:
             try:
-                os.link(aside, place)  # somebody touched it just now; unless they made a new one too, put it back
+                os.link(aside, place)  # it was touched just now: put it back unless there is a new one
             except FileExistsError:
                 pass
             os.unlink(aside)
@@ -148,9 +148,9 @@ def clear_answered(rundir: RunDir, name: str, answered: Identity, area: Path | N
 
 
 def put_back(rundir: RunDir, swept: Path) -> bool:
-    """A save switch that a sealed attempt was just taking down goes up again: whether it was answered nobody can tell.
+    """Raise a save switch again that a sealed attempt was just lowering: it is unknown whether it was answered.
 
-    ``swept``: what lay on its staging area. True if there was one. Raises OSError.
+    ``swept``: the former contents of its staging area. True if there was one. Raises OSError.
     """
     for name in os.listdir(swept):
         if name.startswith(f"{_ANSWERED}{SAVE}"):
@@ -182,7 +182,7 @@ Mark = TypeVar("Mark", "Brake", "Released")
 
 
 class Brake(NamedTuple):
-    """What stopped the chain."""
+    """The reason why the chain was stopped."""
 
     failure: str = "stopped by hand"  # the failure as the ledger counts it
     why: str = "no reason given"  # one sentence
@@ -201,7 +201,7 @@ class Brake(NamedTuple):
 
 
 class Released(NamedTuple):
-    """How a person took the brake off."""
+    """The record of a released brake."""
 
     attempt: int = 0  # the last one that does not count
     who: str = ""
@@ -210,7 +210,7 @@ class Released(NamedTuple):
 
 
 def read_brake(rundir: RunDir) -> Brake | None:
-    """The brake when it is on; None when it is not. A mark somebody made with ``touch`` is a brake too. Raises OSError."""
+    """The brake when it is on; None when it is not. A mark made with ``touch`` is a brake too. Raises OSError."""
     return _read(Brake, rundir.state / BRAKE)
 
 
@@ -227,9 +227,9 @@ def write_brake(rundir: RunDir, brake: Brake, area: Path | None = None) -> None:
 
 
 def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
-    """Take the brake off; failures so far do not count any more. The brake that was on, None if none was. Raises OSError.
+    """Release the brake; earlier failures no longer count. Returns the brake that was on, None if none was. Raises OSError.
 
-    The jobs that it held stand in ``still_held`` until they have been let go, however often that takes.
+    The jobs that it held stand in ``still_held`` until each has been released, however often that takes.
     """
     found = read_brake(rundir)
     if found is not None:
@@ -249,12 +249,12 @@ def _released(rundir: RunDir) -> Released:
 
 
 def still_held(rundir: RunDir) -> tuple[str, ...]:
-    """Jobs on hold because of a brake that has been taken off. Raises OSError."""
+    """Jobs that are still on hold because of a released brake. Raises OSError."""
     return _released(rundir).held
 
 
 def let_go(rundir: RunDir, job: str) -> None:
-    """It may start again: it is held no longer. Raises OSError."""
+    """Note that the job has been released. Raises OSError."""
     before = _released(rundir)
     write_json(rundir.state / RELEASED, before._replace(held=tuple(one for one in before.held if one != job)))
 

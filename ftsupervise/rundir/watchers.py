@@ -1,7 +1,7 @@
-"""Who watches a run: one small file for each watcher in RUN/watch/watchers, rewritten at every tick.
+"""The watchers of a run: one small file for each in RUN/watch/watchers, rewritten at every tick.
 
-The run's guard and the other watchers read it, so that a watch that died does not die in silence. Only a watcher that says how
-often it means to look (``every``) can be late; a person who types ``ftsupervise watch`` once promises nothing.
+The run's guard and the other watchers read it, so that the death of a watch is noticed. Only a watcher that states its
+interval (``every``) can be late; ``ftsupervise watch`` typed once states none.
 Standard library only: the guard uses this inside the training loop.
 """
 
@@ -31,7 +31,7 @@ class Watcher(NamedTuple):
     pid: int = 0
 
     def late_by(self, now: datetime) -> timedelta | None:
-        """For how long nothing has been heard of it, if that is too long; None while all is well."""
+        """The time since its last check, if that is too long; None while all is well."""
         silent = now - self.at
         if self.every is None or silent <= max(self.every * LATE, AT_LEAST):
             return None
@@ -47,7 +47,7 @@ def own_name() -> str:
 
 
 def beat(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
-    """This watcher has looked. Raises OSError."""
+    """Record a check of this watcher. Raises OSError."""
     place = folder(rundir)
     make_folder(place)
     host, pid = os.uname().nodename, os.getpid()
@@ -55,7 +55,7 @@ def beat(rundir: RunDir, now: datetime, every: timedelta | None) -> None:
 
 
 def leave(rundir: RunDir) -> None:
-    """This watcher was stopped on purpose: nobody need miss it."""
+    """Record that this watcher was stopped on purpose, so that it is not missed."""
     try:
         os.unlink(folder(rundir) / own_name())
     except OSError:
@@ -63,12 +63,12 @@ def leave(rundir: RunDir) -> None:
 
 
 def watchers(rundir: RunDir) -> tuple[Watcher, ...]:
-    """Everybody who has looked and not taken leave, MOST at most. Raises OSError when the directory cannot be read."""
+    """All watchers that have not signed off, MOST at most. Raises OSError when the directory cannot be read."""
     return look(rundir)[0]
 
 
 def look(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
-    """``watchers``, and a clause about what is odd there; "" if nothing is. Raises OSError."""
+    """``watchers``, and a clause about anything odd in the folder; "" if there is none. Raises OSError."""
     place = folder(rundir)
     try:
         whose = place.stat()
@@ -76,7 +76,7 @@ def look(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
             names = [entry.name for entry in islice(entries, _LISTED) if not entry.name.startswith(".")]
     except FileNotFoundError:
         return (), ""
-    if own_name() in names:  # whoever fills the folder does not push out the watcher that asks
+    if own_name() in names:  # a flooded folder does not push out the watcher that asks
         names = [own_name(), *(name for name in names if name != own_name())]
     found = (_read(place / name, whose) for name in names[:MOST])
     odd = f"holds {len(names)} files or more, of which {MOST} are read" if len(names) > MOST else ""
@@ -84,7 +84,7 @@ def look(rundir: RunDir) -> tuple[tuple[Watcher, ...], str]:
 
 
 def _read(path: Path, whose: os.stat_result) -> Watcher | None:
-    """None for a page that is damaged, or by somebody with whom the watch is not shared."""
+    """None for a page that is damaged, or by an account with which the watch is not shared."""
     try:
         raw = read_json(
             path, limit=10_000, distrust=lambda found: stranger(whose, found) or may_be_changed(whose, found, path)

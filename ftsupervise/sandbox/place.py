@@ -80,7 +80,7 @@ def believed(root: Path, record: str, *more: str) -> bytes:
     except (NotADirectoryError, FileNotFoundError):
         raise FileNotFoundError(root / record) from None
     except ownership.NotTrusted as error:
-        raise _not_ours(error.message.removesuffix(", so nothing in it is believed"), error.hint) from None
+        raise _not_ours(error.message.removesuffix(", so nothing in it is trusted"), error.hint) from None
     except OSError as error:  # a link or a FIFO in the record's place, a directory that may not be entered
         raise _not_ours(f"{root / record} cannot be trusted: {error.strerror}") from None
 
