@@ -1,9 +1,9 @@
 """The owner of a sandbox may die of anything, SIGKILL too: then its keeper takes the sandbox down.
 
 The keeper is a small process of its own in a session of its own. It reads a pipe whose other end only its owner has: when the
-owner reports that it has cleaned up, the keeper exits; when the pipe closes without that report, the owner is dead. Then
-all that the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and then the
-sandbox, if it is still the one that this owner made.
+owner reports that it has cleaned up, the keeper exits; when the pipe closes without that report, the owner is dead. Then all
+that the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and
+then the sandbox, if it is still the one that this owner made.
 
     python -m ftsupervise.sandbox.keeper MARK OWNER [FOLDER]     OWNER is the pid; the pipe is standard input
 """
