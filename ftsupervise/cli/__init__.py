@@ -72,8 +72,8 @@ def ftsupervise() -> None:
 
     \b
     ftsupervise launch             submit the run of ./ftsupervise.yaml
-    ftsupervise status             how is it doing?
-    ftsupervise watch --every 60s  tell people when something is wrong
+    ftsupervise status             show how it is doing
+    ftsupervise watch --every 60s  notify people when something is wrong
 
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,
     74 no answer (a file system hangs), 75 not now (kill switch up), 77 not permitted, 78 configuration,

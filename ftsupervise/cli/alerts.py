@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=DefaultGroup)
 def alerts() -> None:
-    """What fires, since when, and who was notified.
+    """Show what fires, since when, and who was notified.
 
     \b
     ftsupervise alerts                     what fires in the run of this directory
@@ -46,7 +46,7 @@ _RUNS = click.argument("runs", nargs=-1, metavar="[RUN]...")
 @_RUNS
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
-    """What fires, since when, and who was notified (the default)."""
+    """Show what fires, since when, and who was notified (the default)."""
     now = datetime.now(timezone.utc)
     journals = _journals(runs)
     if as_json:
@@ -97,11 +97,11 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 @click.option("--for", "duration", default="4h", show_default=True, help='How long: "30m", "4h", "2d".')
 @click.option("--reason", default="", help="The reason, for the others.")
 def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> None:
-    """Tell nobody of what matches PATTERN for a while; it still shows in `ftsupervise alerts`.
+    """Send no message about alerts that match PATTERN for a while; they still show in `ftsupervise alerts`.
 
     PATTERN is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject"; * and ? as in the
-    shell. What
-    still fires when the silence ends is sent then; people who were notified before are also notified of its end.
+    shell. An alert that still fires when the silence ends is sent then; people who were notified before are
+    notified of its end too.
     """
     import os
 
@@ -164,7 +164,7 @@ def _whole_id(text: str, ids: list[str]) -> str:
 
 
 def _known(pattern: str, alerts: list[Alert]) -> str:
-    """What a silence is to say: an id, or a pattern that some watchdog's name fits. Raises UsageError for another."""
+    """The pattern of a silence: an id, or a pattern that fits a watchdog's name. Raises UsageError for another."""
     from difflib import get_close_matches
 
     from ftsupervise.alerts.routes import matches, plain_name

@@ -1,4 +1,4 @@
-"""``ftsupervise check``: the watchdogs once, now, for a person, a program, or Nagios."""
+"""``ftsupervise check``: run the watchdogs once, for a person, a program, or Nagios."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     """Run WATCHDOG (or "all") once for RUN. RUN is a directory, an ftsupervise.yaml, or a name; default:
     ./ftsupervise.yaml.
 
-    Nothing is written down and nobody is told. Ends with the Nagios codes: 0 ok, 1 warning, 2 critical, 3 could not see
-    (or could not be run at all). A watchdog that is named is run with its defaults if the configuration has it off.
+    Nothing is recorded and nobody is notified. Ends with the Nagios codes: 0 ok, 1 warning, 2 critical, 3 could not see
+    (or could not be run at all). A named watchdog runs with its defaults where the configuration has it off.
 
     \b
     ftsupervise check all
@@ -104,7 +104,7 @@ def _is_run(word: str) -> bool:
     try:
         find_run(word)
     except Error:
-        return Path(word).exists()  # then what is wrong with it is told
+        return Path(word).exists()  # its errors are reported then
     return True
 
 
@@ -202,7 +202,7 @@ def _table(findings: Sequence[Finding], complaints: Sequence[str]) -> None:
     for finding in sorted(findings, key=lambda f: (2, 1, 3, 0).index(code_of(f))):
         code = code_of(finding)
         if finding.subject == "watchdog" and code == 0:
-            continue  # that the watchdog itself works goes without saying
+            continue  # a working watchdog is not mentioned
         word = click.style(f"{_WORDS[code]:8}", fg=_COLOURS[code], bold=code != 0)
         say(f"{word} {finding.watchdog:{width}}  {printable(finding.summary)}")
         if code in (1, 2):

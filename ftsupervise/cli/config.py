@@ -32,7 +32,7 @@ def config() -> None:
 @config.command(short_help="Check the file.")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 def check(runs: tuple[str, ...]) -> None:
-    """Is the file right? All that is wrong with it is said at once, a line each; exit code 78.
+    """Check the file. All its errors are printed at once, a line each; exit code 78.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
@@ -60,7 +60,7 @@ def check(runs: tuple[str, ...]) -> None:
 
 
 def unheard(run: Run) -> tuple[str, ...]:
-    """That nobody will hear what happens to the run; () when somebody will."""
+    """A note if no receiver is configured for the run; () when there is one."""
     if run.alerts.receivers:
         return ()
     first = "alerts: {receivers: [{file: {path: messages.txt}}]}"
@@ -116,7 +116,7 @@ def schema() -> None:
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:
-    """The settings in ``path`` as far as they are believed; what somebody else's file would have us do is shown instead."""
+    """The settings in ``path`` as far as they are trusted; commands in another account's file are only shown."""
     from ftsupervise.config.believed import load_believed
 
     found = load_believed(path, trust=trust)

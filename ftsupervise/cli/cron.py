@@ -1,4 +1,4 @@
-"""``ftsupervise cron``: install the crontab emulation, see what runs, take it away."""
+"""``ftsupervise cron``: install the crontab emulation, show what runs, remove it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def install(
 @DIR
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def list_entries(directory: Path | None, as_json: bool) -> None:
-    """What runs when, and which files and lines are passed over, and why."""
+    """List what runs when, and which files and lines are passed over, and why."""
     from ftsupervise.cli.cron_output import entries_as_json, entry_lines
     from ftsupervise.crontab.entries import find
     from ftsupervise.crontab.installation import need_installed
@@ -120,7 +120,7 @@ def list_entries(directory: Path | None, as_json: bool) -> None:
 def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_run: bool) -> None:
     """Put ready-made scripts into their folders: ftsupervise cron add watch-all
 
-    Without a name: what there is.
+    Without a name it lists them.
     """
     from ftsupervise.crontab.install import add as put
     from ftsupervise.crontab.install import builtin_scripts
@@ -140,9 +140,9 @@ def add(names: tuple[str, ...], folder: str | None, directory: Path | None, dry_
 @DIR
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def status(directory: Path | None, as_json: bool) -> None:
-    """Is it alive, what ran and how it ended, how late slots come, which were missed.
+    """Show whether it is alive, what ran and how it ended, how late slots come, and which were missed.
 
-    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when that cannot be seen.
+    Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when that is unknown.
     """
     from ftsupervise.cli import cron_output
     from ftsupervise.crontab.installation import need_installed
@@ -211,7 +211,7 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
 def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     """Bring the chain back if it is dead. Harmless at any time; launch and running jobs do it too.
 
-    Exit code 0 when it lives, 2 when it does not, 69 when that cannot be seen.
+    Exit code 0 when it lives, 2 when it does not, 69 when that is unknown.
     """
     from ftsupervise.crontab.chain import options
     from ftsupervise.crontab.entries import slots_after
@@ -240,7 +240,7 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
 @DIR
 @click.option("--slot", type=int, help="The slot this job was made for, in seconds since the epoch.")
 def tick(directory: Path | None, slot: int | None) -> None:
-    """One slot: what every back end runs."""
+    """Run one slot; every back end calls this."""
     made_for = datetime.fromtimestamp(slot, timezone.utc) if slot is not None else None
     done = cron_run.tick(_place(directory), made_for)
     for line in (*done.trouble, *done.notified) if done is not None else ():

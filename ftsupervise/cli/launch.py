@@ -1,4 +1,4 @@
-"""``ftsupervise launch``: say what will be submitted, submit it once, say what was done and how to stop it."""
+"""``ftsupervise launch``: submit the run once, and print what was submitted and how to stop it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def launch(
         settings = _settings(config, dry_run=dry_run, trust=trust)
         if jobs is not None:
             settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
-        if scheduler is not None:  # run.yaml says so too, so that whoever watches asks the right queue
+        if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
             settings = settings.model_copy(update={"scheduler": scheduler})
         plan = _plan(settings, config, kind_of(settings.scheduler), after.strip(), exclude)
         for sentence in _doubts(settings):
@@ -132,7 +132,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
 
 def _doubts(run: Run) -> tuple[str, ...]:
-    """Settings that are well-formed and yet will not do what is wanted: told now, not at 3 a.m."""
+    """Notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
     from ftsupervise.alerts.secrets import complaints as secrets
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
@@ -163,7 +163,7 @@ def _show(plan: Plan, run: Run) -> None:
 
 
 def _refusal(plan: Plan) -> str:
-    """Why a launch would not be made now, as far as the run directory tells; "" if it would."""
+    """Why a launch would be refused now, by the run directory; "" if it would not."""
     from ftsupervise.errors import Error
     from ftsupervise.launch.submit import check_may_start
     from ftsupervise.rundir.paths import RunDir
@@ -176,7 +176,7 @@ def _refusal(plan: Plan) -> str:
 
 
 def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
-    """What was submitted, and what the scheduler warned of."""
+    """Print what was submitted, and the scheduler's warnings."""
     from ftsupervise.errors import SchedulerUnavailable
     from ftsupervise.launch.submit import launch_run
     from ftsupervise.scheduler import open_scheduler
@@ -217,7 +217,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
 
 
 def _tell_who_watches(plan: Plan, run: Run) -> None:
-    """Launch makes sure that the cron that watches is alive, where there is one. The run is in the queue whatever this says."""
+    """Check at launch that the cron that watches is alive, where there is one. A failure does not affect the launch."""
     from ftsupervise.crontab.keepalive import see_to
     from ftsupervise.scheduler.slurm import Slurm
 

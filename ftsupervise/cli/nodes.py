@@ -28,13 +28,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @click.group(cls=DefaultGroup)
 def nodes() -> None:
-    """Nodes that have failed the run: which are excluded, why, until when.
+    """List nodes that failed the run: which are excluded, why, until when.
 
     \b
     ftsupervise nodes                      of the run of this directory
     ftsupervise nodes exclude "node-[3,7]" no job gets them any more
-    ftsupervise nodes trust node-7         whatever happened there
-    ftsupervise nodes clear node-7         it is repaired: its past does not count
+    ftsupervise nodes trust node-7         never exclude it by its incidents
+    ftsupervise nodes clear node-7         it is repaired: drop its incidents
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
@@ -62,7 +62,7 @@ def _edit(command: Command) -> Command:
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
-    """Every node with incidents or a decision by hand, the excluded ones first (the default)."""
+    """List each node with incidents or a mark by hand, the excluded ones first (the default)."""
     from ftsupervise.nodes.settings import of_run_dir
 
     rundir = _find(run)
@@ -83,7 +83,7 @@ def list_nodes(run: str | None, as_json: bool) -> None:
 @_edit
 @click.option("--for", "duration", metavar="TIME", help='How long: "2h", "2d"; default: until it is cleared.')
 def exclude(names: str, run: str | None, reason: str, duration: str | None, shared: bool, no_apply: bool) -> None:
-    """Exclude NODES ("node-7", "node-[1-4,9]"): for this run's jobs, those that wait, and the next launch."""
+    """Exclude NODES ("node-7", "node-[1-4,9]") from this run's jobs, the waiting ones, and the next launch."""
     from ftsupervise.nodes.incidents import EXCLUDE
 
     now = datetime.now(timezone.utc)
@@ -97,7 +97,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
 @nodes.command()
 @_edit
 def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
-    """Never exclude NODES because of what happened there. A health command that fails there still counts."""
+    """Never exclude NODES because of their incidents. A health command that fails there still counts."""
     from ftsupervise.nodes.incidents import TRUST
 
     rundir = _mark(TRUST, names, run, reason, shared, datetime.now(timezone.utc), None)
@@ -108,7 +108,7 @@ def trust(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 @nodes.command()
 @_edit
 def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool) -> None:
-    """Forget the past of NODES, and what was decided about them by hand."""
+    """Drop the incidents of NODES, and their marks by hand."""
     from ftsupervise.nodes.incidents import CLEARED
 
     rundir = _mark(CLEARED, names, run, reason, shared, datetime.now(timezone.utc), None)
@@ -121,7 +121,7 @@ def clear(names: str, run: str | None, reason: str, shared: bool, no_apply: bool
 @nodes.command()
 @click.argument("run", required=False)
 def apply(run: str | None) -> None:
-    """Tell Slurm now which nodes are excluded for the waiting jobs (after each failure it is done anyway)."""
+    """Update the excluded nodes of the waiting jobs in Slurm now (each failure does so anyway)."""
     from ftsupervise.errors import SchedulerUnavailable
 
     rundir = _find(run)
@@ -142,7 +142,7 @@ def _find(run: str | None) -> RunDir:
 
 
 def _find_after(run: str | None) -> RunDir:
-    """The run named after the nodes; who wrote several nodes there is told how."""
+    """The run named after the nodes; the error explains how to write several nodes."""
     from ftsupervise.errors import NotFound
 
     try:
@@ -223,14 +223,14 @@ def _mark(
 
 
 def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], names: str) -> None:
-    """Somebody's mark for all runs is not undone for one."""
+    """Name marks for all runs, which a command for one run does not remove."""
     for node in judged:
         if node.name in _names(names) and node.state == "by hand":
             say(f"{node.name} is still excluded {node.why}, for all runs:  {_undo(rundir, node.name, shared=True)}")
 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
-    """The nodes with what is known of them; what could not be read is told, unless ``quiet``."""
+    """The nodes with their history; what could not be read is reported, unless ``quiet``."""
     from ftsupervise.nodes import shared_store
     from ftsupervise.nodes.settings import of_run_dir
 
@@ -242,7 +242,7 @@ def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
 
 
 def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
-    """Tell Slurm, and the person what that has changed."""
+    """Update Slurm, and print the changes."""
     from ftsupervise.nodes import exclude
 
     done = exclude.apply(rundir, os.environ, judged.nodes, whole=judged.whole)
@@ -252,7 +252,7 @@ def _apply(rundir: RunDir, judged: Judgement) -> ExclusionResult:
 
 
 def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None = None) -> None:
-    """The mark stands, whatever Slurm says now."""
+    """Update Slurm; the mark stays even if that fails."""
     if not_now:
         return
     done = _apply(rundir, judged or _judged(rundir))

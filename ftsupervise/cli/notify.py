@@ -1,4 +1,4 @@
-"""``ftsupervise notify``: prove that a receiver works, and read every message before the night it is needed."""
+"""``ftsupervise notify``: test a receiver, and preview every message before it is needed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def notify() -> None:
 @click.option("--receiver", "only", multiple=True, help="Only this one; may be given several times.")
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
-    """Send a real message through every receiver now. Exit code 1 if one of them did not take it.
+    """Send a real message through every receiver now. Exit code 1 if one of them did not accept it.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
     """

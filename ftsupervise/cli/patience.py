@@ -1,11 +1,11 @@
 """A command that a person types answers within fifteen seconds, whatever hangs.
 
-A process that looks at a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
-and the process that was typed only passes on what that one says; when it says nothing for too long, it is left behind.
-Slurm's commands are given up earlier (``haste.py``), so that what is known without them is still told.
+A process that reads a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
+and the typed process only passes on its output; a child that is silent for too long is left behind.
+Slurm's commands are given up earlier (``haste.py``), so that the rest is still printed.
 
 A command that acts (``launch``, ``notify test``, ``cron install`` …) is not left behind in the middle. It is tried first, as a
-dry run, by a child whose words nobody reads: what hangs there would hang the command, so it is not begun.
+dry run, by a child whose output is dropped: if that hangs the command would hang too, so it is not begun.
 
 Standard library only, and little of it: ``kill`` is typed in a hurry.
 """
@@ -41,7 +41,7 @@ _board: mmap.mmap | None = None
 
 
 def applies(args: Sequence[str]) -> bool:
-    """Is it a command that looks and answers, or writes a word and is done?"""
+    """Is it a command that reads and answers, or writes one file and is done?"""
     words = [word for word in args if not word.startswith("-")]
     if not words or "--help" in args or "-h" in args:
         return False
@@ -52,7 +52,7 @@ def applies(args: Sequence[str]) -> bool:
 
 def acts(args: Sequence[str]) -> bool:
     """Does a person type it, and does it send, submit or run something? ``cron ensure --run`` is typed by running jobs, every
-    few minutes: nobody waits for it, and it is not done twice."""
+    few minutes: no person waits for it, and it is not done twice."""
     words = [word for word in args if not word.startswith("-")]
     if {"--help", "-h", "--dry-run", "-n", "--run"} & set(args):
         return False
@@ -87,7 +87,7 @@ def ahead(args: Sequence[str]) -> list[str] | None:
 
 
 def hurry(args: Sequence[str]) -> None:
-    """Somebody waits for one look of ``watch`` and for ``cron install`` too, also behind ``| tee``: Slurm is given up earlier
+    """A person waits for one tick of ``watch`` and for ``cron install`` too, also behind ``| tee``: Slurm is given up earlier
     there, but not where a clock started it."""
     words = [word for word in args if not word.startswith("-")]
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
@@ -115,7 +115,7 @@ def _has_terminal() -> bool:
 
 
 def _dry(args: Sequence[str]) -> list[str]:
-    """A command that reads what ``args`` would read and does nothing."""
+    """The dry run that reads what ``args`` would read and does nothing."""
     if args[0] == "sandbox":
         return ["sandbox", "env", *(f"--dir={folder}" for folder in _folders(args))]
     if args[0] != "notify":
@@ -125,7 +125,7 @@ def _dry(args: Sequence[str]) -> list[str]:
 
 
 def _folders(args: Sequence[str]) -> list[str]:
-    """What ``--dir`` names."""
+    """The value of ``--dir``."""
     after = [word for before, word in pairwise(args) if before == "--dir"]
     return after + [word.partition("=")[2] for word in args if word.startswith("--dir=")]
 
@@ -173,7 +173,7 @@ def allow(seconds: float) -> None:
 
 
 def person_is_asked() -> None:
-    """Nobody hurries a person; the clock starts anew with ``person_has_answered``."""
+    """Stop the clock while a person answers; ``person_has_answered`` restarts it."""
     if _board is not None:
         _board[:] = _UNTIL.pack(0.0)
 
@@ -209,7 +209,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
             pass
         os._exit(status)
     except KeyboardInterrupt:
-        until = time.monotonic() + 1.0  # it heard that as well, and may have something to say
+        until = time.monotonic() + 1.0  # it got that signal as well, and may still print something
         while _ended(pid) is None and time.monotonic() < until:
             _pass_on(pipes, 0.02)
         _leave(pid, args)

@@ -13,7 +13,7 @@ from ftsupervise.config.supervisor import SETTINGS, Form, Setting
 
 
 class _Number(click.FloatRange):
-    """A finite number: nan is in every range. ``off``: a word that is taken besides."""
+    """A finite number: nan is in every range. ``off``: a word that is accepted besides."""
 
     def __init__(self, setting: Setting) -> None:
         low = setting.least if setting.above is None else setting.above
@@ -78,12 +78,12 @@ def _option(setting: Setting) -> click.Option:
 def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **values: Any) -> None:
     """Supervise COMMAND inside the job: ftsupervise run -- srun python train.py
 
-    Does not start it when the run has finished, its kill switch is up or its brake is on. Tells it to save and leave
+    Does not start it when the run has finished, its kill switch is up or its brake is on. Asks it to save and stop
     when Slurm warns. Starts it again here when it fails (--in-place), as long as that helps and time is left. Ends with
-    its exit code, 128+N when a signal ended it, and writes how it ended to RUN/attempts/NNNN/end.json.
+    its exit code, 128+N when a signal ended it, and records its end in RUN/attempts/NNNN/end.json.
 
     The settings that launch passes on have the same meaning as in ftsupervise.yaml; times are in seconds. Without --hang and
-    --in-place a command that stands still is only reported, not ended.
+    --in-place a hung command is only reported, not ended.
     """
     from pathlib import Path
 

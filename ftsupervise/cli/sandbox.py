@@ -77,7 +77,7 @@ def sandbox() -> None:
 @_directory
 @_shape
 def up(directory: Path | None, **shape: Any) -> None:
-    """Make a cluster; back when its nodes are idle."""
+    """Start a cluster; returns when its nodes are idle."""
     began = time.monotonic()
     made = Sandbox.up(directory, **shape)
     where = "" if directory is None else f" --dir {shlex.quote(str(made.directory))}"
@@ -119,7 +119,7 @@ def env(directory: Path | None, as_json: bool) -> None:
 @sandbox.command("list")
 @click.option("--json", "as_json", is_flag=True, help="As a JSON object.")
 def list_(as_json: bool) -> None:
-    """Sandboxes of this account, and whether they live."""
+    """List the sandboxes of this account, and whether they live."""
     seen = sandboxes()
     if as_json:
         found = [{"directory": str(one.directory), "state": one.word} for one in seen]

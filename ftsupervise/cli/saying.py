@@ -1,6 +1,6 @@
-"""How the command line speaks: prose wraps by word on a terminal, a command to type stays whole; values as JSON have one form.
+"""The output of the command line: prose wraps by word on a terminal, a command to type stays whole; JSON has one form.
 
-What is written to a file or a pipe stays one line for each thing, so that ``grep`` finds it.
+In a file or a pipe each message stays one line, so that ``grep`` finds it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def may_colour() -> bool:
 
 
 def plain(value: object) -> Any:
-    """A value of ours as JSON has it, in every ``--json``: words of ours in small letters, Slurm's states as Slurm writes them,
+    """A value as every ``--json`` prints it: words of ours in small letters, Slurm's states as Slurm writes them,
     times in ISO 8601, durations in seconds."""
     import dataclasses
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""``ftsupervise status``: a verdict first, then what it rests on."""
+"""``ftsupervise status``: a verdict first, then its evidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
 def status(runs: tuple[str, ...], as_json: bool) -> None:
-    """How is RUN doing? RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
+    """Show how RUN is doing. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
     from ftsupervise.config.find_run import find_run
     from ftsupervise.report.status import gather
 
@@ -43,7 +43,7 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
 
 
 def _with_receivers(seen: Status) -> Status:
-    """How its receivers stand. What reads a journal is imported where there is one: half of a start."""
+    """The state of its receivers. What reads a journal is imported where there is one: half of a start."""
     journal = seen.rundir.watch / "journal"
     try:
         if not os.listdir(journal):

@@ -1,4 +1,4 @@
-"""``ftsupervise kill``, ``save`` and ``clear``: what ``touch`` and ``rm`` in RUN/switches do, with a name and a reason.
+"""``ftsupervise kill``, ``save`` and ``clear``: as ``touch`` and ``rm`` in RUN/switches, with a name and a reason.
 
 These are typed in a hurry on a loaded login node: nothing is imported that they do not need.
 """
@@ -71,12 +71,12 @@ def save(runs: tuple[str, ...], why: str) -> None:
 @click.option("--switch", type=click.Choice(["kill", "save", "both"]), default="both", show_default=True)
 @click.option("--brake", is_flag=True, help="Take the brake off, and let the members that were held start.")
 def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
-    """Take the switches down again. What was stopped stays stopped: ftsupervise launch continues it.
+    """Lower the switches again. A stopped run stays stopped: ftsupervise launch continues it.
 
     RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
 
-    With --brake: take off the brake, which the same failure without progress put on; the failures so far do not count
-    any more, and the members of the chain that were held go on.
+    With --brake: release the brake, which repeated failures without progress put on. Earlier failures no longer
+    count, and the held members of the chain go on.
     """
     for rundir, name in _find(runs):
         if brake:
@@ -155,7 +155,7 @@ def _find(runs: tuple[str, ...]) -> list[Found]:
 
 
 def _is_up(rundir: RunDir, switch: str, name: str) -> bool:
-    """Say so if somebody has raised it already: the first reason stays."""
+    """Say so if it is raised already: the first reason stays."""
     from ftsupervise.rundir.switches import read_switch
 
     state = read_switch(rundir, switch)

@@ -54,10 +54,10 @@ def watch(
     trust: bool,
     quiet: bool,
 ) -> None:
-    """Look at each RUN from outside its jobs. RUN is a directory, an ftsupervise.yaml, or a name; default:
+    """Check each RUN from outside its jobs. RUN is a directory, an ftsupervise.yaml, or a name; default:
     ./ftsupervise.yaml.
 
-    One look at the queue for all of them, every watchdog of each, then the messages that follow: when something is
+    It asks the queue once, runs every watchdog of each run, and sends the messages that follow: when something is
     wrong, again after a while, and when it is over. One tick ends with 0 ok, 1 warning, 2 critical, 3 could not see.
     """
     from ftsupervise.errors import Error, UsageError
@@ -101,18 +101,18 @@ def watch(
 
 
 class Shown:
-    """What a watch that goes on has printed already: what stays as it was is not printed again at each tick."""
+    """The lines that a repeating watch has printed: unchanged ones are not printed again at each tick."""
 
     def __init__(self) -> None:
         self._last: dict[str, object] = {}
 
     def new(self, about: str, what: object) -> bool:
-        """Is it another thing than was printed of this last? It counts as printed from now on."""
+        """Does it differ from the last line about this? It counts as printed from now on."""
         before, self._last[about] = self._last.get(about), what
         return before != what
 
     def warn(self, runs: Sequence[Run]) -> None:
-        """Of runs of which nobody will hear, once each."""
+        """Warn once of each run without a receiver."""
         from ftsupervise.cli.config import unheard
 
         for run in runs:
@@ -121,14 +121,14 @@ class Shown:
                     say(f"note: {sentence}", err=True)
 
     def not_used(self, roster: Roster) -> None:
-        """Settings of others that are shown and not used, once each."""
+        """Print settings of others that are not used, once each."""
         for index, known in roster.known.items():
             if known.said and self.new(f"not used {roster.label(index)}", known.said):
                 say("\n".join(known.said), err=True)
 
 
 def _refuse(done: TickResult) -> None:
-    """What is wrong with the settings of the only run is said at once, with its exit code."""
+    """Report an error in the settings of the only run at once, with its exit code."""
     for error in done.progress.errors.values():
         raise error
     for label, why in zip(done.progress.roster.names, done.progress.trouble.values(), strict=False):
@@ -138,7 +138,7 @@ def _refuse(done: TickResult) -> None:
 
 
 def _name_all(roster: Roster) -> None:
-    """Every run this account has launched, as its state directory says, or said when it last answered."""
+    """Every run that this account has launched, by its state directory, or by its last answer."""
     from ftsupervise.config.find_run import state_dir
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
@@ -160,7 +160,7 @@ def _name_all(roster: Roster) -> None:
 
 
 def _take_leave(roster: Roster) -> None:
-    """Stopped on purpose: the guards and the other watchers need not miss this one."""
+    """Sign off: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
     from ftsupervise.rundir.paths import RunDir
     from ftsupervise.rundir.watchers import leave
@@ -223,7 +223,7 @@ def _print(done: TickResult, shown: Shown, *, quiet: bool) -> None:
 
 
 def _own_trouble(told: RunReport) -> list[Finding]:
-    """That telling itself is in trouble is found while it tells, so it does not stand among the findings."""
+    """Problems of the delivery itself, which appear only during it and so are no findings."""
     from ftsupervise.alerts.self_monitor import JOURNAL, RECEIVER
 
     return [alert.finding for alert in told.firing if alert.finding.watchdog in (JOURNAL, RECEIVER)]
@@ -243,7 +243,7 @@ def _exit_code(done: TickResult) -> int:
 
 
 def _stop_on_signals() -> list[int]:
-    """A list that fills when somebody asks this loop to stop."""
+    """A list that gets an item when this loop is asked to stop."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, _frame: asked.append(n))

@@ -84,7 +84,7 @@ class CronStatus:
     passed: tuple[PassedOver, ...]
     next_slot: datetime | None
     newest: datetime | None = None  # the last slot that this back end has ticked at
-    warnings: tuple[str, ...] = ()  # what Slurm's commands complained of beside their answers
+    warnings: tuple[str, ...] = ()  # warnings of Slurm's commands beside their answers
     drained: tuple[str, ...] = ()  # nodes that Slurm has drained by itself
     lost_lines: str = ""  # what has become of our lines in the person's table, if they are not as they should be
 

@@ -1,4 +1,4 @@
-"""The folders of a run and who may write them: the switches for the group, the rest for the owner, and what ``share`` adds.
+"""The folders of a run and their modes: the group may write the switches, the owner the rest, and ``share`` adds to that.
 
 Modes are set, not left to the umask, at each launch: a folder that was open to the group and is not shared any more is closed.
 """
@@ -61,7 +61,7 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
     """Every folder, those above first, and whether the group may write it."""
     launch = share is not None and share.launch
     watch = share is not None and share.watch
-    nodes = share is not None and (share.nodes or share.launch)  # its jobs write down what they saw of nodes
+    nodes = share is not None and (share.nodes or share.launch)  # its jobs record incidents of nodes there
     own = (run_dir.state, run_dir.attempts, run_dir.launches, run_dir.beats, run_dir.logs)
     found = [(folder, launch) for folder in (*own, run_dir.checkpoints, run_dir.staging)]
     found += [(run_dir.switches, True)]
@@ -71,7 +71,7 @@ def _folders(run_dir: RunDir, share: Sharing | None) -> list[tuple[Path, bool]]:
 
 
 def _open(folder: Path, mode: int, group: int | None) -> None:
-    """Group and mode of a folder of ours; another person's is theirs to open."""
+    """Set group and mode of a folder of ours; only another person can open theirs."""
     found = folder.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):  # a link to another disk is its target's affair
         return
@@ -106,7 +106,7 @@ def group_id(share: Sharing | None) -> int | None:
 
 
 def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
-    """What the run's group may do, a sentence each: said at launch, so that nobody shares more than they meant to."""
+    """The rights of the run's group, a sentence each: printed at launch, so that no person shares more than intended."""
     try:
         found = run_dir.switches.stat()
     except OSError:
@@ -133,7 +133,7 @@ def handed_over(run_dir: RunDir, share: Sharing) -> tuple[str, ...]:
 
 
 def _open_above(root: Path) -> str:
-    """Which folder above ``root`` lets others than its owner rename what is in it, as a clause; "" if none does."""
+    """A folder above ``root`` in which accounts other than its owner can rename entries, as a clause; "" if there is none."""
     for folder in root.resolve().parents:
         try:
             found = folder.stat()
@@ -145,7 +145,7 @@ def _open_above(root: Path) -> str:
 
 
 def require_own(run_dir: RunDir) -> None:
-    """Raises NotPermitted where the run directory is somebody else's and not shared, or not of whom it was launched for."""
+    """Raises NotPermitted where the run directory is another account's and not shared, or its owner has changed."""
     try:
         pinned.require_own(state_dir(), run_dir)
     except OSError as error:
@@ -153,7 +153,7 @@ def require_own(run_dir: RunDir) -> None:
 
 
 def pin(run_dir: RunDir, number: int) -> None:
-    """Let this account's watch know the run directory again. Best effort: a full home must not deny a launch that was made."""
+    """Note the run directory for this account's watch. Best effort: a full home must not deny a launch that was made."""
     try:
         page = read_json(run_dir.launches / f"{number:04d}" / "launch.json") or {}
         pinned.note(state_dir(), run_dir.root, as_text(page.get("token")))

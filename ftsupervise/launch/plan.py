@@ -1,7 +1,7 @@
-"""What would be submitted: pure. ``launch --dry-run`` prints a ``Plan`` and is done; ``submit`` carries it out.
+"""The plan of a launch: pure. ``launch --dry-run`` prints a ``Plan`` and ends; ``submit`` carries it out.
 
 Why the options are as they are (facts measured on real Slurm): ``--signal=B:`` reaches the batch shell, which the
-supervisor has replaced by ``exec``, so that the ranks hear of the limit whatever launcher stands between; ``--no-kill`` in an
+supervisor has replaced by ``exec``, so that the ranks get the warning through any launcher; ``--no-kill`` in an
 array with ``%1`` starts the next member beside a shrunken one, so runs with spare nodes are chained one by one.
 """
 
@@ -67,11 +67,11 @@ class Plan:
     workdir: Path
     options: tuple[str, ...]  # without the dependency, which a daisy chain's links differ in
     after: str  # the running job this chain attaches to, or ""
-    command: tuple[str, ...]  # what the script becomes by exec
-    avoided: tuple[str, ...] = ()  # nodes that are excluded because of their past, not by the settings
-    notes: tuple[str, ...] = ()  # what the person should know and did not ask for
+    command: tuple[str, ...]  # the command that replaces the script by exec
+    avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
+    notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
-    own_workdir: bool = False  # it belongs to this account: a job that finds another account's there does nothing
+    own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
     def submissions(self) -> int:
@@ -144,7 +144,7 @@ def plan(
 
 
 def warning_lead(launch: Launch) -> timedelta:
-    """How long before the limit the warning comes: ``warn``, else 10 minutes, but at most half the limit."""
+    """The time from the warning to the limit: ``warn``, else 10 minutes, but at most half the limit."""
     if launch.warn is not None:
         return launch.warn
     return min(_WARN, launch.time / 2) if launch.time else _WARN
@@ -186,7 +186,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
 
 
 def _settings(run: Run) -> list[str]:
-    """What the batch script says of ``run``'s settings: what differs from the default, and a few that people look for."""
+    """The settings of ``run`` in the batch script: those that differ from the default, and a few that people search for."""
     found: list[str] = []
     for setting in BY_KEY.values():
         value = _value(run, setting)
@@ -200,7 +200,7 @@ def _settings(run: Run) -> list[str]:
 
 
 def _value(run: Run, setting: Setting) -> Any:
-    """Seconds as a number; None where it is null, or its section; ... where nothing is to be said of a section that is null."""
+    """Seconds as a number; None where it is null, or its section; ... to leave out a section that is null."""
     value: Any = run
     *sections, last = setting.key.split(".")
     for name in sections:
@@ -223,8 +223,8 @@ def _texts(form: Form, value: Any) -> list[str]:
 
 def train_command(launch: Launch, kind: str) -> list[str]:
     """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
-    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that leaves with the
-    failure of any part of a pipe: ``train.py | tee log`` fails when train.py does."""
+    bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that fails with
+    any part of a pipe: ``train.py | tee log`` fails when train.py does."""
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
     own_srun = is_srun(words)

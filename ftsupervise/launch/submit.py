@@ -1,7 +1,7 @@
-"""Carry a plan out, so that whatever dies in between, typing the same command again does not make a second chain.
+"""Carry out a plan so that after any interruption, the same command typed again does not make a second chain.
 
 A launch is a directory ``launches/NNNN`` claimed by mkdir: the script, and ``launch.json`` with the token, written before
-sbatch is called. A launch that never heard back is looked for by its token before anything new is submitted.
+sbatch is called. A launch without an answer is searched for by its token before a new one is submitted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ The run directory of {name}, kept by ftsupervise. Everything here can be read wi
 
 @dataclass(frozen=True)
 class Launched:
-    """What was submitted, or found submitted already."""
+    """The submitted jobs, or those found submitted already."""
 
     job_ids: tuple[str, ...]
     number: int
@@ -70,7 +70,7 @@ class Launched:
 def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None = None) -> None:
     """Make the run directory: its folders (the group may write the switches and what ``share`` says), the settings, a README.
 
-    In a directory that was somebody's before it became a run's (``run_dir: .``), nothing of theirs is written over.
+    In a directory with other files (``run_dir: .``), none of them is overwritten.
     """
     try:
         if run_dir.config.is_dir() and not run_dir.config.is_symlink():  # all else in its place is replaced
@@ -93,7 +93,7 @@ def prepare(run_dir: RunDir, name: str, config_text: str, share: Sharing | None 
 
 
 def _not_mine(run_dir: RunDir, error: Error) -> Error:
-    """Somebody else's run: its owner shares it, nobody opens it with chmod."""
+    """Refuse another account's run that is not shared: only its owner can share it."""
     try:
         owner = run_dir.root.stat().st_uid
     except OSError:
@@ -118,7 +118,7 @@ def register(run_dir: RunDir, name: str) -> None:
 
 
 def check_may_start(run_dir: RunDir, name: str) -> None:
-    """Refuse to start against somebody's stop, against the brake, or a run that is done."""
+    """Refuse to launch against a kill switch, against the brake, or a finished run."""
     from ftsupervise.rundir.switches import KILL, read_brake, read_switch
 
     try:
@@ -193,7 +193,7 @@ def _kind_of_job(job: str) -> str:
 
 
 def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
-    """What to type when a launch broke off half-way: its links stand in the queue and end too soon; "" if none did."""
+    """The command to type after an interrupted launch, whose chain in the queue is too short; "" if there is none."""
     for record in records:
         links = {int(job.comment.rpartition(".")[2]): job.base_id for job in live if f":{record.token}." in job.comment}
         if record.state == "submitting" and links and max(links) < record.members:
@@ -208,7 +208,7 @@ def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, .
 def launch_run(
     plan: Plan, run: Run, scheduler: Scheduler, *, again: bool, now: datetime, env: Mapping[str, str]
 ) -> Launched:
-    """The whole story: may it start, was it taken already, make the directory, submit, let it be found by name."""
+    """The whole launch: check that it may start, adopt an earlier one, make the directory, submit, register its name."""
     from ftsupervise.config.load import dump
 
     run_dir = RunDir(plan.run_dir)
@@ -262,7 +262,7 @@ def submit(
     """Submit all links of ``plan``. Raises SubmitRejected, SchedulerUnavailable, CannotWrite, Refused."""
     run_dir = RunDir(plan.run_dir)
     number, folder = _claim(run_dir, now)
-    try:  # once more, now that the place is ours: somebody may have launched it all between our look and our claim
+    try:  # once more under our claim: another launch may have submitted it between our check and our claim
         check_queue(plan, scheduler, again=again)
     except BaseException:
         folder.rmdir()
@@ -283,7 +283,7 @@ def submit(
     )
     ids: list[str] = []
     found_again = False
-    haste.until = None  # all has been asked that a person waits for: an sbatch that is cut off may have been accepted
+    haste.until = None  # no deadline from here on: an sbatch that is cut off may have been accepted
     try:
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
@@ -317,7 +317,7 @@ def _half_written(error: OSError, folder: Path, ids: list[str]) -> Exception:
 
 
 def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
-    """Which of its excluded nodes may be taken back. Not remembered, they stay excluded in this chain."""
+    """Record the excluded nodes that may be released later. Without the record they stay excluded in this chain."""
     try:
         if nodes:
             incidents.write_exclusions(run_dir.nodes, job, nodes)
@@ -333,7 +333,7 @@ def _record_quietly(path: Path, record: LaunchRecord) -> None:
 
 
 def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
-    """The next launches/NNNN, unless somebody with a lower number is in the middle of submitting."""
+    """Claim the next launches/NNNN, unless a launch with a lower number is being submitted."""
 
     try:
         number = 1 + max(as_counts(os.listdir(run_dir.launches)), default=0)
@@ -347,7 +347,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             highest = max(as_counts(os.listdir(run_dir.launches)))
             if highest == number:
                 break
-            folder.rmdir()  # one that was given back; whoever holds a higher one has not seen us
+            folder.rmdir()  # one that was given back; a launch with a higher number has not seen us
             number = highest + 1
     except OSError as error:
         raise from_os_error(error, f"write {run_dir.launches}") from None
@@ -362,13 +362,15 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
 
 
 def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
-    """An earlier launch whose answer never came and whose job is in the queue all the same: adopt it."""
+    """Adopt an earlier launch that got no answer but whose job is in the queue."""
     run_dir = RunDir(plan.run_dir)
     for record in launches(run_dir):
         if record.state != "submitting" or not record.token:
             continue
         found = scheduler.find(comment(plan.name, record.token))
-        if not found or record.chain == "daisy":  # a half daisy chain stands in the queue: check_may_launch told of it
+        if (
+            not found or record.chain == "daisy"
+        ):  # half a daisy chain is in the queue: the check before the launch reported it
             continue
         ids = tuple(dict.fromkeys(job.base_id for job in found))
         path = run_dir.launches / f"{record.number:04d}" / "launch.json"

@@ -1,7 +1,7 @@
-"""Ask the file system or a process, and have an answer within a bound whatever hangs.
+"""Ask the file system or a process, and get an answer within a bound even if it hangs.
 
-A look at a path on a dead file server blocks in the kernel: no timeout, thread or pool of this process gets it back,
-and the process could not even exit. So every look at a user's path, and at other processes, is done by a child (one
+A read of a path on a dead file server blocks in the kernel: no timeout, thread or pool of this process gets it back,
+and the process could not even exit. So every read of a user's path, and at other processes, is done by a child (one
 for each device, started at the first question, serving all that follow), in a session of its own, that is waited for
 with a bound, killed, and if it does not die abandoned and remembered. While it lives, its device is not asked again.
 
@@ -61,7 +61,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 class Probe:
-    """The bounded eyes of one tick. Not for use by several threads.
+    """The bounded reads of one tick. Not for use by several threads.
 
     ``bound`` is the longest one question may take, in seconds. A device that let a question pass its bound is not asked
     again by this Probe, nor by a later one while the abandoned child lives: all in all it costs one bound. ``clocks``
@@ -72,10 +72,10 @@ class Probe:
         self, *, bound: float = 5.0, notes: Path | None = None, waits: Callable[[float], None] | None = None
     ) -> None:
         self.bound = bound
-        self._waits = waits  # told before each question how many seconds it may take
+        self._waits = waits  # called before each question with the seconds that it may take
         self._notes_directory = notes
         self._details: dict[str, list[Mount]] = {}
-        self._led: dict[str, str] = {}  # where a path has led
+        self._led: dict[str, str] = {}  # the device of each path
         self._notes: Notes | None = None
         self._mounts: Mounts | None = None
         self._children: dict[str, Child] = {}
@@ -91,7 +91,7 @@ class Probe:
     # ----------------------------------------------------------------------------------------------- questions
 
     def space(self, path: str | Path) -> Space | Missing | NotSeen:
-        """What is left of the file system ``path`` lies on, for an ordinary user."""
+        """The free space of the file system of ``path``, for an ordinary user."""
         got = self._ask_path("statvfs", str(path))
         if isinstance(got, (Missing, NotSeen)):
             return got
@@ -100,14 +100,14 @@ class Probe:
         return Space(total=used + bavail * unit, used=used, free=bavail * unit, inodes=files, inodes_free=favail)
 
     def mount(self, path: str | Path) -> Mount | Missing | NotSeen:
-        """Which mount ``path`` lies on, symbolic links followed, as the mount table has it when it has been looked at."""
+        """The mount of ``path``, symbolic links followed, by the mount table after a first read of the path."""
         if str(path) not in self._led:
             got = self._ask_path("look", str(path))
             if isinstance(got, (Missing, NotSeen)):
                 return got
         real = self._led[str(path)]
         found, device = Mount("/", "", ""), self._table.of(real)
-        if device not in self._details:  # after the first look: an automounter mounts for it
+        if device not in self._details:  # after the first read: an automounter mounts for it
             self._details[device] = read_details()
         for mount in self._details[device]:
             inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")

@@ -1,4 +1,4 @@
-"""Children that did not die: who they are, on which device, since when. Kept on this host, for this host.
+"""Children that did not die: their identity, their device, since when. Kept on this host, for this host.
 
 A child in state D cannot be killed, only left alone; a second one on the same device would hang as well, and many of
 them get a Slurm node drained. So each child is written down when it starts and crossed out when it ended. One that
@@ -36,7 +36,7 @@ class Note:
 
     @property
     def seconds(self) -> float:
-        """For how long it has been at it."""
+        """The seconds that it has been hanging."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.since)
 
 
@@ -89,7 +89,7 @@ class Notes:
     def stuck(self) -> list[Note]:
         """Children that hang: abandoned and still alive, or left alive by a parent that is gone. Clears old notes.
 
-        One whose parent has gone just now may be on its way after it: it is given a moment.
+        A child whose parent has just ended may be about to end too: it gets a moment.
         """
         found = []
         until = time.monotonic() + _MOMENT

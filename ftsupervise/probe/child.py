@@ -1,4 +1,4 @@
-"""One child process that answers questions, seen from its parent: ask with a bound, end with a bound, else let go."""
+"""One child process that answers questions, seen from its parent: ask with a bound, end with a bound, else abandon it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ftsupervise.probe import server
 from ftsupervise.probe.abandoned import Notes
 
 _SCRIPT = str(Path(server.__file__))
-_GRACE = 0.2  # seconds for a child to die of SIGKILL, or to leave after we hung up
+_GRACE = 0.2  # seconds for a child to die of SIGKILL, or to exit after we closed its input
 
 
 class Late(Exception):
@@ -96,7 +96,7 @@ class Child:
             return None
 
     def hang_up(self) -> None:
-        """Let an idle child go home by itself."""
+        """Ask an idle child to exit."""
         self._to.close()
 
     def finish(self, notes: Notes) -> bool:
@@ -131,15 +131,15 @@ class Child:
         return [its] if its is not None else []
 
 
-# What the world may answer: frozen values, and the two ways of having no answer.
+# The possible answers: frozen values, and the two ways of having none.
 #
-# ``Missing`` is an answer: we looked, and it is not there. ``NotSeen`` is none: nothing is known about the subject, and
-# whoever gets it must neither complain about the subject nor call it fine.
+# ``Missing`` is an answer: we checked, and it is not there. ``NotSeen`` is none: nothing is known about the subject, so its
+# receiver must neither complain about the subject nor call it fine.
 
 
 @dataclass(frozen=True)
 class NotSeen:
-    """Could not look. ``seconds`` is for how long the device has not answered (0: it refused at once)."""
+    """Could not read. ``seconds`` is for how long the device has not answered (0: it refused at once)."""
 
     what: str
     why: str
@@ -154,7 +154,7 @@ class NotSeen:
 
 @dataclass(frozen=True)
 class Missing:
-    """Looked, and there is no such thing."""
+    """Checked, and it does not exist."""
 
     path: str
 
@@ -163,7 +163,7 @@ class Missing:
 class Space:
     """One file system as an ordinary user may use it. Bytes and inodes; ``free`` is bavail, never bfree."""
 
-    total: int  # what users can have at all: used + free, as df counts it
+    total: int  # the part that users can have: used + free, as df counts it
     used: int
     free: int
     inodes: int  # 0: this file system has no fixed number of them
@@ -172,7 +172,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Mount:
-    """What is mounted where, as the mount table has it: "/scratch", "lustre", "10.0.0.1@o2ib:/scratch"."""
+    """A mount by the mount table: "/scratch", "lustre", "10.0.0.1@o2ib:/scratch"."""
 
     point: str
     kind: str
@@ -181,7 +181,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or directory as the file server tells it; ``mtime`` in seconds of the server's clock."""
+    """A file or directory as the file server reports it; ``mtime`` in seconds of the server's clock."""
 
     name: str
     mode: int

@@ -1,15 +1,15 @@
-"""Have a part of one's own work done by a child that may hang, so that its parent never does.
+"""Do a part of this program's work in a child that may hang, so that its parent never does.
 
-A ``Probe`` answers questions; an errand is a whole piece of this program (read the settings of a run, look at it, write down
-what was found) in a forked child. So no path through the code can be forgotten: whatever it opens, on whatever dead mount, the
+A ``Probe`` answers questions; an errand is a whole piece of this program (read the settings of a run, check it, record the
+findings) in a forked child. So no path through the code can be forgotten: the child may open any file on any dead mount, the
 parent reads nothing but a pipe and a page of memory.
 
     errand = Errand(work)                      # work(say) runs in the child
     while not errand.ended and not errand.late:  # late: silent for longer than it said it would be
-        for told in errand.wait(0.2): ...      # what the child told with ``say.tell``
+        for told in errand.wait(0.2): ...      # the values that the child sent with ``say.tell``
     errand.finish("run a", "the run a")
 
-The child says what it is at, and how long that may take (``say.at``), in shared memory: that costs no system call. One that is
+The child reports its item, and how long that may take (``say.at``), in shared memory: that costs no system call. One that is
 late is killed, and if it does not die of that (state D) it is abandoned and written down, as those of a Probe are.
 """
 
@@ -30,13 +30,13 @@ from ftsupervise.host.processes import identity, process
 from ftsupervise.probe.abandoned import Notes
 
 _GRACE = 0.3  # seconds for a child to die
-_BUSY = 6  # one that computes, on a busy machine, may take so many times as long
+_BUSY = 6  # a busy child on a busy machine may take so many times as long
 _HEAD = struct.Struct("<QqdH")  # counter, item, allowance in seconds, length of the words
 _PAGE = 4096
 
 
 class At(NamedTuple):
-    """What a child is at: the number of an item (-1: none in particular), words, and how many seconds it may be silent."""
+    """The item that a child works on: its number (-1: none in particular), words, and the seconds it may be silent."""
 
     item: int
     words: str
@@ -51,14 +51,14 @@ class Say:
         self._item, self._length = -1, 0
 
     def at(self, item: int, words: str, seconds: float) -> None:
-        """From here on it is at this, and may be silent for so many seconds."""
+        """Report the item that begins now, and the seconds it may be silent."""
         raw = words.encode("utf-8", "replace")[: _PAGE - _HEAD.size]
         self._board[_HEAD.size : _HEAD.size + len(raw)] = raw
         self._item, self._length = item, len(raw)
         self.waits(seconds)
 
     def waits(self, seconds: float) -> None:
-        """The same work goes on, and may take so many seconds from here on."""
+        """Report that the same item goes on, and may take so many seconds from here on."""
         self._turn += 1
         self._board[: _HEAD.size] = _HEAD.pack(self._turn, self._item, seconds, self._length)
 
@@ -78,16 +78,16 @@ class _End(NamedTuple):
 
 
 class Errand:
-    """One child at work. ``allowance``: seconds it may be silent before it has said anything."""
+    """One child at work. ``allowance``: seconds it may be silent before its first report."""
 
     def __init__(self, work: Callable[[Say], object], *, allowance: float = 10.0, notes: Notes | None = None) -> None:
         self._board = mmap.mmap(-1, _PAGE)
         self._board[: _HEAD.size] = _HEAD.pack(0, -1, allowance, 0)
         self._notes, self._buffer = notes, bytearray()
         self._turn, self._silent, self._looked = 0, 0.0, time.monotonic()
-        self.ended = False  # it has told all it had to tell, or is gone
+        self.ended = False  # it has sent all its values, or is gone
         self.error: BaseException | None = None  # what ``work`` raised
-        self.died = ""  # how it ended, if it did not come to its end
+        self.died = ""  # how it ended, if it did not finish
         mine, its = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
@@ -110,14 +110,14 @@ class Errand:
 
     @property
     def silent(self) -> float:
-        """Seconds since it said anything, as far as this process was awake to hear it."""
+        """Seconds since its last report, in time in which this process ran."""
         return self._silent
 
     @property
     def late(self) -> bool:
-        """It has been silent for longer than it said, and is not merely computing on a busy machine."""
+        """Has it been silent for longer than it announced, and is it not merely slow on a busy machine?"""
         now = time.monotonic()
-        passed, self._looked = min(now - self._looked, 1.0), now  # a parent that slept accuses nobody
+        passed, self._looked = min(now - self._looked, 1.0), now  # a parent that slept cannot judge
         turn = _HEAD.unpack(self._board[: _HEAD.size])[0]
         if turn != self._turn:
             self._turn, self._silent = turn, 0.0
@@ -129,12 +129,12 @@ class Errand:
         return self._silent > _BUSY * allowed or (its := process(self.pid)) is None or its.state != "R"
 
     def wait(self, seconds: float) -> list[Any]:
-        """What it has told meanwhile, after ``seconds`` at most."""
+        """The values that it has sent meanwhile, after ``seconds`` at most."""
         select.select([self._from], [], [], seconds)
         return self.heard()
 
     def heard(self) -> list[Any]:
-        """What it has told, without waiting."""
+        """The values that it has sent, without waiting."""
         told: list[Any] = []
         while not self.ended:
             try:
@@ -164,7 +164,7 @@ class Errand:
         return told
 
     def finish(self, key: str = "", what: str = "") -> bool:
-        """See it off: True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
+        """End it: True if it is gone. One that does not die of SIGKILL is left behind and noted under ``key``."""
         os.close(self._from)
         began = time.clock_gettime(time.CLOCK_BOOTTIME) - self._silent
         gone = (self.ended and self._reaped(_GRACE)) or self._killed()
@@ -199,7 +199,7 @@ class Errand:
 
 
 def within(seconds: float, work: Callable[[], Any], *, key: str = "") -> Any:
-    """What ``work`` gives back or raises, done by a child. Raises TimeoutError when it is not done in ``seconds``.
+    """Run ``work`` in a child; returns or raises what it does. Raises TimeoutError when it is not done in ``seconds``.
 
     ``key``: one that hangs and cannot be killed is noted under it, and while it lives no other one is sent after it.
     """
@@ -227,7 +227,7 @@ def _child(work: Callable[[Say], object], say: Say, pipe: int) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):  # one that is left behind keeps nobody's terminal, pipe or lock open
+        for fd in (0, 1, 2):  # an abandoned child keeps no terminal, pipe or lock open
             os.dup2(null, fd)
         os.closerange(3, pipe)
         os.closerange(pipe + 1, 1 << 16)
@@ -250,6 +250,6 @@ def _portable(error: BaseException | None) -> BaseException | None:
     error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception class of whatever library
+    except Exception:  # an exception class of any library
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -1,12 +1,12 @@
-"""The child that may hang so that nobody else does.
+"""The child that may hang, so that its parent never does.
 
 It answers questions about one device (one mounted file system) over its stdin and stdout, one at a time, and may block
-for ever in any of them: whoever asks waits with a bound, kills it, and abandons it if it does not die. It is started as
+for ever in any of them: its parent waits with a bound, kills it, and abandons it if it does not die. It is started as
 a plain script without site-packages, so it costs about as much as ``python -c pass``, and imports nothing it can do
 without.
 
 It never touches a device other than its own on purpose: a path that leads elsewhere (a nested mount, a symbolic link)
-is answered with "elsewhere", and the asker turns to the child of that device.
+is answered with "elsewhere", and the parent asks the child of that device.
 
 Frames both ways: four bytes of length, then ``marshal`` (both ends are the same interpreter).
 """
@@ -32,7 +32,7 @@ Table = list[tuple[str, str]]  # (mount point, device "major:minor"), in the ord
 
 
 class Elsewhere(Exception):
-    """The path leads to another device; the argument is where."""
+    """The path leads to another device, which the argument names."""
 
 
 # ----------------------------------------------------------------------------------------------------------- mounts
@@ -59,7 +59,7 @@ def parse_mounts(text: bytes) -> Table:
 
 
 class Mounts:
-    """Which device does a path belong to, told from the mount table alone, without touching the path."""
+    """The device of a path, by the mount table alone, without touching the path."""
 
     def __init__(self, table: Table) -> None:
         self.device = dict(table)  # a later mount on the same point hides the earlier one, as it does in the kernel
@@ -191,7 +191,7 @@ def texts(path: str, prefix: str, files: int, most: int) -> list[tuple[str, floa
     for mtime, name in named[:files]:
         try:
             answer.append((name, mtime, text(os.path.join(path, name), most)))
-        except OSError:  # replaced or removed between the listing and the look: it will be there next time
+        except OSError:  # replaced or removed between the listing and the read: it will be there next time
             continue
     return answer
 
@@ -222,7 +222,7 @@ def tree(path: str, most: int) -> tuple[int, int, float, bool, list[str]]:
 
 
 def clock(path: str) -> tuple[float, float]:
-    """(what time the file server says it is, what this node said meanwhile), from a file made and removed again.
+    """(the file server's time, this node's time), from a file made and removed again.
 
     ``utime`` without times lets the server fill in its own clock, where a create alone may carry the client's.
     """
@@ -298,7 +298,9 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
                 open_ends.remove(fd)
         if status is None:
             done, code = os.waitpid(pid, os.WNOHANG)
-            if done:  # what it left running may hold the pipes open; half a second is given for the last words
+            if (
+                done
+            ):  # processes that it left running may hold the pipes open; half a second is given for the last output
                 status, until = os.waitstatus_to_exitcode(code), min(until, time.monotonic() + 0.5)
     for fd in open_ends:  # what lies there already, however late we come to look
         while len(texts_of[fd]) < most and select.select([fd], [], [], 0)[0] and (part := os.read(fd, 65536)):
@@ -317,7 +319,7 @@ def _end(pid: int, killpg: Any) -> int:
     import signal
 
     killpg(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # may block for ever: that is what this child is for
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # may block for ever: this child exists for that
 
 
 # --------------------------------------------------------------------------------------------------------- the loop
@@ -338,7 +340,7 @@ def answer(name: str, args: tuple[Any, ...], mounts: Mounts, mine: str) -> tuple
         return ("errno", error.errno or 0, error.strerror or str(error))
     except (
         Exception
-    ) as error:  # the asker must get an answer: a child that dies of one odd file is asked again for ever
+    ) as error:  # the parent must get an answer: a child that dies of one odd file is asked again for ever
         return ("failed", f"{type(error).__name__}: {error}")
 
 

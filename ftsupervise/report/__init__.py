@@ -1,1 +1,1 @@
-"""What a person wants to know about a run, gathered from its directory and the queue."""
+"""The status of a run, gathered from its directory and the queue."""

@@ -1,6 +1,6 @@
-"""How is the run doing? One look, from the run directory and one ``squeue``; light enough for every prompt and loop.
+"""The status of a run by one check of its directory and one ``squeue``; light enough for every prompt and loop.
 
-What could not be seen is said to be unknown, with the reason; it is never shown as fine nor as gone.
+A part that could not be read is shown as unknown, with the reason; never as fine nor as gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELD = "JobHeldUser"  # Slurm's word
 
 
 class Status(NamedTuple):
-    """One look. ``verdict`` is a word: RUNNING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN."""
+    """The result of one check. ``verdict`` is a word: RUNNING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN."""
 
     name: str
     rundir: RunDir
@@ -40,12 +40,12 @@ class Status(NamedTuple):
     switches: tuple[SwitchState, ...]
     finished: bool
     not_read: int = 0  # attempts that are not in ``attempts``
-    warnings: tuple[str, ...] = ()  # what Slurm's commands complained of beside their answers
+    warnings: tuple[str, ...] = ()  # warnings of Slurm's commands beside their answers
     telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each (alerts/standing.py)
 
     @property
     def step(self) -> int | None:
-        """The step all ranks have reached; once the attempt has ended, what the ledger says of it, which is the newer word."""
+        """The step that all ranks have reached; after the attempt's end the ledger's, which is newer."""
         beats = min((beat.step for beat in self.beats if beat.step is not None), default=None)
         last = self.attempts[-1] if self.attempts else None
         told = last.last_step if last is not None and last.ended is not None else None
@@ -85,7 +85,7 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
 
 
 def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
-    """The beats of the newest attempt: an older one's lie there until its rank beats again, or for ever where there are
+    """The beats of the newest attempt: an older one's stay until its rank beats again, or for ever where there are
     fewer ranks now. Beats that name no attempt count by their time."""
     if not attempts:
         return beats
@@ -104,7 +104,7 @@ def _kind_of(attempt: Attempt | None) -> str:
 
 
 def _logs(rundir: RunDir, name: str) -> str:
-    """Where the jobs write, as a shell's pattern."""
+    """The jobs' output files, as a shell's pattern."""
     import shlex
 
     from ftsupervise.config import sources
@@ -156,7 +156,7 @@ def _quoted(rundir: RunDir) -> str:
 
 
 def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str, tuple[str, ...]]:
-    """The jobs, or why they are not known; and what the scheduler warns of."""
+    """The jobs, or why they are not known; and the scheduler's warnings."""
     from ftsupervise.scheduler import open_scheduler
 
     try:

@@ -5,10 +5,10 @@
         sandbox.node("node-1", "crash")
 
 munged, slurmctld and one slurmd per node live under one directory, on ports and with a key of their own, so several
-sandboxes stand side by side, and beside the machine's own Slurm. The directory is the interface: whoever knows it can
-ask for the environment, break a node, or take the sandbox down. What belongs to a sandbox is found by looking at the
-processes themselves (``place.py``), so ``down`` works after whatever happened. One made by ``temporary`` ends with the
-process that made it, however that ends (``keeper.py``); one made by ``Sandbox.up`` stands until it is taken down.
+sandboxes run side by side, and beside the machine's own Slurm. The directory is the interface: with its path a command can
+ask for the environment, break a node, or take the sandbox down. Its processes are recognised by themselves
+(``place.py``), so ``down`` works after any accident. One made by ``temporary`` ends with the
+process that made it, however that ends (``keeper.py``); one made by ``Sandbox.up`` stays up until it is taken down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One cluster: up, down, and everything one does to it between."""
+"""One cluster: up, down, and the actions between."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Sandbox:
     shape: Shape
     port: int
     made: bool = False  # the directory is ours to remove, not only what is in it
-    owner: str = ""  # the mark of the process it dies with (keeper.py); "": it stands until it is taken down
+    owner: str = ""  # the mark of the process it ends with (keeper.py); "": it stays up until it is taken down
     marks: bool = False  # ... which is this process: what is started with ``env`` dies with it too
 
     # ------------------------------------------------------------------------------------------------ up and down
@@ -48,10 +48,10 @@ class Sandbox:
     ) -> Sandbox:
         """Bring a cluster up and return when its nodes are idle. Takes the fields of ``Shape`` by name.
 
-        What an earlier one left in ``directory`` (dead, or half up) is cleared first. Raises AlreadyRunning if one
+        Leftovers of an earlier one in ``directory`` (dead, or half up) are cleared first. Raises AlreadyRunning if one
         lives there, NotFound if Slurm is not installed, UsageError for a directory Slurm cannot live in, Refused if
         there is something else in it, NotPermitted if others may change it. Whenever it raises, it leaves nothing behind.
-        It stands until somebody takes it down; one that dies with this process is made by ``visit.temporary``.
+        It stays up until it is taken down; ``visit.temporary`` makes one that ends with this process.
         """
         if shape.get("prefix"):
             shape["prefix"] = os.path.realpath(shape["prefix"])
@@ -111,7 +111,7 @@ class Sandbox:
             return rest
 
     def down(self, *, timeout: float = 20.0) -> None:
-        """End every process of the sandbox, its jobs' included, and remove its files. What others put there stays.
+        """End every process of the sandbox, its jobs' included, and remove its files. Files of others stay.
 
         Raises Error, naming them, if processes could not be ended within ``timeout`` seconds (state D).
         """
@@ -152,7 +152,7 @@ class Sandbox:
         return done.stdout
 
     def wait_ready(self, timeout: float = 30.0) -> None:
-        """Back when every node takes jobs. After ``timeout`` seconds raises SchedulerUnavailable with their states."""
+        """Return when every node accepts jobs. After ``timeout`` seconds raises SchedulerUnavailable with their states."""
         end = time.monotonic() + timeout
         states = "no answer yet"
         while True:
@@ -209,7 +209,7 @@ class Sandbox:
         return Layout(self.directory)
 
     def processes(self) -> list[place.Member]:
-        """All that runs in it, daemons and jobs, each with its node."""
+        """All its processes, daemons and jobs, each with its node."""
         return place.members(self.layout.slurm_conf, self.shape.node_names)
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -235,7 +235,7 @@ class Sandbox:
 
     def _write_files(self) -> None:
         layout, shape = self.layout, self.shape
-        # The record comes first: from now on whatever lies here is known to be ours.
+        # The record comes first: from now on all files here are known to be ours.
         record = {"shape": shape.as_json(), "port": self.port, "made": self.made, "owner": self.owner}
         place.write_new(layout.record, json.dumps(record, indent=1) + "\n", 0o644)
         for directory in (layout.bin, layout.state, layout.spool, layout.logs, layout.devices, layout.munge):
@@ -271,7 +271,7 @@ class Sandbox:
         self.wait_ready(left())
 
     def _wait_controller(self, seconds: float) -> None:
-        """slurmctld goes to the background before it is sure of itself: wait until it answers, or say why it ended."""
+        """slurmctld goes to the background before it is ready: wait until it answers, or report why it ended."""
         end = time.monotonic() + seconds
         absent = 0
         while True:
@@ -280,7 +280,7 @@ class Sandbox:
                 return
             except SchedulerUnavailable:
                 absent = 0 if self._slurmctld() else absent + 1
-                if absent == 10:  # not the first time: a process that forks and ends can slip through one look
+                if absent == 10:  # not the first time: a process that forks and ends can escape one scan
                     raise daemons.gave_up("slurmctld", self.layout.logs / "slurmctld.log") from None
                 if time.monotonic() >= end:
                     raise
@@ -302,7 +302,7 @@ def _refuse_foreign(layout: Layout) -> None:
 
 
 def _clear_leftovers(layout: Layout) -> bool:
-    """Take away what an earlier sandbox left; whether it had made the directory. Raises AlreadyRunning if it lives."""
+    """Remove the leftovers of an earlier sandbox. Returns: had it made the directory? Raises AlreadyRunning if it lives."""
     old = Sandbox(layout.root, Shape(nodes=conf.MOST_NODES), 0)
     if old.alive:
         raise AlreadyRunning(
@@ -323,7 +323,7 @@ def _act(name: str, running: list[Process], action: str) -> None:
     number = {"stop": "SIGTERM", "kill": "SIGKILL", "pause": "SIGSTOP", "cont": "SIGCONT"}[action]
     for process in running:
         signal_exactly(process, signal.Signals[number])
-        if action == "stop":  # one that was paused shall hear it too
+        if action == "stop":  # a paused one has to receive it too
             signal_exactly(process, signal.SIGCONT)
     if action in ("stop", "kill"):
         left = wait_gone(running, _STOP_SECONDS)

@@ -1,6 +1,6 @@
 """The files Slurm reads in a sandbox, as text. Pure: nothing here touches the machine.
 
-Most lines stand here because leaving them out cost somebody an evening; the reasons are beside them. Everything is
+Most lines were found necessary the hard way; the reasons are beside them. Everything is
 written for one machine that plays many nodes: one slurmd per node name, told apart by their ports.
 """
 
@@ -184,7 +184,7 @@ def slurm_conf(shape: Shape, layout: Layout, *, port: int, user: str, host: str,
         "SelectTypeParameters=CR_Core_Memory",
         # The nodes claim more processors and memory than this machine has.
         "SlurmdParameters=config_overrides",
-        # Look at the queue every second: a try should not wait for a production scheduler's minute.
+        # Schedule every second: a try should not wait for a production scheduler's minute.
         "SchedulerType=sched/backfill",
         "SchedulerParameters=sched_interval=1,bf_interval=1,bf_window=1440,batch_sched_delay=0,sched_min_interval=0",
         "ReturnToService=2",
@@ -226,7 +226,7 @@ def _accounting(layout: Layout, port: int) -> list[str]:
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={port}",
-        # For slurmdbd the "password" is where munge listens; AuthInfo alone is not looked at.
+        # For slurmdbd the "password" is where munge listens; AuthInfo alone is ignored.
         f"AccountingStoragePass={layout.munge_socket}",
     ]
 

@@ -24,7 +24,7 @@ _KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
 
 
 class PortTaken(Error):
-    """Somebody else took one of our ports between looking and listening. Worth another try."""
+    """Another process took one of our ports between the check and the start. Worth another try."""
 
 
 def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
@@ -37,7 +37,7 @@ def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` ports in a row that nobody listens on, below those the kernel hands out by itself."""
+    """The first of ``count`` free ports in a row, below those that the kernel assigns."""
     try:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def _free(port: int) -> bool:
 
 
 def link(layout: Layout, shape: Shape) -> None:
-    """Links with the names the daemons expect: started as slurmctld-wlm, one believes it is something else."""
+    """Make links with the names that the daemons expect: slurmctld acts by its own name."""
     for name in ("slurmctld", "slurmd", "slurmstepd"):
         target = programs.find(name, shape.prefix)
         assert target is not None, name  # programs.require came first
@@ -102,7 +102,7 @@ def _start(
     *,
     node_mark: bool = False,
 ) -> None:
-    """Start daemons that go to the background by themselves; back when all of them have."""
+    """Start daemons that go to the background by themselves; return when all of them have."""
     end = time.monotonic() + seconds
     running: dict[str, subprocess.Popen[bytes]] = {}
     try:
@@ -147,7 +147,7 @@ def gave_up(name: str, log: Path) -> Error:
 
 
 def explained(message: str, said: str) -> Error:
-    """The error for a daemon's last words, with what to do where they are known."""
+    """The error for a daemon's last output, with a hint where it is known."""
     if "already in use" in said:
         return PortTaken(message)
     if "Invalid user for SlurmUser nobody" in said:
@@ -173,7 +173,7 @@ def last_words(log: Path, most: int = 300) -> str:
 
 
 def start_accounting(layout: Layout, shape: Shape, seconds: float) -> None:
-    """Database first, then slurmdbd; back when slurmdbd answers. munged must be up already."""
+    """Database first, then slurmdbd; return when slurmdbd answers. munged must be up already."""
     end = time.monotonic() + seconds
     env = environment(layout, shape)
     _install(layout, shape, env, seconds)
@@ -194,7 +194,7 @@ def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) 
     log = layout.database / "install.log"
     command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    with log.open("wb") as words:  # its complaints; what it prints otherwise is advice for a real installation
+    with log.open("wb") as words:  # its errors; its other output is advice for a real installation
         try:
             done = subprocess.run(
                 command,
@@ -233,19 +233,19 @@ def _as_root() -> list[str]:
 
 
 def _based(program: str, shape: Shape) -> list[str]:
-    """Tell an unpacked MariaDB where it is; an installed one knows."""
+    """The options that tell an unpacked MariaDB its own path; an installed one knows it."""
     inside = shape.prefix and program.startswith(f"{shape.prefix}/")
     return [f"--basedir={shape.prefix}/usr"] if inside else []
 
 
 @dataclass
 class _Answer:
-    """Whether slurmdbd answers ``ask``. Raises Error with its last words once it has ended: there is nothing to wait for."""
+    """Whether slurmdbd answers ``ask``. Raises Error with its last output once it has ended."""
 
     ask: list[str]
     env: dict[str, str]
     layout: Layout
-    absent: int = 0  # looks in a row without it: a process that forks and ends can slip through one
+    absent: int = 0  # scans in a row without it: a process that forks and ends can escape one
 
     def __call__(self) -> bool:
         import psutil  # here: an interpreter without any package can bring up a sandbox

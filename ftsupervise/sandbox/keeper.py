@@ -1,9 +1,9 @@
-"""What a sandbox was made for may die of anything, SIGKILL too: then its keeper takes the sandbox down.
+"""The owner of a sandbox may die of anything, SIGKILL too: then its keeper takes the sandbox down.
 
 The keeper is a small process of its own in a session of its own. It reads a pipe whose other end only its owner has: when the
-owner says that it has cleared up, the keeper leaves; when the pipe closes without that word, the owner is dead. Then all that
-the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and then the
-sandbox, if it is still the one that this owner made.
+owner reports that it has cleaned up, the keeper exits; when the pipe closes without that report, the owner is dead. Then all
+that the owner started ends, found by a mark in its environment (the command, a watch, a chain of ``scheduler: local``), and
+then the sandbox, if it is still the one that this owner made.
 
     python -m ftsupervise.sandbox.keeper MARK OWNER [FOLDER]     OWNER is the pid; the pipe is standard input
 """
@@ -25,7 +25,7 @@ from ftsupervise.host import interpreter, processes
 from ftsupervise.sandbox.place import MARK_OWNER, power_cut
 
 _CLEARED = b"cleared"
-_GLANCE = 1.0  # seconds between looks at the owner itself
+_GLANCE = 1.0  # seconds between checks of the owner itself
 _GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 _PATIENCE = 60.0  # seconds in which the dead owner's work must have ended
 
@@ -63,7 +63,7 @@ class Keeper:
         return self
 
     def release(self) -> None:
-        """All is cleared up: the keeper leaves without touching anything. Bounded."""
+        """Report that all is cleaned up: the keeper exits without touching anything. Bounded."""
         if self._process is None:
             return
         try:
@@ -79,14 +79,14 @@ class Keeper:
         self._process = None
 
     def abandon(self) -> None:
-        """As if this process had died: the keeper clears up now, by itself."""
+        """Let the keeper clean up now, as if this process had died."""
         if self._process is not None:
             os.close(self._pipe)
             self._process = None
 
 
 def owner_died(owner: int) -> bool:
-    """Wait for the owner, our parent: has it died, or said that all is cleared up?"""
+    """Wait for the owner, our parent: has it died, or reported that all is cleaned up?"""
     said = b""
     while os.getppid() == owner:  # a child that it forked, and that ran no other program, holds the pipe open too
         if select.select([0], [], [], _GLANCE)[0]:
@@ -98,7 +98,7 @@ def owner_died(owner: int) -> bool:
 
 
 def end_marked(mark: str) -> None:
-    """SIGTERM for all that the owner started, a moment to clear up, then all at one moment. The mark is unguessable."""
+    """Send SIGTERM to all that the owner started, wait a moment, then SIGKILL to all at once. The mark is unguessable."""
     asked = processes.marked(MARK_OWNER).get(mark, [])
     for process in asked:
         processes.signal_exactly(process, signal.SIGTERM)
@@ -122,7 +122,7 @@ def end_sandbox(root: Path, mark: str) -> None:
 
 
 def clear_up(mark: str, root: Path | None) -> None:
-    """Until two looks, a moment apart, find nothing: what was just being started may slip through one."""
+    """Repeat until two scans, a moment apart, find nothing: a process that is just starting may escape one."""
     end = time.monotonic() + _PATIENCE
     calm = 0
     while calm < 2 and time.monotonic() < end:
@@ -142,7 +142,7 @@ def clear_up(mark: str, root: Path | None) -> None:
 def main() -> None:
     mark, owner, *rest = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends the owner's group or session does not mean its keeper
+        signal.signal(number, signal.SIG_IGN)  # a signal to the owner's group or session is not meant for its keeper
     if owner_died(int(owner)):
         clear_up(mark, Path(rest[0]) if rest else None)
 

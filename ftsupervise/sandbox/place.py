@@ -1,4 +1,4 @@
-"""The directory a sandbox lives in: whose it is, who works on it now, and the environment that leads to it."""
+"""The directory of a sandbox: its owner, its lock, and the environment that leads to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OUTER = ("SLURM", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_
 
 
 def default_directory() -> Path:
-    """Where a sandbox lives unless told otherwise: short (Unix sockets), and the same from every shell of this user."""
+    """The default directory of a sandbox: short (Unix sockets), and the same from every shell of this user."""
     return Path(f"/tmp/ftsupervise-sandbox-{os.getuid()}")
 
 
@@ -55,7 +55,7 @@ def make(root: Path) -> bool:
         found = root.lstat()
         if not stat.S_ISDIR(found.st_mode):
             raise UsageError(f"{root} is not a directory") from None
-        if found.st_uid != os.geteuid():  # root's may be believed, but nothing can be made there
+        if found.st_uid != os.geteuid():  # root's directory is trusted, but nothing can be created there
             raise _not_ours(f"{root} belongs to {shown_user(found.st_uid)}") from None
         _believe(found, root)
         return False
@@ -97,7 +97,7 @@ def _not_ours(reason: str, hint: str = "") -> NotPermitted:
 
 @contextmanager
 def alone(layout: Layout) -> Iterator[None]:
-    """Nobody else brings this sandbox up or down meanwhile. It is one machine, so a lock can be trusted."""
+    """Lock the sandbox so that no other command brings it up or down. It is one machine, so a lock can be trusted."""
     try:
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
@@ -112,9 +112,9 @@ def alone(layout: Layout) -> Iterator[None]:
 
 
 def _lock(fd: int, path: Path) -> bool:
-    """Whether the lock is ours now: held by nobody else, and still the file of that name (``down`` removes it).
+    """Is the lock ours now, and still the file of that name (``down`` removes it)?
 
-    What was killed just now may have left a child that has not come to its exec, and holds the lock for that moment.
+    A process killed just now may have left a child before its exec, which holds the lock for that moment.
     """
     until = time.monotonic() + _MOMENT
     try:
@@ -139,7 +139,7 @@ def write_new(path: Path, data: str | bytes, mode: int) -> None:
 
 
 def clear(layout: Layout) -> None:
-    """Remove what a sandbox made, and nothing else. Without its record it cannot be said what that is."""
+    """Remove the files that a sandbox made, and no others. Without its record they are not known."""
     if layout.record.exists():
         for path in layout.own:
             if path.is_dir() and not path.is_symlink():
@@ -149,7 +149,7 @@ def clear(layout: Layout) -> None:
 
 
 def leave(layout: Layout, *, root_too: bool) -> None:
-    """The last step of ``down``: the lock, and the directory, if it was ours and nobody keeps files of his own there."""
+    """The last step of ``down``: remove the lock, and the directory, if it was ours and holds no other files."""
     layout.lock.unlink(missing_ok=True)
     if root_too and layout.root.exists():
         try:
@@ -163,10 +163,10 @@ def leave(layout: Layout, *, root_too: bool) -> None:
 # Nothing is looked up in pid files: they lie after a crash, and process numbers are used again. A process belongs to
 # a sandbox when its environment names that sandbox's slurm.conf *and* it is a Slurm daemon, a Slurm command, or runs
 # in a job (SLURMD_NODENAME is one of the sandbox's nodes); and so do all descendants of its daemons and jobs. A shell in
-# which somebody typed ``eval "$(ftsupervise sandbox env)"`` names the slurm.conf too, and is left alone.
+# which a person typed ``eval "$(ftsupervise sandbox env)"`` names the slurm.conf too, and is left alone.
 
 MARK = "FTSUPERVISE_SANDBOX_DAEMON"  # directory of the sandbox, in the environment of its daemons
-MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of what ends when its owner does (keeper.py)
+MARK_OWNER = "FTSUPERVISE_SANDBOX_OWNER"  # in the environment of processes that end with their owner (keeper.py)
 MARK_NODE = "FTSUPERVISE_SANDBOX_NODE"  # the node, in the environment of slurmd and what it starts
 
 DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "slurmdbd", "mariadbd", "mysqld"}
@@ -246,11 +246,11 @@ def _callers(seen: dict[int, Process]) -> set[int]:
 
 
 def power_cut(choose: Callable[[], Collection[Process]], seconds: float) -> list[Process]:
-    """End all processes that ``choose`` names, as if at one moment; those that would not go within ``seconds``.
+    """End all processes that ``choose`` names, as if at one moment; returns those that did not end within ``seconds``.
 
     All are stopped before any is killed: else one lives to report another's death, and the controller sees a failed
-    job instead of a lost node. Looking goes on until nobody new shows up twice in a row: /proc is read entry by entry,
-    and one that forks and ends meanwhile, or was just being started, can slip through one look.
+    job instead of a lost node. The scan repeats until two in a row find no new process: /proc is read entry by entry,
+    and a process that forks and ends meanwhile, or was just being started, can escape one scan.
     """
     end = time.monotonic() + seconds
     while True:

@@ -1,6 +1,6 @@
-"""Where Slurm's programs are on this machine, and which packages to ask for when they are not.
+"""The paths of Slurm's programs on this machine, and the packages to install when they are missing.
 
-Two places are looked at: a prefix into which packages were unpacked without being installed (``dpkg -x``), and the
+Two places are searched: a prefix into which packages were unpacked without being installed (``dpkg -x``), and the
 usual directories. Daemons live in sbin, which an ordinary user's PATH leaves out.
 """
 
@@ -30,7 +30,7 @@ _USUAL = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/loc
 def search_path(prefix: str = "") -> str:
     """PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons.
 
-    Without the entries that mean the current directory: anybody may have laid a ``munged`` there.
+    Without the entries that mean the current directory: any account may have put a ``munged`` there.
     """
     own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
     return ":".join(dict.fromkeys([*_inside(prefix), *own, *_USUAL]))
@@ -50,7 +50,7 @@ def _inside(prefix: str) -> list[str]:
 
 
 def missing(prefix: str = "", *, accounting: bool = False) -> dict[str, str]:
-    """Programs a sandbox needs and this machine has not, each with its Debian package."""
+    """Programs that a sandbox needs and this machine lacks, each with its Debian package."""
     wanted = NEEDED | (ACCOUNTING if accounting else {})
     return {name: package for name, package in wanted.items() if find(name, prefix) is None}
 

@@ -1,4 +1,4 @@
-"""Coming to a sandbox from outside: which ones there are, and running one command in one."""
+"""Using a sandbox from outside: list them, and run one command in one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
     """A sandbox that ends with the block, or with this process however that ends, SIGKILL too.
 
     So does all that is started with its ``env``, down to grandchildren in sessions of their own. Without a ``directory`` it
-    gets one with a name that nobody can guess. Raises as ``Sandbox.up`` does.
+    gets one with an unguessable name. Raises as ``Sandbox.up`` does.
     """
     root = real(directory) if directory is not None else Path(f"{default_directory()}-{secrets.token_hex(4)}")
     keeper = Keeper().start(root)
@@ -90,7 +90,7 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
         try:
             end_marked(keeper.mark)
             end_sandbox(root, keeper.mark)
-        except NotFound:  # somebody took it down
+        except NotFound:  # it was taken down from outside
             pass
         except BaseException:
             keeper.abandon()

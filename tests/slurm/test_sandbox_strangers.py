@@ -102,7 +102,7 @@ def test_a_record_that_is_no_plain_file_holds_nobody(place: Path, kind: str) -> 
             file.truncate(1 << 40)
     for words in (("env",), ("down",)):
         done = typed(*words, "--dir", str(place))
-        assert done.returncode == 77 and f"{record} cannot be believed" in done.stderr
+        assert done.returncode == 77 and f"{record} cannot be trusted" in done.stderr
 
 
 def test_what_a_stranger_laid_in_tmp_is_not_listed_as_ours(slurm_installed: None) -> None:
