@@ -74,7 +74,9 @@ def test_a_spare_node_that_is_lost_takes_no_warm_rank_with_it(scene: Callable[..
     os.kill(until(lambda: here.trains(1), "the first attempt", 120)[1], signal.SIGKILL)
     ranks = until(lambda: here.trains(2), "the next attempt", 120)
     assert len(standbys(here.folder)) == 3
-    (spare,) = {"node-0", "node-1", "node-2"} - set(here.attempts()[1].nodes)  # the killed rank's node: it has an incident now
+    (spare,) = {"node-0", "node-1", "node-2"} - set(
+        here.attempts()[1].nodes
+    )  # the killed rank's node: it has an incident now
     here.sandbox.run(["scontrol", "update", f"NodeName={spare}", "State=DOWN", "Reason=test"])
     until(lambda: len(standbys(here.folder)) < 3, "the end of the standby there", 60)
     seen = here.trains(2)
