@@ -142,7 +142,7 @@ def read_pulses(body: bytes, node: str, seen: float) -> list[RankState]:
             end = at + 1 + body[at]
             phases.append(body[at + 1 : end].decode("utf-8", "replace"))
             at = end
-        new = tuple.__new__  # half the price of Pulse(…), and there may be 100,000
+        new = tuple.__new__  # half the price of RankState(…), and there may be 100,000
         return [
             new(
                 RankState,

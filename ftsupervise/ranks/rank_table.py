@@ -83,7 +83,7 @@ class Node:
 _TOGETHER = 0.3  # seconds
 
 
-def who_began(crashes: Sequence[RankExit]) -> RankExit | None:
+def first_failure(crashes: Sequence[RankExit]) -> RankExit | None:
     """The rank whose crash caused the others, from ``crashes`` in the order of their reports. Pure.
 
     It is the first of them, with two exceptions: a rank may raise because of another's end that is reported a moment later,

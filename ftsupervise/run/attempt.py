@@ -15,7 +15,7 @@ from ftsupervise.host import processes
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
-from ftsupervise.ranks.rank_table import RankExit, who_began
+from ftsupervise.ranks.rank_table import RankExit, first_failure
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
 from ftsupervise.run.events import STOP, RunDirWatcher
@@ -39,9 +39,9 @@ _HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did no
 class Running:
     """The command of one attempt, and what was done to it."""
 
-    def __init__(self, asked: CommandSpec, witness: HangMonitor | None = None) -> None:
+    def __init__(self, asked: CommandSpec, monitor: HangMonitor | None = None) -> None:
         self.asked = asked
-        self.witness = witness  # None: hangs are not detected, or no longer
+        self.monitor = monitor  # None: hangs are not detected, or no longer
         self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
@@ -123,7 +123,7 @@ class Running:
         if self.ending is not None:
             return max(0.0, self.ending.kill_at - now)
         bounds = [_LISTEN] if self._listens else []
-        bounds += [self.witness.due - now] if self.witness is not None else []
+        bounds += [self.monitor.due - now] if self.monitor is not None else []
         stop_at = self._stop_at()
         bounds += [stop_at - now] if stop_at is not None else []
         return max(0.0, min(bounds)) if bounds else None
@@ -164,14 +164,14 @@ class Running:
     def _look_for_a_hang(self) -> None:
         """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
         at_rest = self.warned or (self.lookout is not None and self.lookout.seen.kill_since is not None)
-        verdict = None if self.witness is None or at_rest else self.witness.alarm()
+        verdict = None if self.monitor is None or at_rest else self.monitor.alarm()
         if verdict is None:
             return
         hang = cause_of(verdict)
         self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
         if not self.asked.options.end_hung:
             self.say("the hung command is left running: neither --hang nor --in-place was given")
-            self.witness = None
+            self.monitor = None
             return
         now, ours = time.monotonic(), self._ours()
         by_srun = bool(processes.sruns(ours))
@@ -194,7 +194,7 @@ class Running:
         news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
         self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
         if not self.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
-            self.death = who_began(self.crashes)
+            self.death = first_failure(self.crashes)
 
     def _touch(self) -> None:
         """Note that we may have caused any death from here on."""

@@ -117,7 +117,7 @@ class Services:
     options: Options
     env: Mapping[str, str]
     ears: SignalQueue
-    minder: OrphanReaper
+    reaper: OrphanReaper
     end: float | None  # of the job, epoch seconds
     allocation: Allocation
     steps: frozenset[str]  # that ran before us
@@ -201,10 +201,10 @@ def see_through(to: Services, now: RunProgress) -> RunProgress:
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
     asked = CommandSpec(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
-    one = Running(asked, _witness(to, mine))
-    to.minder.mind(mine.folder)
+    one = Running(asked, _monitor(to, mine))
+    to.reaper.mind(mine.folder)
     ended = one.see_through(_env(to, now, pages))
-    to.minder.mind(None)
+    to.reaper.mind(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
     if ended.failure is not None:
@@ -242,7 +242,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
 
 
-def _witness(to: Services, mine: Claim) -> HangMonitor | None:
+def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
     return HangMonitor(Detector(to.options.hang, to.past), to.agents.pulses.newest, to.agents.ask_all, mine.folder)

@@ -132,10 +132,10 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
 def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
     keeper = CronKeepalive(options.rundir.root, env)
-    minder = OrphanReaper(options.grace)
+    reaper = OrphanReaper(options.grace)
     supervisor = None
     try:
-        supervisor = Supervisor(_services(options, env, ears, minder))
+        supervisor = Supervisor(_services(options, env, ears, reaper))
         return supervisor.go()
     finally:
         if supervisor is not None:
@@ -143,17 +143,17 @@ def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
             supervisor.to.owed.settle_at_last(options, ears, told=supervisor.now.told)
             supervisor.to.warm.stop()
         keeper.stop()
-        minder.stop()
+        reaper.stop()
 
 
-def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, minder: OrphanReaper) -> Services:
+def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reaper: OrphanReaper) -> Services:
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     return Services(
         options=options,
         env=dict(env),
         ears=ears,
-        minder=minder,
+        reaper=reaper,
         end=deadline.from_environment(env) or deadline.ask_slurm(env),
         allocation=allocation,
         steps=allocation.steps(),

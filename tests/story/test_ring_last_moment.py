@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import Error
-from ftsupervise.ranks.rank_table import RankExit, who_began
+from ftsupervise.ranks.rank_table import RankExit, first_failure
 from ftsupervise.run import gate, supervisor
 from ftsupervise.run.attempt import Running
 from ftsupervise.run.decide import Budgets
@@ -71,8 +71,8 @@ def test_who_dies_of_srun_or_of_the_watchdog_long_after_a_rank_that_raised_is_it
 ) -> None:
     raised = RankExit(3, "node-1", 10, 1000.0, 1, True, True, True)
     victim = RankExit(0, "node-0", 11, 1000.0 + after, code, False, False, True)
-    assert who_began([raised, victim]) == who_began([victim, raised]) == raised
-    assert who_began([]) is None
+    assert first_failure([raised, victim]) == first_failure([victim, raised]) == raised
+    assert first_failure([]) is None
 
 
 def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
