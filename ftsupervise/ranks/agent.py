@@ -354,7 +354,7 @@ class Agent:
 
     def _clear(self) -> None:
         """No page of the attempts that we know; a later start of the agents may look at what came since."""
-        self.eyes.deafen()
+        self.eyes.close_fifo()
         clear(self.orders.base, before=max(self.attempt, self.eyes.attempt or 0) + 1)
         leave(self.orders.base)
 

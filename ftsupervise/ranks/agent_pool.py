@@ -238,7 +238,7 @@ class Agents:
         if heard:
             self.kill(attempt_dir, sorted(heard), AT_ONCE)
 
-    def culprit(self, told: RankExit) -> RankExit:
+    def first_failure_before_kill(self, told: RankExit) -> RankExit:
         """The rank that failed first. A killed process closes its connections before it is gone, and other ranks may report the
         exception of that earlier."""
         return self._dying[0] if told.failed and self._dying else told

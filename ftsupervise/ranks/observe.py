@@ -110,7 +110,7 @@ class RankObserver:
         """Search for no other pages from here on, and keep those that are removed."""
         self._all_found = True
 
-    def deafen(self) -> None:
+    def close_fifo(self) -> None:
         """Close the exit FIFO and remove it."""
         if self._bell is not None and self._bell.fd >= 0:
             self._poll.unregister(self._bell.fd)
@@ -165,7 +165,7 @@ class RankObserver:
         return all(one.state in ("", "X") for one in self._ranks.values())
 
     def close(self) -> None:
-        self.deafen()
+        self.close_fifo()
         self._drop_all()
 
     def _drop_all(self) -> None:

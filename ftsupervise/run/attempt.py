@@ -325,7 +325,9 @@ class Running:
         death = exit_analysis.first_death(output)
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
             agents, before = self.asked.agents, output if self.touched is None else self.touched.output
-            one, failed = (agents.culprit(self.death), agents.pulses.failed) if agents else (self.death, ())
+            one, failed = (
+                (agents.first_failure_before_kill(self.death), agents.pulses.failed) if agents else (self.death, ())
+            )
             death = exit_analysis.cause_of(one, output, failed, before=before)
         why = cause(
             code,

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -293,3 +294,24 @@ def test_tests_touch_nothing_private() -> None:
     assert list(private(ast.parse("from ftsupervise.a import _b\nself.c._d\nsetattr(e, '_f', 1)"))) == [
         *((1, "_b"), (2, "_d"), (3, "_f"))
     ]
+
+
+def test_imports_that_stand_in_texts_can_be_made() -> None:
+    """Programs that tests and the manual write down, which no type checker reads."""
+    written = re.compile(r"from (ftsupervise[\w.]*) import (\w+(?:, \w+)*)")
+    texts = [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    texts += [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    found = {
+        (module, name)
+        for path in texts
+        if path.suffix in (".py", ".md", ".sh")
+        for module, names in written.findall(path.read_text("utf-8"))
+        for name in names.split(", ")
+    }
+    every = {"ftsupervise", *(f"ftsupervise.{name}" for name in modules())}
+    wrong = {
+        f"from {module} import {name}"
+        for module, name in found
+        if f"{module}.{name}" not in every and (module not in every or not hasattr(import_module(module), name))
+    }
+    assert len(found) > 300 and not wrong
