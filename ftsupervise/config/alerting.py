@@ -163,7 +163,7 @@ class Receiver(Strict):
 
 
 class Rule(Strict):
-    """How patient to be with the alerts of one watchdog; what is left out is as in ``alerts:``."""
+    """The delays of one watchdog's alerts; missing keys are as in ``alerts:``."""
 
     hold: Duration | None = None
     clear: Duration | None = None
@@ -190,7 +190,7 @@ class Route(Strict):
 
 
 class QuietHours(Strict):
-    """What is less than ``below`` waits for the end of these hours; it is not lost."""
+    """Alerts less severe than ``below`` wait for the end of these hours; they are not lost."""
 
     hours: tuple[Clock, Clock] = ("22:00", "07:00")
     below: SeverityWord = "critical"
@@ -210,7 +210,7 @@ class DeadMan(Strict):
 
 
 def _no_watchdog(name: str) -> str:
-    """Why ``name`` is none that an alert can have; "" if it is one."""
+    """Why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
     from ftsupervise.config.watchdogs import Watch

@@ -1,11 +1,11 @@
-"""Settings of somebody else: what in them is believed, and what is only shown.
+"""Settings of another account: the trusted part, and the part that is only shown.
 
-A settings file is its reader's own when ``ownership`` has nothing against it. Of any other file the run itself is believed:
-what it is called, where it lies and how patient its watchdogs are; nothing that makes this account do something: no command,
+A settings file is its reader's own when ``ownership`` accepts it. Of any other file only the run itself is trusted: its name,
+its directory and the limits of its watchdogs; nothing that makes this account act: no command,
 no receiver (which may name this account's secrets and any address), no template, no cron, no other log than the run's own no
 variable of this account's environment and no regular expression: what is found in a file goes into a journal that others
 read. For the same reason no path that leads to something of this account, be it only its size. For messages the account's own
-receivers stand in. ``--trust`` has what stands in the file now believed whole; a file that changes is somebody's again.
+receivers stand in. ``--trust`` accepts the whole file as it is now; a changed file is another account's again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _READERS = ("hang", "loss")
 
 
 class Believed(NamedTuple):
-    """The settings as they may be used. ``why`` they are not all believed, "" if they are; ``held``: what is not done for them,
-    each with its key."""
+    """The settings as they may be used. ``why`` they are not all trusted, "" if they are; ``held``: the settings that are not
+    used, each with its key."""
 
     run: Run
     why: str = ""
     held: tuple[str, ...] = ()
 
     def sentences(self, path: Path) -> tuple[str, ...]:
-        """What a person is told: whose the settings are, what is not done because of that, and what to type to have it done."""
+        """The message for a person: the owner of the settings, the unused ones, and the command to use them."""
         if not self.held:
             return ()
         head = f"{printable(self.why)}, so these settings of it are shown and not used:"
@@ -51,10 +51,10 @@ class Believed(NamedTuple):
 def load_believed(
     path: Path, *, trust: bool = False, watched: bool = True, environ: Mapping[str, str] | None = None
 ) -> Believed:
-    """The settings in ``path``, without what somebody else must not make this account do.
+    """The settings in ``path``, without those by which another account would make this one act.
 
-    ``trust``: believe the file as it is now, and remember that. Raises as ``load`` does, CannotWrite with ``trust``, and
-    NotTrusted for a file of somebody else by whose limits a run of this account would be ``watched``.
+    ``trust``: accept the file as it is now, and remember that. Raises as ``load`` does, CannotWrite with ``trust``, and
+    NotTrusted for a file of another account by whose limits a run of this account would be ``watched``.
     """
     given = os.environ if environ is None else environ
     text, found = sources.read_bytes(path)
@@ -101,7 +101,7 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
 
 
 def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
-    """Would a run of this account be watched, and its alerts resolved, by limits that somebody else has set?"""
+    """Would a run of this account be watched, and its alerts resolved, by another account's limits?"""
     try:
         ours = run_dir is not None and run_dir.stat().st_uid == os.geteuid()
         return ours and run_dir is not None and run_dir.resolve() != path.resolve().parent
@@ -110,7 +110,7 @@ def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
 
 
 def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
-    """(key, path) of what the settings would have looked at and this account owns."""
+    """(key, path) of each path in the settings that this account owns and would read."""
     root = str(run.run_dir)
     found = [(f"launch.{key}", getattr(run.launch, key)) for key in ("output", "error")]
     found += [(f"watch.disk[{index}].path", one.path) for index, one in enumerate(run.watch.disk or ())]
@@ -122,7 +122,7 @@ def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _is_ours_at(path: str) -> bool:
-    """Does what is there, or would be there, belong to this account? Of a pattern the folders count. Unseen is ours."""
+    """Does the file at the path, or its folder, belong to this account? Of a pattern the folders count. Unseen is ours."""
     here = Path(path.partition("%")[0] if "%" in path else path)
     for place in (here, *here.parents):
         try:
@@ -135,7 +135,7 @@ def _is_ours_at(path: str) -> bool:
 
 
 def _link_to_ours(run_dir: Path | None) -> Path | None:
-    """A link in somebody else's run directory to a folder of this account, whose pages would be read as the run's."""
+    """A link in another account's run directory to a folder of this account, whose pages would be read as the run's."""
     try:
         if run_dir is None or run_dir.stat().st_uid == os.geteuid():
             return None
@@ -179,7 +179,7 @@ def _shown(argv: tuple[str, ...]) -> str:
 
 
 def _mark(path: Path, found: os.stat_result, text: bytes, environ: Mapping[str, str]) -> Path:
-    """Stands in this account's state when the file, of this owner and with this text, was believed by ``--trust``."""
+    """Stands in this account's state when the file, of this owner and with this text, was accepted by ``--trust``."""
     what = f"{path.absolute()}\0{found.st_uid}\0".encode("utf-8", "surrogateescape") + text
     return state_dir(environ) / "trusted" / hashlib.sha256(what).hexdigest()
 

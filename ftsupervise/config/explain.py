@@ -1,4 +1,4 @@
-"""What a person reads when a setting is wrong: pydantic's findings as sentences at file:line:column.
+"""The messages about wrong settings: pydantic's findings as sentences at file:line:column.
 
 pydantic names the place of an error with keys, list indexes and the names of the union members it tried; here the
 members are taken out again, one of them is chosen to speak, and the words come from the settings' JSON Schema (which
@@ -20,7 +20,7 @@ from ftsupervise.config.strict_yaml import Document, KeyPath, Problem, dotted, p
 from ftsupervise.errors import ConfigError
 from ftsupervise.secrecy import masked
 
-MOST = 20  # problems told at once
+MOST = 20  # problems reported at once
 _ADDRESS = re.compile(r"(https?://)(?:[^/\s'\"]*@)?([^/\s'\"]+)(?:/[^\s'\"]*)?", re.IGNORECASE)
 AT = "at"  # context of an error that belongs to a key below the model that found it
 
@@ -163,7 +163,7 @@ def _problem(finding: _Finding, document: Document, known: Known) -> Problem:
     elif finding.kind == "missing":
         text = _missing(path, known)
     else:
-        # Of an address only the host is told: the rest may be a webhook's secret.
+        # Of an address only the host is shown: the rest may be a webhook's secret.
         text = _ADDRESS.sub(r"\1\2/...", _wrong(finding, document))
     if place is None:
         return Problem("", 0, 0, path, text)
@@ -172,7 +172,7 @@ def _problem(finding: _Finding, document: Document, known: Known) -> Problem:
     return Problem(place.file, line, column, path, text)
 
 
-_A_KEY = re.compile(r"(?<=did you mean ')|(?=sbatch: \[)")  # where the words for a key of launch name one
+_A_KEY = re.compile(r"(?<=did you mean ')|(?=sbatch: \[)")  # where the text about a key of launch names one
 
 
 def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str:
@@ -275,7 +275,7 @@ def _masked(text: str, path: KeyPath, document: Document) -> str:
 
 
 def value_at(value: Any, path: KeyPath) -> Any:
-    """What stands at ``path`` below ``value``; None when nothing does."""
+    """The value at ``path`` below ``value``; None when there is none."""
     for step in path:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
             value = value[step]
@@ -300,7 +300,7 @@ def _shown(value: Any, path: KeyPath) -> str:
 
 
 def _advice(nouns: str, given: Any, path: KeyPath, document: Document) -> str:
-    """What to type instead, where that can be told."""
+    """The text to type instead, where it is known."""
     key = path[-1] if path and isinstance(path[-1], str) else ""
     before = f"{key}: " if key else ""
     place = document.places.get(path)

@@ -1,4 +1,4 @@
-"""The field types every part of the configuration is built from: text is parsed here, at the rim, once.
+"""The field types of every part of the configuration: text is parsed here, once.
 
 A setting's type is its unit: ``Duration`` -> timedelta, ``Size`` -> bytes, ``Share`` -> 0–1. A bare number where a unit
 is needed is an error that says what to type, because ``threshold: 95`` and ``time: 20:00:00`` have both cost nights.
@@ -90,7 +90,7 @@ def _refuse_control_characters(value: object, *, several_lines: bool) -> None:
 
 def _refuse_secrets(value: object) -> None:
     """Settings are read by everybody who may read the run, and stand in the job script. An address with a password can still
-    be shown (without it) and mended; ``launch`` refuses it."""
+    be shown (without it) and fixed; ``launch`` refuses it."""
     if isinstance(value, (str, Path)):
         if (found := secrecy.kind(str(value))) and found != secrecy.WITH_PASSWORD:
             raise ValueError(f"{found} stands here; no setting holds a secret, only the file or the variable that does")
@@ -104,7 +104,7 @@ def _refuse_secrets(value: object) -> None:
 
 
 def wrong_at(path: tuple[str | int, ...], sentence: str) -> PydanticCustomError:
-    """What a model's validator raises when the key to mend is ``path`` below it, so that the error points there."""
+    """A validator's error about the key ``path`` below its model, so that the message points there."""
     context: dict[str, Any] = {"at": path, "sentence": sentence}
     return PydanticCustomError("wrong_at", "{sentence}", context)
 
@@ -153,7 +153,7 @@ def _size(value: object) -> int:
 
 def _share(value: object, info: ValidationInfo) -> float:
     if isinstance(value, float) and info.mode == "python" and 0 <= value <= 1:
-        return value  # code says what it means; only in a file are 95 and 0.95 mixed up
+        return value  # code is explicit; only in a file are 95 and 0.95 mixed up
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         meant = value * 100 if value <= 1 else value
         raise ValueError(f'write the share with a percent sign: "{meant:g}%"')
@@ -198,7 +198,7 @@ def off_is_null(kind: object) -> BeforeValidator:
     def read(value: object) -> object:
         if value is False or value == "off":
             return None
-        return tuple(value) if isinstance(value, list) else value  # what follows takes no list for a tuple
+        return tuple(value) if isinstance(value, list) else value  # the following check accepts no list for a tuple
 
     return BeforeValidator(read, json_schema_input_type=kind)
 
@@ -240,7 +240,7 @@ def declared(key: str) -> Any:
     if of_time or setting.form is Form.COUNTS:  # a type of its own says it: Positive, the values' bounds
         bounds = {}
     default = timedelta(seconds=setting.default) if of_time and setting.default is not None else setting.default
-    if setting.form is Form.TEXT:  # what switches its section on has no default
+    if setting.form is Form.TEXT:  # a key that switches its section on has no default
         default = ...
     kept = {name: bound for name, bound in bounds.items() if bound is not None}
     return Field(default, description=setting.help, **kept)

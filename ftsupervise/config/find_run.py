@@ -1,4 +1,4 @@
-"""Which run does a command mean? Light on purpose: ``kill`` and ``save`` must start in milliseconds, without pydantic.
+"""Find the run that a command means. Light on purpose: ``kill`` and ``save`` must start in milliseconds, without pydantic.
 
 A run is named by its directory, by its ``ftsupervise.yaml``, or by the name it was launched under on this account
 (``STATE/runs/NAME`` is a symbolic link that ``launch`` made). With nothing said: $FTSUPERVISE_RUN_DIR, else the
@@ -22,7 +22,7 @@ CONFIG_NAME = "ftsupervise.yaml"
 
 
 def state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """Where this account's own state lives: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
+    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
     if env.get(ENV_STATE_DIR):
         return Path(env[ENV_STATE_DIR])
     base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
@@ -44,7 +44,7 @@ def run_dir_of_config(path: Path) -> RunDir:
 def _plain_run_dir(path: Path) -> RunDir | None:
     """The answer for a file that has one plain ``name:`` line and no ``run_dir``, without loading YAML; else None.
 
-    Half of what ``kill`` would cost is a YAML parser. Whatever is not quite plain is left to it.
+    A YAML parser would be half the cost of ``kill``. Lines that are not quite plain are left to it.
     """
     try:
         text = files.read_bounded(path, 256 * 1024, follow=True).decode("utf-8")
@@ -128,17 +128,17 @@ def _odd_kind(path: Path) -> str:
 
 
 def default_cron_directory(env: Mapping[str, str]) -> Path:
-    """Where the cron folder is unless somebody says otherwise: $XDG_CONFIG_HOME/ftsupervise/cron, ~/.config/…"""
+    """The default cron folder: $XDG_CONFIG_HOME/ftsupervise/cron, ~/.config/…"""
     base = env.get("XDG_CONFIG_HOME", "")
     home = Path(base) if Path(base).is_absolute() else Path(env.get("HOME") or Path.home()) / ".config"
     return home / "ftsupervise" / "cron"
 
 
 def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -> Path:
-    """Which installed cron does a command mean: the one named, $FTSUPERVISE_CRON_DIR, ``cron.directory`` of the
+    """Find the installed cron that a command means: the one named, $FTSUPERVISE_CRON_DIR, ``cron.directory`` of the
     ftsupervise.yaml here or of the person's own settings, else the usual place.
 
-    A settings file that cannot be read has no say: ``cron status`` is for bad days.
+    A settings file that cannot be read is ignored: ``cron status`` is for bad days.
     """
     from ftsupervise.errors import Error
 
@@ -210,7 +210,7 @@ def _beside(rundir: RunDir) -> Path | None:
 
 
 def how_to_launch(rundir: RunDir, after: str = "") -> str:
-    """What to type to have the run in the queue again, behind the job ``after`` if there is one."""
+    """The command to put the run into the queue again, behind the job ``after`` if there is one."""
     words = ["ftsupervise", "launch", *(("--after", after) if after else ())]
     if not sources.is_by_hand(rundir.root):
         return shlex.join([*words, str(rundir.root)])

@@ -82,14 +82,14 @@ def _may_be_empty(schema: dict[str, Any], section: str) -> None:
         schema["properties"][section]["anyOf"] = [{"$ref": reference}, {"type": "null"}]
 
 
-# The settings for reading: as they will be used, with nothing in them that only one person may know.
+# The settings for reading: as they will be used, without secrets.
 
 HIDDEN = "(not shown)"
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s'\"]*(?=@)")
 
 
 def shown(run: Run) -> dict[str, Any]:
-    """The settings as JSON values; what may be a secret is replaced by "(not shown)"."""
+    """The settings as JSON values; a possible secret is replaced by "(not shown)"."""
     result: dict[str, Any] = _hidden(values(run), ())
     return result
 

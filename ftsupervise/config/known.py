@@ -1,4 +1,4 @@
-"""Which keys exist where: questions asked to the settings' own JSON Schema, for suggestions and examples."""
+"""The keys of each section, by the settings' own JSON Schema, for suggestions and examples."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ def load(path: Path, *, environ: Mapping[str, str] | None = None) -> Run:
 
 
 def loads(text: str | bytes, path: Path = Path("ftsupervise.yaml"), *, environ: Mapping[str, str] | None = None) -> Run:
-    """The settings in ``text`` as if it stood in ``path``; no other file is looked at."""
+    """The settings in ``text`` as if it stood in ``path``; no other file is read."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     document = sources.checked(parse(raw, str(path)), path)
     return loaded(sources.fill(document, os.environ if environ is None else environ), path)
 
 
 class Account(Strict):
-    """What this account's own file and the site's say, beneath any run."""
+    """The settings of this account's own file and the site's, beneath any run."""
 
     alerts: Alerts = Alerts()
     cron: Cron = Cron()
@@ -112,7 +112,7 @@ def loaded(document: Document, path: Path) -> Run:
 
 
 def validated(document: Document, model: type[_Model]) -> _Model:
-    """The document as ``model``. Raises ConfigError with all that is wrong with either."""
+    """The document as ``model``. Raises ConfigError with all errors of either."""
     if document.value is None:
         raise refusal(document.problems)
     try:

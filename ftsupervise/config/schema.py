@@ -1,6 +1,6 @@
 """The whole of ``ftsupervise.yaml`` as frozen values. Works with nothing but ``name`` and ``launch.command``.
 
-The text under each attribute is what ``ftsupervise config schema`` says about it, and so what an editor shows.
+The text under each attribute is its description in ``ftsupervise config schema``, and so in an editor.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class Cron(Strict):
         return self
 
 
-# Settings of what is remembered of nodes, and of the command that says how they are.
+# The settings of incidents of nodes, and of the health command.
 
 
 class HealthCommand(Strict):
-    """A command that runs on every node of the job and says how it is."""
+    """A command that runs on every node of the job and reports its health."""
 
     command: Annotated[str, Lines(), Field(examples=["dcgmi diag -r 1"])] = declared("nodes.health.command")
     timeout: Annotated[Duration, Positive] = declared("nodes.health.timeout")
@@ -164,7 +164,7 @@ Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "num
 
 
 class HangSettings(Strict):
-    """When a command that stands still is ended and started again."""
+    """When a hung command is ended and started again."""
 
     at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
     factor: float = declared("launch.restart.hang.factor")
@@ -173,7 +173,7 @@ class HangSettings(Strict):
 
 
 class Restart(Strict):
-    """What is done when the command fails: start it again in the same job, leave to the next member, or stop the chain."""
+    """The reaction to a failed command: start it again in the same job, leave it to the next member, or stop the chain."""
 
     in_place: int = declared("launch.restart.in_place")
     same_failure: int = declared("launch.restart.same_failure")
@@ -292,7 +292,7 @@ class Launch(Strict):
         return self
 
     def _slurms_own(self) -> None:
-        """What sbatch would refuse, or read in another way than it was meant."""
+        """Refuse options that sbatch would refuse, or read in another way than intended."""
         memory = [key for key in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, key) is not None]
         if len(memory) > 1:
             raise wrong_at((memory[1],), f"{' and '.join(memory)} exclude each other; keep one")
@@ -322,9 +322,9 @@ class GuardSettings(Strict):
 
 
 class Sharing(Strict):
-    """What the run's group may write besides the switches: nothing, unless it stands here.
+    """The folders that the run's group may write besides the switches: by default none.
 
-    Whoever may write a page speaks with the owner's voice, so each key says what it hands over.
+    A writer of a page acts for the owner, so each key says what it hands over.
     """
 
     group: Name | None = None

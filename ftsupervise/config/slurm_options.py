@@ -1,6 +1,6 @@
-"""The forms of Slurm's own option values, and which options ``launch`` sets itself.
+"""The forms of Slurm's own option values, and the options that ``launch`` sets itself.
 
-What stands here reaches a ``#SBATCH`` line, where quoting protects nothing: each value has one strict form.
+These values reach a ``#SBATCH`` line, where quoting protects nothing: each value has one strict form.
 Sources: sbatch(1), slurm.conf(5).
 """
 
@@ -171,7 +171,7 @@ def option_name(text: str) -> str:
 
 
 def instead_of(key: str, value: object) -> str:
-    """What to write for an option of sbatch that somebody wrote as the key ``key``; "" where neither it nor
+    """The setting to write in place of an option of sbatch written as the key ``key``; "" where neither it nor
     another scheduler has one of that name."""
     name = key.replace("_", "-")
     if name in ("mail-type", "mail-user"):

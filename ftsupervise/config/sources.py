@@ -1,4 +1,4 @@
-"""Which files a setting may come from, and what ``${VARIABLE}`` stands for, before anything is judged.
+"""The files that a setting may come from, and the filling in of ``${VARIABLE}``, before any check.
 
 Project file over the person's own file over the site's file; mappings are merged key by key, lists and values
 replace. Each value keeps the place it was written at. The two outer files may only hold what is not about one run.
@@ -30,10 +30,10 @@ from ftsupervise.host import ownership
 
 ENV_SITE_CONFIG = "FTSUPERVISE_SITE_CONFIG"
 SITE_CONFIG = "/etc/ftsupervise/config.yaml"
-LAUNCHED = "run.yaml"  # the settings as launched: complete, so no other file has a say in them
+LAUNCHED = "run.yaml"  # the settings as launched: complete, so no other file adds to them
 SECTIONS = ("launch", "guard", "watch", "alerts", "cron")
 
-# What a file that is not about one run may set; () stands for the whole section.
+# The keys in files that are not about one run; () stands for the whole section.
 _SHARED: dict[str, tuple[str, ...]] = {
     "alerts": (),
     "watch": (),
@@ -56,7 +56,7 @@ _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word o
 def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False) -> Document:
     """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    ``text``: what the project file holds, when it was read already. ``strangers``: somebody else wrote it, so no variable of
+    ``text``: what the project file holds, when it was read already. ``strangers``: another account wrote it, so no variable of
     this account is filled in there: what it holds would show in names and paths that its writer sees. Raises NotFound,
     NotPermitted or ConfigError where a file cannot be read at all.
     """
@@ -76,7 +76,7 @@ def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, s
 
 
 def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
-    """Only what the person's own file and the site's say about the sections ``keys``, for what belongs to no run."""
+    """The sections ``keys`` of the person's own file and the site's only, for matters of no single run."""
     merged = Document({}, {}, [])
     problems: list[Problem] = []
     for beneath in outer_files(environ):
@@ -112,9 +112,9 @@ def read_file(path: Path, *, may_be_empty: bool = False) -> Document:
 
 
 def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
-    """The person's own file or the site's. Raises NotTrusted when somebody else may have written it: receivers and commands of
+    """The person's own file or the site's. Raises NotTrusted when another may have written it: receivers and commands of
     all runs come from there."""
-    named = environ.get(ENV_SITE_CONFIG) == str(path)  # whoever has set this account's environment has chosen the file
+    named = environ.get(ENV_SITE_CONFIG) == str(path)  # this account's environment has chosen the file
     try:
         found = path.stat()
     except OSError as error:
@@ -124,7 +124,7 @@ def read_outer_file(path: Path, environ: Mapping[str, str]) -> Document:
 
 
 def of_strangers(path: Path) -> str:
-    """``path`` where somebody else may have written the file, else "": for ``fill``."""
+    """``path`` where another account may have written the file, else "": for ``fill``."""
     try:
         return str(path) if ownership.distrust(path.stat(), path) else ""
     except OSError:
@@ -189,7 +189,7 @@ def _sections(document: Document) -> Document:
 
 
 def _shared_only(document: Document, problems: list[Problem]) -> Document:
-    """What an outer file may say; the rest is a problem each."""
+    """The keys that an outer file may have; each other one is a problem."""
     kept: dict[str, Any] = {}
     for key, value in document.value.items():
         allowed = _SHARED.get(key)
@@ -309,7 +309,7 @@ class _Filling:
         self.problems: list[Problem] = []
 
     def part(self, text: str) -> str:
-        """What ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$$…`` stands for."""
+        """The value of ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$$…``."""
         if text.startswith("$$"):
             return text[1:]
         if self.secret and not self.file:

@@ -1,7 +1,7 @@
 """YAML without its traps, and with the place of every key and value, so that an error can say file:line:column.
 
 YAML 1.1 reads ``time: 20:00:00`` as the number 72000, ``0123`` as 83, ``no`` as false, and keeps the last of two equal
-keys without a word. Here each of those is an error that says what to type. What is left: mappings with text keys,
+keys without a warning. Here each of those is an error that says what to type. The rest is: mappings with text keys,
 lists, text, ``true``/``false``, ``null``, and decimal numbers. No tags, no merge keys, one document, UTF-8, and bounds
 on size, depth and alias expansion, so that a hostile file costs milliseconds. Light: PyYAML and nothing else.
 """
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a file: where, at which key, and the sentence."""
+    """One problem of a file: its place, its key, and its sentence."""
 
     file: str
     line: int
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A file as plain values (dict, list, str, int, float, bool, None), the place of each, and what was wrong."""
+    """A file as plain values (dict, list, str, int, float, bool, None), the place of each, and the problems."""
 
     value: Any
     places: dict[KeyPath, Place]
@@ -88,7 +88,7 @@ def dotted(path: KeyPath) -> str:
 
 def secret_at(path: KeyPath) -> bool:
     """Does the last key of ``path`` name a secret, so that its value is never repeated in an error? ``password_file``
-    and ``key_env`` do, too: somebody may have put the secret itself there."""
+    and ``key_env`` do, too: a person may have put the secret itself there."""
     words = [step for step in path if isinstance(step, str)]
     return bool(words) and (by_name(words[-1]) or _NAMES_ONE.search(words[-1]) is not None)
 
@@ -100,7 +100,7 @@ def control_character(text: str) -> str | None:
 
 
 def plain(text: str) -> object:
-    """What an unquoted scalar means. Raises ValueError, with what to write instead, where YAML dialects disagree."""
+    """The value of an unquoted scalar. Raises ValueError, with the text to write instead, where YAML dialects disagree."""
     if text in ("", "null"):
         return None
     if text in ("true", "false"):
@@ -122,7 +122,7 @@ def plain(text: str) -> object:
 
 
 def parse(raw: bytes, file: str) -> Document:
-    """Read one YAML document. Never raises: what is wrong stands in ``problems`` (``file`` is only shown)."""
+    """Read one YAML document. Never raises: errors go into ``problems`` (``file`` is only shown)."""
     if len(raw) > MAX_BYTES:
         return _failed(file, f"the file is larger than {MAX_BYTES // 1024} KiB; that is no settings file")
     try:
@@ -161,7 +161,7 @@ def _position(text: str, offset: int) -> tuple[int, int]:
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> str:
-    """PyYAML's words, or better ones for what people do most."""
+    """PyYAML's message, or a better one for the most common mistakes."""
     problem = (error.problem or "not valid YAML").strip()
     if isinstance(error, _Refusal):
         return problem
@@ -225,7 +225,7 @@ class _TooMuch(Exception):
 
 
 class _Conversion:
-    """Nodes -> plain values and their places; problems are collected so that all are told at once."""
+    """Nodes -> plain values and their places; problems are collected so that all are reported at once."""
 
     def __init__(self, file: str) -> None:
         self.file = file

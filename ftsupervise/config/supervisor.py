@@ -1,7 +1,7 @@
-"""What the supervisor can be told, each thing declared once: key in the settings, flag, value, default, bounds and help.
+"""The settings of the supervisor, each declared once: key in the settings, flag, value, default, bounds and help.
 
 ``schema.py`` takes default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
-what differs from the usual into the batch script; ``ftsupervise run`` makes its options of the table and hands their
+unusual values into the batch script; ``ftsupervise run`` makes its options from the table and hands their
 values to ``run/settings.py``. Free of pydantic, because the supervisor starts without it.
 """
 
@@ -38,9 +38,9 @@ class Setting(NamedTuple):
     least: float | None = None
     above: float | None = None
     most: float | None = None
-    off: str | None = None  # what the flag says where the key is null, or the section it stands in
-    bare: Any = ...  # what holds where the flag is not given; ...: the default of the settings
-    always: bool = False  # the batch script says it even where it is the default
+    off: str | None = None  # the flag's value where the key is null, or its section
+    bare: Any = ...  # the value without the flag; ...: the default of the settings
+    always: bool = False  # the batch script shows it even where it is the default
     choices: tuple[str, ...] = ()
 
     @property

@@ -1,7 +1,7 @@
-"""The ``watch:`` section: how often to look, and one section for each watchdog.
+"""The ``watch:`` section: how often to check, and one section for each watchdog.
 
 A watchdog whose section is null is off. With nothing said, those are on whose field in ``Watch`` is not None by default;
-``memory: {}`` is enough to switch another one on. A watchdog is asked at each tick, or every ``every``.
+``memory: {}`` is enough to switch another one on. A watchdog runs at each tick, or every ``every``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _M, _H = timedelta(minutes=1), timedelta(hours=1)
 
 
 def _pattern(value: str, groups: tuple[str, ...] = ()) -> str:
-    """A regular expression that compiles and has what is needed in it. Raises ValueError with what to type."""
+    """A regular expression that compiles and has the needed groups. Raises ValueError with the text to type."""
     try:
         compiled = re.compile(value)
     except re.error as error:
@@ -41,7 +41,7 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class Section(Strict):
-    """What all watchdogs have."""
+    """The settings that all watchdogs have."""
 
     every: Span | None = None
     """How often to check; default: at each tick."""
@@ -110,7 +110,7 @@ class CriticalDisk(DiskLimits):
 
 
 class Quota(Strict):
-    """A command that knows better than the file system how much is left."""
+    """A command that knows the free space better than the file system."""
 
     command: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments, run as they stand: [lfs, quota, -q, -u, me, /scratch]."""
@@ -259,7 +259,7 @@ class BrakeSection(Section):
 
 
 class Watch(Strict):
-    """How often to look from outside, and at what."""
+    """How often to check from outside, and what to check."""
 
     every: Span = 5 * _M
     """How often ``ftsupervise watch`` is meant to check."""
