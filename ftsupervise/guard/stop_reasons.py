@@ -101,8 +101,6 @@ def from_vote(vote: int) -> Decision:
 # Forked children (loader workers, pools) inherit the handlers of their parent. In them the warning is not for the child to
 # act on, and SIGTERM must end it as it would have without us, or ``terminate()`` would hang.
 
-Handler = Callable[[int, FrameType | None], Any]
-
 
 class Signals:
     """Listens to ``numbers``. ``got`` is the first that came (SIGTERM overrides a warning), 0 while none has."""

@@ -34,8 +34,8 @@ def test_there_is_none_outside_slurm(tmp_path: Path) -> None:
 
 
 def test_it_does_not_outlive_a_supervisor_that_was_killed(tmp_path: Path, until: Until) -> None:
-    script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.supervisor import Keeper\n"
-    script += "print(Keeper(Path('.'), dict(os.environ), ('true',)).pid, flush=True); time.sleep(600)"
+    script = "import os, sys, time; from pathlib import Path; from ftsupervise.run.supervisor import CronKeepalive\n"
+    script += "print(CronKeepalive(Path('.'), dict(os.environ), ('true',)).pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-c", script], env=environment(), stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())

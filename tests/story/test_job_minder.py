@@ -83,8 +83,8 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     """The attempt has ended; what its environment lives on in is somebody else's by then."""
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
-        "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import Minder\n"
-        "one = Minder(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import OrphanReaper\n"
+        "it = OrphanReaper(1); it.mind(Path(sys.argv[1])); it.mind(None); print(it.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
