@@ -381,5 +381,4 @@ class Submitted(NamedTuple):
     """What a scheduler says after it took a script."""
 
     job_id: str
-    cluster: str = ""
     found_again: bool = False  # sbatch failed ambiguously and the job turned out to be there

@@ -157,7 +157,7 @@ def _journals(run: Run) -> list[Journal]:
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.config.find_run import state_dir
     from ftsupervise.rundir.paths import RunDir
-    from ftsupervise.watch.run_dir_check import journal_of
+    from ftsupervise.watch.checks import journal_of
 
     if run.run_dir is None:
         return []

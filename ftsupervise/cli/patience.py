@@ -262,7 +262,7 @@ def _leave(pid: int, args: Sequence[str]) -> str:
         if _ended(pid) is not None:
             return ""
         time.sleep(0.01)
-    from ftsupervise.probe.abandoned import Notes
+    from ftsupervise.probe.errand import Notes
 
     since = time.clock_gettime(time.CLOCK_BOOTTIME) - ANSWER
     Notes().write(pid, _key(args), " ".join(args), abandoned=True, since=since)
@@ -277,7 +277,7 @@ def _stuck(args: Sequence[str]) -> str:
     """``check`` is asked by programs, again and again: one of them hangs on a thing, not one a minute."""
     if "check" not in [word for word in args if not word.startswith("-")][:1]:
         return ""
-    from ftsupervise.probe.abandoned import Notes
+    from ftsupervise.probe.errand import Notes
 
     note = next((note for note in Notes().stuck() if note.key == _key(args)), None)
     return "" if note is None else f"process {note.pid} has been hanging on it for {note.seconds:.0f} s"

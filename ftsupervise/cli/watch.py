@@ -16,9 +16,8 @@ from ftsupervise.cli.saying import count, say
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
     from ftsupervise.findings import Finding
-    from ftsupervise.watch.roster import Roster
+    from ftsupervise.watch.roster import Roster, RunReport
     from ftsupervise.watch.tick import TickResult
-    from ftsupervise.watch.tick_progress import RunReport
 
 
 def _duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> timedelta | None:

@@ -339,10 +339,6 @@ class Sharing(Strict):
     """Members may launch the run and go on with it. They write its settings, attempts and checkpoints: what stands there is
     run by whoever launches or watches it next."""
 
-    @property
-    def anything(self) -> bool:
-        return self.watch or self.nodes or self.launch
-
 
 class Run(Strict):
     """One training effort that ftsupervise keeps alive."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
+from ftsupervise import scheduler
 from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.host.memory import HostMemory
@@ -17,7 +18,6 @@ from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
 from ftsupervise.rundir.paths import WARNING
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, look_at_switch
-from ftsupervise.scheduler import deadline
 from ftsupervise.truth import Health
 
 # The guard's answers, and how ranks vote on them with one int.
@@ -100,8 +100,6 @@ def from_vote(vote: int) -> Decision:
 #
 # Forked children (loader workers, pools) inherit the handlers of their parent. In them the warning is not for the child to
 # act on, and SIGTERM must end it as it would have without us, or ``terminate()`` would hang.
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 class Signals:
@@ -289,9 +287,9 @@ class StopReasons:
         if self._limits.run_for is not None:
             ends.append((now + self._limits.run_for, "run time reached"))
         if self._limits.stop_before is not None:
-            end = deadline.from_environment(os.environ)
+            end = scheduler.deadline_from_environment(os.environ)
             if end is None and self._place.rank == 0:
-                end = deadline.ask_slurm(os.environ)
+                end = scheduler.ask_slurm_for_the_deadline(os.environ)
             if end is not None:
                 ends.append((now + end - time.time() - self._limits.stop_before, "time limit"))
         return min(ends)

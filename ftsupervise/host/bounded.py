@@ -32,7 +32,6 @@ class CompletedCommand:
     stdout: str
     stderr: str
     seconds: float
-    abandoned_pid: int | None = None  # it did not die within the grace after SIGKILL
 
     @property
     def timed_out(self) -> bool:
@@ -77,9 +76,9 @@ def run(
             cwd=cwd,
             start_new_session=True,
         )
-        code, abandoned = _wait(child, timeout)
+        code = _wait(child, timeout)
         seconds = time.monotonic() - started
-        return CompletedCommand(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds, abandoned)
+        return CompletedCommand(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds)
 
 
 def _memory_file() -> IO[bytes]:
@@ -87,9 +86,9 @@ def _memory_file() -> IO[bytes]:
     return os.fdopen(os.memfd_create("ftsupervise-output", os.MFD_CLOEXEC), "w+b")
 
 
-def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, int | None]:
+def _wait(child: subprocess.Popen[bytes], timeout: float) -> int | None:
     try:
-        return child.wait(timeout), None
+        return child.wait(timeout)
     except subprocess.TimeoutExpired:
         pass
     except BaseException:  # Ctrl-C must not leave the child behind
@@ -98,10 +97,9 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, i
     end_group(child.pid)
     try:
         child.wait(0.5)
-        return None, None
     except subprocess.TimeoutExpired:
         child.returncode = -signal.SIGKILL  # so that not even its destructor waits for it again
-        return None, child.pid
+    return None
 
 
 def _text(file: IO[bytes], limit: int) -> str:

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ftsupervise.probe.abandoned import Note, Notes
 from ftsupervise.probe.child import (
     Child,
     Died,
@@ -39,6 +38,7 @@ from ftsupervise.probe.child import (
     Text,
     Tree,
 )
+from ftsupervise.probe.errand import Note, Notes
 from ftsupervise.probe.server import Mounts, read_mounts
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftsupervise.host import processes
 from ftsupervise.probe import server
-from ftsupervise.probe.abandoned import Notes
+from ftsupervise.probe.errand import Notes
 
 _SCRIPT = str(Path(server.__file__))
 _GRACE = 0.2  # seconds for a child to die of SIGKILL, or to exit after we closed its input

@@ -58,7 +58,6 @@ class Observed:
     """The last state of the run directory."""
 
     kill_since: float | None = None  # monotonic time since which the kill switch is known to be up
-    kill_who: str = ""
     newer: int | None = None  # an attempt that has begun after ours
 
 
@@ -97,6 +96,6 @@ class RunDirWatcher:
         if not switch.up:
             seen.kill_since = None
         elif seen.kill_since is None:
-            seen.kill_since, seen.kill_who = time.monotonic(), switch.who
+            seen.kill_since = time.monotonic()
         seen.newer = superseded(self._rundir, self._attempt)
         return (seen.kill_since, seen.newer) != before

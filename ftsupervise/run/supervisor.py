@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
+from ftsupervise import scheduler
 from ftsupervise.errors import Error
 from ftsupervise.host import interpreter
 from ftsupervise.host.processes import die_with_parent, end_child
@@ -44,7 +45,6 @@ from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.run_log import tell
-from ftsupervise.scheduler import deadline
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.manager import Warm, WarmSettings
@@ -154,7 +154,7 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
         env=dict(env),
         ears=ears,
         reaper=reaper,
-        end=deadline.from_environment(env) or deadline.ask_slurm(env),
+        end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
         agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),

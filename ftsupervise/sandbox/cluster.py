@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ftsupervise.errors import AlreadyRunning, Error, NotFound, Refused, SchedulerUnavailable
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, signal_exactly, wait_gone
-from ftsupervise.sandbox import conf, daemons, place, programs
+from ftsupervise.sandbox import conf, daemons, place
 from ftsupervise.sandbox.conf import Layout, Shape
 
 NODE_ACTIONS = ("start", "stop", "kill", "pause", "cont", "crash")
@@ -56,7 +56,7 @@ class Sandbox:
         if shape.get("prefix"):
             shape["prefix"] = os.path.realpath(shape["prefix"])
         form = Shape(**{**shape, "overrides": tuple(shape.get("overrides", ()))})
-        programs.require(form.prefix, accounting=form.accounting)
+        daemons.require_programs(form.prefix, accounting=form.accounting)
         layout = Layout(place.real(directory))
         end = time.monotonic() + timeout
         for tries_left in (2, 1, 0):
@@ -130,15 +130,15 @@ class Sandbox:
         """A whole environment for commands that shall see this cluster: ``base`` (ours) without any outer Slurm's."""
         own = os.environ if base is None else base
         mark = {place.MARK_OWNER: self.owner} if self.marks else {}
-        return place.scrub(own) | {"PATH": programs.search_path(self.shape.prefix)} | self.exports(own) | mark
+        return place.scrub(own) | {"PATH": daemons.search_path(self.shape.prefix)} | self.exports(own) | mark
 
     def exports(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Only the variables that make the difference to ``base`` (ours)."""
         exports = {"SLURM_CONF": str(self.layout.slurm_conf), place.ENV_DIRECTORY: str(self.directory)}
         if self.shape.prefix:
-            exports["PATH"] = programs.search_path(self.shape.prefix)
+            exports["PATH"] = daemons.search_path(self.shape.prefix)
             before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-            exports["LD_LIBRARY_PATH"] = programs.libraries(self.shape.prefix, before)
+            exports["LD_LIBRARY_PATH"] = daemons.libraries(self.shape.prefix, before)
         return exports
 
     def run(self, command: Sequence[str], *, timeout: float = 60.0) -> str:
@@ -243,7 +243,7 @@ class Sandbox:
             directory.chmod(0o755)
         user = user_name()
         host = socket.gethostname().split(".")[0]
-        plugins = programs.plugins(shape.prefix)
+        plugins = daemons.plugins(shape.prefix)
         text = conf.slurm_conf(shape, layout, port=self.port, user=user, host=host, plugins=plugins)
         place.write_new(layout.slurm_conf, text, 0o644)
         if shape.gpus_per_node:

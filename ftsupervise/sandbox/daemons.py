@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -15,10 +16,90 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftsupervise.errors import Error
-from ftsupervise.sandbox import conf, programs
+from ftsupervise.errors import Error, NotFound
+from ftsupervise.sandbox import conf
 from ftsupervise.sandbox.conf import Layout, Shape
 from ftsupervise.sandbox.place import MARK, MARK_NODE
+
+# The paths of Slurm's programs on this machine, and the packages to install when they are missing.
+#
+# Two places are searched: a prefix into which packages were unpacked without being installed (``dpkg -x``), and the
+# usual directories. Daemons live in sbin, which an ordinary user's PATH leaves out.
+
+# program -> Debian's package
+NEEDED = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurmstepd": "slurmd",
+    "sbatch": "slurm-client",
+    "sinfo": "slurm-client",
+    "srun": "slurm-client",
+}
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
+ACCOUNTING |= {"sacctmgr": "slurm-client"}
+_USUAL = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
+
+
+def search_path(prefix: str = "") -> str:
+    """PATH for the sandbox: the prefix first, then the caller's own, then the directories of daemons.
+
+    Without the entries that mean the current directory: any account may have put a ``munged`` there.
+    """
+    own = [part for part in os.environ.get("PATH", "").split(":") if part.startswith("/")]
+    return ":".join(dict.fromkeys([*_inside(prefix), *own, *_USUAL]))
+
+
+def find_program(name: str, prefix: str = "") -> str | None:
+    """The program's path. Debian installs NAME-wlm and a link NAME to it; ``dpkg -x`` leaves only NAME-wlm."""
+    for path in (":".join(_inside(prefix)), search_path()):
+        found = shutil.which(name, path=path) or shutil.which(f"{name}-wlm", path=path) if path else None
+        if found:
+            return found
+    return None
+
+
+def _inside(prefix: str) -> list[str]:
+    return [f"{prefix}/usr/bin", f"{prefix}/usr/sbin", f"{prefix}/bin", f"{prefix}/sbin"] if prefix else []
+
+
+def missing(prefix: str = "", *, accounting: bool = False) -> dict[str, str]:
+    """Programs that a sandbox needs and this machine lacks, each with its Debian package."""
+    wanted = NEEDED | (ACCOUNTING if accounting else {})
+    return {name: package for name, package in wanted.items() if find_program(name, prefix) is None}
+
+
+def require_programs(prefix: str = "", *, accounting: bool = False) -> None:
+    """Raise NotFound, in one sentence with what to install, unless everything is there."""
+    if prefix and not Path(prefix).is_dir():
+        raise NotFound(f"there is no directory {prefix} (--prefix)")
+    absent = missing(prefix, accounting=accounting)
+    if absent:
+        packages = " ".join(dict.fromkeys(absent.values()))
+        what = "accounting in a sandbox" if set(absent) <= set(ACCOUNTING) else "a sandbox"
+        where = f" (nor under {prefix})" if prefix else ""
+        raise NotFound(
+            f"{what} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not on this machine{where}",
+            hint=f"install them: sudo apt-get install {packages}"
+            f"   (without root: apt-get download, dpkg -x each into a directory DIR, then --prefix DIR)",
+        )
+
+
+def plugins(prefix: str) -> str:
+    """Slurm's plugin directory under ``prefix``; "" for installed packages, which know their own."""
+    if not prefix:
+        return ""
+    for found in sorted(Path(prefix).glob("usr/lib*/**/auth_munge.so")):
+        return str(found.parent)
+    raise NotFound(f"no Slurm plugins under {prefix}", hint="unpack slurm-wlm-basic-plugins there too (dpkg -x)")
+
+
+def libraries(prefix: str, before: str = "") -> str:
+    """LD_LIBRARY_PATH for programs under ``prefix``, ahead of what it was ``before``."""
+    beside = Path(plugins(prefix))
+    parts = [str(beside), str(beside.parent), *before.split(":")]
+    return ":".join(dict.fromkeys(part for part in parts if part))
+
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR")
 
@@ -30,9 +111,9 @@ class PortTaken(Error):
 def environment(layout: Layout, shape: Shape, **more: str) -> dict[str, str]:
     """The whole environment of a daemon."""
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    env |= {"PATH": programs.search_path(shape.prefix), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.root)}
+    env |= {"PATH": search_path(shape.prefix), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.root)}
     if shape.prefix:
-        env["LD_LIBRARY_PATH"] = programs.libraries(shape.prefix)
+        env["LD_LIBRARY_PATH"] = libraries(shape.prefix)
     return env | more
 
 
@@ -62,13 +143,13 @@ def _free(port: int) -> bool:
 def link(layout: Layout, shape: Shape) -> None:
     """Make links with the names that the daemons expect: slurmctld acts by its own name."""
     for name in ("slurmctld", "slurmd", "slurmstepd"):
-        target = programs.find(name, shape.prefix)
-        assert target is not None, name  # programs.require came first
+        target = find_program(name, shape.prefix)
+        assert target is not None, name  # require_programs came first
         (layout.bin / name).symlink_to(target)
 
 
 def start_munged(layout: Layout, shape: Shape, seconds: float) -> None:
-    program = programs.find("munged", shape.prefix) or "munged"
+    program = find_program("munged", shape.prefix) or "munged"
     key, socket_, log = layout.munge / "key", layout.munge_socket, layout.munge / "log"
     # --force: its checks of the directories above are for a machine's one key, not for one made a moment ago.
     command = [program, "--force", f"--key-file={key}", f"--socket={socket_}", f"--log-file={log}"]
@@ -181,16 +262,16 @@ def start_accounting(layout: Layout, shape: Shape, seconds: float) -> None:
     database = _database(layout, shape, env, socket)
     _wait_until(socket.exists, end, database, layout.database / "err.log", "mariadbd")
     env["MYSQL_UNIX_PORT"] = str(socket)
-    program = programs.find("slurmdbd", shape.prefix) or "slurmdbd"
+    program = find_program("slurmdbd", shape.prefix) or "slurmdbd"
     (layout.bin / "slurmdbd").symlink_to(program)
     start_slurmdbd(layout, env, max(1.0, end - time.monotonic()))
-    ask = [programs.find("sacctmgr", shape.prefix) or "sacctmgr", "-i", "-Q", "add", "cluster", conf.CLUSTER]
+    ask = [find_program("sacctmgr", shape.prefix) or "sacctmgr", "-i", "-Q", "add", "cluster", conf.CLUSTER]
     _wait_until(_Answer(ask, env, layout), end, database, layout.logs / "slurmdbd.log", "slurmdbd")
 
 
 def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) -> None:
     layout.database.mkdir()
-    program = programs.find("mariadb-install-db", shape.prefix) or "mariadb-install-db"
+    program = find_program("mariadb-install-db", shape.prefix) or "mariadb-install-db"
     log = layout.database / "install.log"
     command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
@@ -211,7 +292,7 @@ def _install(layout: Layout, shape: Shape, env: dict[str, str], seconds: float) 
 
 
 def _database(layout: Layout, shape: Shape, env: dict[str, str], socket: Path) -> subprocess.Popen[bytes]:
-    program = programs.find("mariadbd", shape.prefix) or "mariadbd"
+    program = find_program("mariadbd", shape.prefix) or "mariadbd"
     command = [program, "--no-defaults", *_as_root(), *_based(program, shape), f"--datadir={layout.database}/data"]
     command += [f"--socket={socket}", f"--pid-file={layout.database}/pid", f"--log-error={layout.database}/err.log"]
     # slurmdbd complains, and at times refuses, below these

@@ -148,7 +148,7 @@ class Slurm:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
             if match:  # what a site's filter prints beside it is no warning
                 self.warnings |= {words for words in complaints(done.stderr) if words.startswith(("error", "warning"))}
-                return Submitted(match[1], match[2] or "")
+                return Submitted(match[1])
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
             raise SubmitRejected(f"sbatch refused {script_path}:\n  {done.stderr.strip() or done.words()}")
         return self._look_again(token, done, script_path)

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import marshal
 import mmap
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+from ftsupervise.warm import client as proxy
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -153,3 +158,50 @@ def _fresh_seeds() -> None:
     if process is not None:
         process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))
     # random reseeds itself after each fork; torch begins with the same seed in every process
+
+
+# A client's session with a standby: the request received so far.
+
+
+@dataclass
+class Caller:
+    """One connection, and the child that was forked for it."""
+
+    link: socket.socket
+    until: float  # monotonic: it is dropped then, unless it has a child
+    data: bytearray = field(default_factory=bytearray)
+    request: dict[str, Any] | None = None
+    fds: list[int] = field(default_factory=list)
+    whole: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
+    refused: str = ""  # or it gets this refusal then: its cold start must not meet an older attempt either
+    pid: int = 0
+
+    @property
+    def attempt(self) -> int:
+        return attempt_of(self.request)
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+        self.link.close()
+
+
+def attempt_of(request: dict[str, Any] | None) -> int:
+    number = (request or {}).get("env", {}).get(b"FTSUPERVISE_ATTEMPT", b"")
+    return int(number) if number.isdigit() else 0
+
+
+def whole(data: bytearray) -> dict[str, Any] | None:
+    """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
+    head = len(proxy.PROTOCOL)
+    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
+        return None
+    size = int.from_bytes(data[head : head + 8], "little")
+    if len(data) < head + 8 + size:
+        return None
+    try:
+        request = marshal.loads(bytes(data[head + 8 : head + 8 + size]))
+        return dict(request) if isinstance(request["fds"], list) and isinstance(request["env"], dict) else None
+    except (EOFError, ValueError, TypeError, KeyError):
+        return None

@@ -20,7 +20,7 @@ from ftsupervise.ranks import shm_dir
 from ftsupervise.warm import client as proxy
 from ftsupervise.warm import rank_setup
 from ftsupervise.warm.compat import Incompatible, Judge
-from ftsupervise.warm.session import Caller, whole
+from ftsupervise.warm.rank_setup import Caller, whole
 
 _LARGEST = 64 << 20  # bytes of a request
 _MOST_FDS = 4096

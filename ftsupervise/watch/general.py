@@ -21,9 +21,9 @@ from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import private
 from ftsupervise.host.modes import make_folder, make_own
 from ftsupervise.truth import Health
-from ftsupervise.watch import run_dir_check
+from ftsupervise.watch import checks
 from ftsupervise.watch.checks import host_finding, settings_finding, slurm_finding
-from ftsupervise.watch.tick_progress import MessagesSent, RunDirChecked, RunReport, TickProgress
+from ftsupervise.watch.roster import MessagesSent, RunDirChecked, RunReport, TickProgress
 from ftsupervise.watch.tour import BOUND, TickOrders, send, slurm_queue
 
 if TYPE_CHECKING:
@@ -151,11 +151,11 @@ def _of_storage(
     for index in sorted(progress.stored):
         run, finding = progress.roster.known[index].run, progress.stored[index]
         if index in progress.missing:
-            finding = run_dir_check.launched_or_not(run, finding, orders.state, away)
+            finding = checks.launched_or_not(run, finding, orders.state, away)
             _report(progress, say, RunDirChecked(index, finding))
         elif finding.health is Health.OK and not away:
-            run_dir_check.remember(run, orders.state)
-        folder = run_dir_check.journal_of(run, orders.state)
+            checks.remember(run, orders.state)
+        folder = checks.journal_of(run, orders.state)
         if finding.health is not Health.BAD and (away or not folder.is_dir()):
             if finding.health is Health.UNKNOWN:  # not launched yet: nothing to record, something to print
                 yield (

@@ -19,16 +19,14 @@ from datetime import datetime
 from pathlib import Path
 
 from ftsupervise.alerts.deliver import Delivered
-from ftsupervise.probe.abandoned import Note, Notes
-from ftsupervise.probe.errand import At, Errand
+from ftsupervise.probe.errand import At, Errand, Note, Notes
 from ftsupervise.probe.server import Mounts, read_mounts
 from ftsupervise.units import show_duration
-from ftsupervise.watch import general, run_dir_check
+from ftsupervise.watch import checks, general
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.checks import QueueAnswer, Unanswered
 from ftsupervise.watch.general import KEEPS
-from ftsupervise.watch.roster import Roster
-from ftsupervise.watch.tick_progress import RunReport, TickProgress
+from ftsupervise.watch.roster import Roster, RunReport, TickProgress
 from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, TickOrders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
@@ -191,7 +189,7 @@ class _Children:
         progress.hung.add(index)
         progress.reports.pop(index, None)
         if known is not None:
-            progress.stored[index] = run_dir_check.silent(known.run, seconds, doing, why, self.orders.now)
+            progress.stored[index] = checks.silent(known.run, seconds, doing, why, self.orders.now)
 
     def _done(self, index: int) -> bool:
         progress = self.progress

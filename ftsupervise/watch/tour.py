@@ -31,10 +31,10 @@ from ftsupervise.rundir.switches import KILL, read_switch
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
+from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
-from ftsupervise.watch import run_dir_check
 from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, settings_finding, slurm_finding, write_memory
-from ftsupervise.watch.tick_progress import (
+from ftsupervise.watch.roster import (
     DirectoryFound,
     MessagesSent,
     NodesReleased,
@@ -197,14 +197,12 @@ class Tour:
         try:
             rundir.root.stat()
         except (FileNotFoundError, NotADirectoryError):
-            self.tell(RunDirChecked(index, run_dir_check.missing(run, self.orders.now), missing=True))
+            self.tell(RunDirChecked(index, checks.missing(run, self.orders.now), missing=True))
         except OSError as error:
-            self.tell(RunDirChecked(index, run_dir_check.unusable(run, error, self.orders.now)))
+            self.tell(RunDirChecked(index, checks.unusable(run, error, self.orders.now)))
         else:
             self.tell(
-                RunDirChecked(
-                    index, self._replaced(index) or run_dir_check.answers(run, self.orders.now), people(rundir)
-                )
+                RunDirChecked(index, self._replaced(index) or checks.answers(run, self.orders.now), people(rundir))
             )
 
     def _replaced(self, index: int) -> Finding | None:
@@ -225,7 +223,7 @@ class Tour:
             except OSError:  # a check reports what it cannot see
                 continue
             if why:
-                return run_dir_check.replaced(known.run, root, why, self.orders.state, self.orders.now)
+                return checks.replaced(known.run, root, why, self.orders.state, self.orders.now)
         return None
 
     def _must_ask(self) -> bool:
@@ -271,7 +269,7 @@ class Tour:
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
             self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
-            self.tell(RunDirChecked(index, run_dir_check.unusable(run, error, orders.now)))
+            self.tell(RunDirChecked(index, checks.unusable(run, error, orders.now)))
 
     def _journal(self, index: int) -> Journal:
         if index not in self.journals:

@@ -16,7 +16,7 @@ import pytest
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.host import private
-from ftsupervise.probe.abandoned import Notes
+from ftsupervise.probe.errand import Notes
 from ftsupervise.watch import roster
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]

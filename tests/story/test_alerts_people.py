@@ -109,7 +109,7 @@ def test_a_silence_holds_back_and_what_still_fires_is_told_when_it_is_lifted(
 def test_what_is_kept_beside_the_run_is_listed_and_acknowledged_with_it(journal: Journal, tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from ftsupervise.watch.run_dir_check import journal_of
+    from ftsupervise.watch.checks import journal_of
 
     run: Any = SimpleNamespace(name=RUN, run_dir=journal.directory.parent.parent)
     journal_of(run, tmp_path / "state").parent.mkdir(parents=True)

@@ -8,7 +8,7 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, ended
 from ftsupervise.run.cause import cause
-from ftsupervise.scheduler.deadline import from_environment, parse_end_time
+from ftsupervise.scheduler import deadline_from_environment, parse_end_time
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_end_of_the_job_is_read_as_slurm_writes_it() -> None:
 
 
 def test_what_ftsupervise_run_says_goes_before_slurms_variable() -> None:
-    assert from_environment({"FTSUPERVISE_DEADLINE": "100", "SLURM_JOB_END_TIME": "200"}) == 100
-    assert from_environment({"FTSUPERVISE_DEADLINE": "soon", "SLURM_JOB_END_TIME": "200"}) == 200
-    assert from_environment({"SLURM_JOB_END_TIME": "0"}) is None
-    assert from_environment({}) is None
+    assert deadline_from_environment({"FTSUPERVISE_DEADLINE": "100", "SLURM_JOB_END_TIME": "200"}) == 100
+    assert deadline_from_environment({"FTSUPERVISE_DEADLINE": "soon", "SLURM_JOB_END_TIME": "200"}) == 200
+    assert deadline_from_environment({"SLURM_JOB_END_TIME": "0"}) is None
+    assert deadline_from_environment({}) is None

@@ -24,7 +24,6 @@ class GpuState:
     """One GPU; None where the driver does not tell. Bytes, shares, degrees Celsius."""
 
     index: int
-    uuid: str = ""
     name: str = ""
     memory_used: int | None = None
     memory_total: int | None = None
@@ -85,7 +84,6 @@ def _one(nvml: Any, index: int) -> GpuState:
     kind, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return GpuState(
         index=index,
-        uuid=str(get(lambda: nvml.nvmlDeviceGetUUID(handle)) or ""),
         name=str(get(lambda: nvml.nvmlDeviceGetName(handle)) or ""),
         memory_used=memory.used if memory else None,
         memory_total=memory.total if memory else None,
