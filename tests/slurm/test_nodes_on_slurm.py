@@ -250,6 +250,6 @@ def test_the_watch_takes_a_node_back_when_too_few_are_left_for_those_who_wait(
     one.sandbox.run(["scancel", filler])
     until(lambda: filler not in one.sandbox.run(["squeue", "-h", "-o", "%A"]), "the other job's end")
     assert set(one.waiting().values()) == {"node-1"}
-    assert f"it waits; job {job}_[1-2%1] excludes no node any more" in one.type("watch")
+    assert f"waiting; job {job}_[1-2%1] excludes no node any more" in one.type("watch")
     until(lambda: "RUNNING" in one.sandbox.run(["squeue", "-h", "-j", job, "-o", "%T"]), "the first member")
     one.sandbox.run(["scancel", job])
