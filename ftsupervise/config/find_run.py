@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftsupervise.config import sources
 from ftsupervise.errors import ConfigError, Error, NotFound
 from ftsupervise.host import files
 from ftsupervise.rundir.paths import ENV_RUN_DIR, ENV_STATE_DIR, RunDir
@@ -190,6 +189,8 @@ def settings_of(name: str | None) -> Path:
             f"{rundir.config} is {kind}, not a regular file",
             hint=f"check its owner: ls -ld {shlex.quote(str(rundir.config))}; name its ftsupervise.yaml instead",
         )
+    from ftsupervise.config import sources
+
     if sources.is_by_hand(rundir.root):
         return _beside(rundir) or rundir.config
     raise NotFound(
@@ -211,6 +212,8 @@ def _beside(rundir: RunDir) -> Path | None:
 
 def how_to_launch(rundir: RunDir, after: str = "") -> str:
     """The command to put the run into the queue again, behind the job ``after`` if there is one."""
+    from ftsupervise.config import sources
+
     words = ["ftsupervise", "launch", *(("--after", after) if after else ())]
     if not sources.is_by_hand(rundir.root):
         return shlex.join([*words, str(rundir.root)])

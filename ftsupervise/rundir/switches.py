@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.host import files
 from ftsupervise.host.ownership import in_group, shown_user
-from ftsupervise.rundir.ledger import numbers
 from ftsupervise.rundir.paths import RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, read_record, time_of, write_json
 from ftsupervise.truth import Health, SwitchState
@@ -231,6 +230,8 @@ def release_brake(rundir: RunDir, *, who: str, now: datetime) -> Brake | None:
 
     The jobs that it held stand in ``still_held`` until each has been released, however often that takes.
     """
+    from ftsupervise.rundir.ledger import numbers  # here: a quick command has no need of the ledger
+
     found = read_brake(rundir)
     if found is not None:
         held = tuple(dict.fromkeys([*still_held(rundir), *found.held]))

@@ -167,6 +167,7 @@ def test_slurm_is_asked_in_the_room_of_the_scheduler_alone() -> None:
             {"shutil", "lzma", "dataclasses"},
         ),
         ("import ftsupervise.scheduler", {"dataclasses", "subprocess"}),
+        ("import ftsupervise.config.find_run, ftsupervise.rundir.switches", {"yaml", "dataclasses", "pydantic"}),
         ("import ftsupervise.cli.status", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         ("import ftsupervise.cli.nodes", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
         ("import ftsupervise.cli.run", {"yaml", "psutil", "pydantic", "requests", "jinja2", "slack_sdk"}),
