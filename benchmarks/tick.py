@@ -89,7 +89,7 @@ def measured(folder: Path, count: int) -> dict[str, float]:
         orders = TickOrders(now=now, state=folder / "state", env={}, scheduler=lambda _: Slurm(env), send=False)
         done = tick(Roster.of(runs), orders)
         seconds.append(time.perf_counter() - began)
-    findings = sum(told.looks for told in done.runs)
+    findings = sum(told.checks for told in done.runs)
     return {
         "first": seconds[0],
         "second": seconds[1],

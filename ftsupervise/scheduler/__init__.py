@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ftsupervise.model import Job, Submitted
 from ftsupervise.rundir.paths import ENV_DEADLINE
+
+if TYPE_CHECKING:  # the guard asks for the job's deadline here, and starts with every rank
+    from ftsupervise.model import Job, Submitted
 
 
 class Scheduler(Protocol):
