@@ -124,7 +124,7 @@ def test_a_run_at_work_without_slurm_is_not_launched_on_slurm_too(
 
     run = a_run(tmp_path)
     launch(run, local)
-    until(lambda: newest(RunDir(tmp_path / "run")))
+    until(lambda: (one := newest(RunDir(tmp_path / "run"))) and one.job_id)  # claimed is not begun yet
     here = plan(run, kind="slurm", token="t", workdir=tmp_path, python=sys.executable)
     with pytest.raises(Refused, match=r"attempt 1 of tr11 is at work in job local-1_1, which is not in this queue"):
         check_queue(here, Empty({}), again=False)
