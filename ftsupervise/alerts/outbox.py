@@ -32,7 +32,7 @@ SKEW = timedelta(minutes=5)  # what is later than this was written by a clock th
 
 @dataclass(frozen=True)
 class Message:
-    """What one receiver is sent about one run at one moment."""
+    """All that one receiver gets about one run at one moment."""
 
     id: str  # the dedup key; the same however often it is sent
     receiver: str

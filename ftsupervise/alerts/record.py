@@ -36,7 +36,7 @@ _NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one ``record`` changed and how things stand."""
+    """The outcome of one ``record``: its changes, and the alerts as they are now."""
 
     notices: tuple[Notice, ...]  # what people are notified of because of it
     firing: tuple[Alert, ...]  # what fires now, the worst first
@@ -198,7 +198,7 @@ def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
 
 
 def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Finding]) -> list[Finding]:
-    """What is wrong now: bad in this tick, or firing and not seen to be good in it. Only what can explain anything."""
+    """The findings that are wrong now (bad in this tick, or firing and not seen to be good) and can explain others."""
     now_bad = [f for f in (*by_id.values(), *beside) if f.health is Health.BAD]
     still = [
         a.finding

@@ -122,7 +122,7 @@ def inhibitor(finding: Finding, causes: Iterable[Finding]) -> str:
 
 
 def silenced(ident: str, finding: Finding, silences: Sequence[Silence], now: datetime) -> str:
-    """Who silenced it and until when; "" if nobody has. One that begins in the future comes from a clock that was ahead."""
+    """The silence that holds it, with its author and end; "" if none. A silence from the future comes from a fast clock."""
     for silence in silences:
         if (
             silence.start <= now + SKEW

@@ -118,7 +118,7 @@ def reroute(state: JournalState, settings: Alerts, now: datetime, home: str) -> 
 def hand_over(
     state: JournalState, message: Message, others: list[str], now: datetime, home: str
 ) -> tuple[JournalState, tuple[Notice, ...]]:
-    """What of ``message`` none of the ``others`` has been given, to the first of them; and what that is."""
+    """Hand the parts of ``message`` that none of the ``others`` has to the first of them; also return those parts."""
     orphans = tuple(n for n in message.notices if not _notified_elsewhere(state, n, message.receiver, others))
     receiver = others[0] if others else ""
     if any(about_itself(n.finding, receiver) for n in orphans):  # it cannot say of itself that it says nothing

@@ -65,20 +65,13 @@ def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, s
         return merged
     problems = list(merged.problems)
     complete = path.name == LAUNCHED and not is_by_hand(path.parent)
-    for beneath in () if complete else outer_files(environ):
-        if not os.path.lexists(beneath):
-            continue
-        outer = _sections(read_outer_file(beneath, environ))
-        problems += outer.problems
-        if outer.value is not None:
-            merged = _over(merged, _shared_only(outer, problems))
+    if not complete:
+        merged = _over_outer_files(merged, environ, problems)
     return fill(Document(merged.value, merged.places, problems), environ, unfilled=str(path) if strangers else "")
 
 
-def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
-    """The sections ``keys`` of the person's own file and the site's only, for matters of no single run."""
-    merged = Document({}, {}, [])
-    problems: list[Problem] = []
+def _over_outer_files(merged: Document, environ: Mapping[str, str], problems: list[Problem]) -> Document:
+    """``merged`` laid over the person's own file and the site's; their problems are added to ``problems``."""
     for beneath in outer_files(environ):
         if not os.path.lexists(beneath):
             continue
@@ -86,6 +79,13 @@ def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
         problems += outer.problems
         if outer.value is not None:
             merged = _over(merged, _shared_only(outer, problems))
+    return merged
+
+
+def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
+    """The sections ``keys`` of the person's own file and the site's only, for matters of no single run."""
+    problems: list[Problem] = []
+    merged = _over_outer_files(Document({}, {}, []), environ, problems)
     value = {key: merged.value[key] for key in keys if key in merged.value}
     return fill(Document(value, merged.places, problems), environ)
 

@@ -17,13 +17,13 @@ from ftsupervise.errors import NotFound
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.stranger import as_stranger
 
 from .conftest import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
 TYPED = str(Path(sys.executable).with_name("ftsupervise"))
-STRANGER = 65534
 SETTINGS = """\
 name: thesis
 scheduler: local
@@ -31,21 +31,6 @@ launch: {command: "touch $HOME/trained-$FTSUPERVISE_ATTEMPT", setup: ". ./setup.
 watch: {disk: null, memory: null}
 alerts: {receivers: [{file: {path: messages.txt}}]}
 """
-
-
-def as_stranger(do: Callable[[], object]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            os.umask(0)
-            do()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 class Scene:

@@ -30,11 +30,11 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
 from ftsupervise.truth import Beat
+from tests.neighbours.stranger import as_stranger
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
 TYPED = str(Path(sys.executable).with_name("ftsupervise"))
-STRANGER = 65534
 NOW = datetime(2026, 11, 22, 3, 0, tzinfo=timezone.utc)
 
 
@@ -44,19 +44,6 @@ def top() -> Iterator[Path]:
     found.chmod(0o755)
     yield found
     shutil.rmtree(found)
-
-
-def as_stranger(act: Callable[[], object]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            act()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
 
 
 def within(seconds: float, act: Callable[[], object]) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,9 @@ import pytest
 from ftsupervise.run import fencing
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.stranger import as_stranger
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
-
-STRANGER = 65534
 
 
 @pytest.fixture
@@ -29,20 +28,6 @@ def top() -> Iterator[Path]:
     (place / "mine").chmod(0o700)
     yield place
     shutil.rmtree(place)
-
-
-def as_stranger(do: Callable[[], None]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            do()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 def a_run_of_the_strangers(top: Path, *links: tuple[str, str]) -> RunDir:

@@ -1,0 +1,25 @@
+"""Another account of this machine, which shares nothing with ours. Needs root to become it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+STRANGER = 65534
+
+
+def as_stranger(act: Callable[[], object]) -> None:
+    """Do it as that account, with an umask of 0. What it raises fails the test."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            os.umask(0)
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0, "the other account could not do it"
