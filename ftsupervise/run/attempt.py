@@ -46,7 +46,7 @@ class Running:
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
         # the batch script started them before it became us
-        self.others = frozenset(processes.below(os.getpid())) - asked.warm.branch()
+        self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
         self.code: int | None = None
         self.warned = False
         self.ending: Ending | None = None
@@ -68,7 +68,7 @@ class Running:
                 self.asked.mine.number,
                 self.asked.ears,
                 self.asked.options.look_every,
-                self.asked.warm.noticed,
+                self.asked.warm.has_news,
             )
             code = self.wait()
             self.hear_the_last()
@@ -82,9 +82,9 @@ class Running:
         command = self.asked.command
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
-        dressed = self.asked.warm.dress(command)
+        wrapped = self.asked.warm.wrap(command)
         try:
-            child = subprocess.Popen(dressed, env=env, start_new_session=True, preexec_fn=before_exec)
+            child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:
             self.say(f"cannot start {command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
@@ -140,7 +140,7 @@ class Running:
 
     def _look_around(self) -> None:
         """React to a newer attempt, the kill switch, a dead rank or a hang."""
-        self.asked.warm.tend()
+        self.asked.warm.act()
         if self.ending is not None or self.lookout is None:
             return
         if self.lookout.seen.newer is not None:
@@ -249,7 +249,7 @@ class Running:
 
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
-        return self.asked.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
+        return self.asked.warm.without_standbys(processes.below(os.getpid(), without=self.others | aside))
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds

@@ -47,7 +47,7 @@ from ftsupervise.rundir.records import as_count
 from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
-from ftsupervise.warm.manager import Warm
+from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, where it writes, and what its launchers need.
 
@@ -123,7 +123,7 @@ class Services:
     steps: frozenset[str]  # that ran before us
     agents: Agents
     nodes: NodeSelector
-    warm: Warm
+    warm: WarmStart
     owed: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
