@@ -255,15 +255,6 @@ class Output:
 # The command of one attempt, and how it is being ended.
 
 
-class Ending(NamedTuple):
-    """How the command is being ended. Times are monotonic."""
-
-    kill_at: float  # the time of SIGKILL for processes still running
-    cause: Cause | None = None  # where we end it because of an observation
-    by: int = 0  # the signal that asked us to stop
-    died_at: float | None = None  # when we first saw that it is over
-
-
 class Touched(NamedTuple):
     """From ``at`` (monotonic) on we may have caused a death; and the command's output until then."""
 
