@@ -23,6 +23,7 @@ from ftsupervise.guard.stop_reasons import NOW, Decision, Pace, StopReasons, as_
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.switches import Finished, Stopped
 
 _CONTINUE = Decision.CONTINUE
 WATCH_EVERY = 60.0  # seconds between two checks of the watches
@@ -181,7 +182,7 @@ class Guard:
         self._heart.change_phase("finished")
         rundir = self._place.rundir
         if rundir is not None and self._place.rank == 0:
-            record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
+            record = Finished(whole(step), self._place.attempt, self._heart.host, datetime.now(timezone.utc))
             try:
                 make_folder(rundir.state, FOLDER)
                 write_json(rundir.finished, record, area=self._place.area)
@@ -284,7 +285,7 @@ class Guard:
         self._heart.facts["stop"] = decision.cause
         self._heart.beat_now()
         if self._place.attempt_dir is not None and self._place.rank == 0:
-            record = {"cause": decision.cause, "reason": decision.reason, "step": whole(step), "at": _now()}
+            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc))
             try:
                 write_json(self._place.attempt_dir / STOPPED, record)
             except OSError as error:
@@ -355,7 +356,3 @@ class Guard:
                 f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat()

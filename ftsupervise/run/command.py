@@ -22,9 +22,10 @@ from ftsupervise.run.cause import cause, failure
 from ftsupervise.run.events import STOP, RunDirWatcher
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
-from ftsupervise.rundir.ledger import reached
-from ftsupervise.rundir.paths import ERROR_FILE, STOPPED
+from ftsupervise.rundir.ledger import reached, read_cause
+from ftsupervise.rundir.paths import ERROR_FILE
 from ftsupervise.rundir.run_log import shown, tell, warn
+from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.units import signal_name
 
 _STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
@@ -348,10 +349,11 @@ class RunningCommand:
                 (agents.first_failure_before_kill(self.death), agents.pulses.failed) if agents else (self.death, ())
             )
             death = exit_analysis.cause_of(one, output, failed, before=before)
+        stopped = read_stopped(self.asked.mine.folder).cause
         why = cause(
             code,
             finished=rundir.has_finished(),
-            stopped=exit_analysis.stopped(self.asked.mine.folder / STOPPED),
+            stopped=read_cause({}, stopped) if stopped else None,
             told=told,
             past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
             death=death,

@@ -22,7 +22,6 @@ from ftsupervise.ranks.rank_table import RankExit
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.settings import Options
-from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.parse import is_srun
 from ftsupervise.warm.manager import Warm
@@ -167,15 +166,6 @@ def root_error(path: Path) -> str:
     if isinstance(said, dict):
         said = said.get("message")
     return printable(str(said).strip().partition("\n")[0], 500) if said else ""
-
-
-def stopped(path: Path) -> Cause | None:
-    """Why the guard made the command stop, as it recorded it; None if it did not. Never raises."""
-    try:
-        word = printable(str((read_json(path, limit=64_000) or {}).get("cause", "")), 200)
-    except (OSError, ValueError):
-        return None
-    return read_cause({}, word) if word else None
 
 
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
