@@ -21,9 +21,8 @@ from ftsupervise.run.settings import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir, for_the_group
-from ftsupervise.rundir.records import as_whole, read_json
 from ftsupervise.rundir.run_log import tell
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_finished, read_switch
 from ftsupervise.scheduler import open_scheduler
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
 
@@ -144,10 +143,10 @@ def odd_switches(rundir: RunDir) -> tuple[str, ...]:
 
 def _at_step(rundir: RunDir) -> str:
     try:
-        step = (read_json(rundir.finished) or {}).get("step")
-    except (OSError, ValueError):  # ``touch state/finished`` is enough
+        mark = read_finished(rundir)
+    except OSError:
         return ""
-    return f" at step {step}" if as_whole(step) is not None else ""
+    return f" at step {mark.step}" if mark is not None and mark.step is not None else ""
 
 
 # The waits before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.

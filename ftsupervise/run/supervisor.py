@@ -24,23 +24,14 @@ from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
-from ftsupervise.run import fencing, gate, one_attempt
-from ftsupervise.run.decide import (
-    NEXT,
-    NextAction,
-    Outcome,
-    RestartDecision,
-    Situation,
-    State,
-    decide,
-    delay,
-    since_progress,
-)
+from ftsupervise.run import attempt, fencing, gate
+from ftsupervise.run.attempt import RunProgress, Services
+from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, shut, sit_out, wait_for_space
-from ftsupervise.run.one_attempt import RunProgress, Services
 from ftsupervise.run.settings import Options
+from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
@@ -166,7 +157,7 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
 
 
 class Supervisor:
-    """The attempts of one job: what is done in each state of ``decide.py``."""
+    """The attempts of one job: what is done in each state of ``states.py``."""
 
     def __init__(self, to: Services) -> None:
         self.to = to
@@ -252,12 +243,12 @@ class Supervisor:
         return Outcome.DONE if self._wait(rest) else Outcome.OVER
 
     def _claim(self) -> Outcome:
-        now, begun = one_attempt.begin(self.to, self.now, self._wait)
+        now, begun = attempt.begin(self.to, self.now, self._wait)
         self.now = now._replace(told=self.now.told)  # while we waited for space
         return Outcome.DONE if begun else Outcome.OVER
 
     def _attempt(self) -> Outcome:
-        self.now = one_attempt.see_through(self.to, self.now)
+        self.now = attempt.see_through(self.to, self.now)
         return Outcome.DONE
 
     def _pause(self) -> Outcome:

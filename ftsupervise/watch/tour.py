@@ -26,8 +26,7 @@ from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_time, read_json, time_of
-from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.rundir.switches import KILL, read_finished, read_switch
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -348,20 +347,13 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     """What the ledger and the marks say happened; () when they cannot be read this time."""
     try:
         attempts = ledger(seen.rundir)
-        mark = read_json(seen.rundir.finished)
-        finished_at = None if mark is None else _mark_time(seen.rundir, mark)
-    except ValueError:  # ``touch state/finished`` leaves an empty file
-        finished_at = _mark_time(seen.rundir, {})
+        mark = read_finished(seen.rundir)
     except OSError:
         return ()
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(attempts, finished_at=finished_at, raised=raised)
-
-
-def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
-    return as_time(mark.get("at")) or time_of(rundir.finished.stat())
+    return events(attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
 def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:

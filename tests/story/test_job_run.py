@@ -296,7 +296,7 @@ def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Run, rund
     one.kill()
     one.wait(30)
     until(lambda: "heard SIGTERM" in said(one))
-    assert ledger(rundir)[0].words == "died without a word"
+    assert ledger(rundir)[0].words == "ended without a record"
 
 
 def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) -> None:

@@ -14,12 +14,13 @@ import pytest
 from ftsupervise.errors import Error
 from ftsupervise.ranks.rank_table import RankExit, first_failure
 from ftsupervise.run import gate, supervisor
-from ftsupervise.run.attempt import Running
+from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
 from ftsupervise.run.events import SignalQueue
-from ftsupervise.run.exit_analysis import CommandSpec, Ending, Touched
+from ftsupervise.run.exit_analysis import CommandSpec, Touched
 from ftsupervise.run.gate import sit_out
 from ftsupervise.run.settings import Options
+from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 
@@ -32,14 +33,13 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with scancel: srun ends of the same SIGTERM, and we have looked at it before we look at ours."""
-    waited = Running.wait
+    heard = RunningCommand.hear_the_last
 
-    def late(self: Running) -> int:
-        code = waited(self)
+    def late(self: RunningCommand) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        return code
+        heard(self)
 
-    monkeypatch.setattr(Running, "wait", late)
+    monkeypatch.setattr(RunningCommand, "hear_the_last", late)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_"))}
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
     assert supervisor.run(asked, clean) == 143
@@ -59,7 +59,7 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     said = [one.told_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
@@ -84,7 +84,7 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
         one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one.hear_the_last()
@@ -105,9 +105,9 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     assert one.told_death() == raised.cause()
-    one.ending = Ending(now - 11.8, died_at=now - 11.8)
+    one.now = AttemptProgress(AttemptState.KILLING, Ending(now - 11.8, died_at=now - 11.8))
     one.touched = Touched(now - 11.7, "")
     one.hear_the_last()
     assert one.death == killed
@@ -121,10 +121,10 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     nobody: Any = SimpleNamespace(branch=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
-    one.ending = Ending(began + 0.1, died_at=began + 0.1)
+    one.now = AttemptProgress(AttemptState.KILLING, Ending(began + 0.1, died_at=began + 0.1))
     one.hear_the_last()
     assert one.death is not None and one.death.rank == 1
 

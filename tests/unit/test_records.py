@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,23 @@ def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
     )
     assert switches.still_held(run) == ("88_[4-10]", "91")
     assert switches.counts_from(run) == 7
+
+
+def test_what_the_guard_records_of_its_loop_stays_readable(run: RunDir) -> None:
+    lay("finished", run.finished)
+    lay("stopped", run.attempt(6) / "stopped.json")
+    assert switches.read_finished(run) == switches.Finished(41, 6, "node-1", NOW)
+    why = "kill switch raised by alice on node-1: größe"
+    assert switches.read_stopped(run.attempt(6)) == switches.Stopped("kill switch", why, 17, NOW)
+
+
+def test_a_run_that_was_declared_finished_by_hand_has_finished_when_the_file_was_made(run: RunDir) -> None:
+    assert switches.read_finished(run) is None and switches.read_stopped(run.attempt(1)) == switches.Stopped()
+    run.state.mkdir(parents=True)
+    for content in ("", "done", '{"at": "noon", "step": true}', "[" * 5000):
+        run.finished.write_text(content)
+        os.utime(run.finished, (NOW.timestamp(), NOW.timestamp()))
+        assert switches.read_finished(run) == switches.Finished(at=NOW), content
 
 
 def test_a_watcher_stays_readable(run: RunDir) -> None:
