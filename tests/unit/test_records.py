@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from ftsupervise.model import JobState
-from ftsupervise.nodes import incidents
+from ftsupervise.nodes import exclude, incidents
 from ftsupervise.rundir import heartbeat_page, launches, switches, watchers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
@@ -87,7 +87,7 @@ def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
         ("node-5", "exclude", NOW, "ada", "ecc", NOW + timedelta(days=1)),
         ("node-6", "trust", NOW, "ada", "", None),
     ]
-    assert incidents.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
+    assert exclude.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
 
 
 def test_a_local_job_stays_readable(tmp_path: Path) -> None:
