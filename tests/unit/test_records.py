@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from enum import Enum, IntEnum
@@ -22,6 +23,8 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
 from ftsupervise.scheduler import local
 from ftsupervise.truth import Beat
+from ftsupervise.watch.checks import read_memory, write_memory
+from ftsupervise.watch.roster import directories, remember
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -102,6 +105,29 @@ def test_a_local_job_stays_readable(tmp_path: Path) -> None:
     assert local.read_state(tmp_path) == local.LocalState(
         9460, 1326717, 1, JobState.RUNNING, 1795393381.4788451, 1795393981.4788451
     )
+
+
+def test_what_the_watchdogs_remember_stays_readable(run: RunDir) -> None:
+    lay("watch-memory", run.watch / "memory.json")
+    found = read_memory(run)
+    assert found["hang"]["last"] == {"at": 1795402800.0, "age": 12.5, "phase": "train", "bound": 600.0}
+    assert found["disk"] == {"/scratch/ada/a very  odd name": {"_at": 1795402800.0, "lost": False}}
+    write_memory(run, found)
+    assert (run.watch / "memory.json").read_bytes() == (GOLDEN / "watch-memory.json").read_bytes()
+    (run.watch / "memory.json").write_text('{"watchdogs": {"hang": 7, "loss": {"past": [2.5]}}}')
+    assert read_memory(run) == {"loss": {"past": [2.5]}}, "damage costs one watchdog its memory"
+
+
+def test_the_directories_that_a_host_remembers_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    remember({"first": "/there"})
+    (page,) = (path for path in tmp_path.rglob("*.json") if "there" in path.read_text())
+    shutil.copyfile(GOLDEN / "watch-runs.json", page)
+    assert directories() == {"gpt": "/home/ada/gpt/runs/gpt", "größe": "/scratch/ada/grö  ße"}
+    remember({"gpt": "/elsewhere"})
+    assert directories() == {"gpt": "/elsewhere", "größe": "/scratch/ada/grö  ße"}
+    page.write_text('{"runs": {"gpt": ["/"], "other": "/else"}}')
+    assert directories() == {"other": "/else"}
 
 
 class Colour(Enum):
