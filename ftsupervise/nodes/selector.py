@@ -23,8 +23,7 @@ from ftsupervise.nodes.health import Placement, place, text_of, wanted
 from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.nodes.shared_store import PATIENCE, merge, read_bounded
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import ExclusionResult

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftsupervise.guard import heartbeat
+from ftsupervise.guard.heartbeat import Imports
 from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
-from ftsupervise.rundir import imports
-from ftsupervise.rundir.imports import Imports
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
@@ -106,7 +106,7 @@ class Warm:
         self._env = {key: value for key, value in env.items() if not key.startswith("FTSUPERVISE_")}
         if self._found:  # also beside a standby: it may refuse, and end
             self._file = self._rundir.attempt(attempt) / "imports.json"
-            env[imports.ENV_IMPORTS] = str(self._file)
+            env[heartbeat.ENV_IMPORTS] = str(self._file)
 
     def dress(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """``command``, or ``client.py`` with it where a standby is ready, or soon will be."""

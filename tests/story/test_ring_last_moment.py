@@ -13,13 +13,11 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.ranks.rank_table import RankExit, first_failure
-from ftsupervise.run import gate, supervisor
+from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
-from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
-from ftsupervise.run.gate import sit_out
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import SignalQueue, sit_out
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
