@@ -33,10 +33,10 @@ class _Number(click.FloatRange):
 
 
 def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
-    from ftsupervise.warm.manager import wanted
+    from ftsupervise.warm.restarts import parse_setting
 
     try:
-        return wanted(value)
+        return parse_setting(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -128,12 +128,14 @@ class Shown:
 
 def _refuse(done: TickResult) -> None:
     """Report an error in the settings of the only run at once, with its exit code."""
-    for error in done.progress.errors.values():
-        raise error
-    for label, why in zip(done.progress.roster.names, done.progress.trouble.values(), strict=False):
-        from ftsupervise.errors import NoAnswer
+    for index, run in enumerate(done.progress.runs):
+        if run.error is not None:
+            raise run.error
+        if run.trouble:
+            from ftsupervise.errors import NoAnswer
 
-        raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
+            label = done.progress.roster.label(index)
+            raise NoAnswer(f"{label}: {run.trouble}", hint="nothing is known of this run until it answers")
 
 
 def _name_all(roster: Roster) -> None:

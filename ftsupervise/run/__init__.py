@@ -17,7 +17,7 @@ from ftsupervise.nodes.selector import NodePolicy
 from ftsupervise.ranks.hang_detector import HangLimits
 from ftsupervise.run.decide import Budgets
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.warm.manager import WarmSettings
+from ftsupervise.warm.restarts import WarmSettings
 
 
 @dataclass(frozen=True)

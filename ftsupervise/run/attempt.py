@@ -46,7 +46,7 @@ from ftsupervise.rundir.paths import (
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
-from ftsupervise.warm.manager import Warm
+from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, where it writes, and what its launchers need.
 
@@ -122,7 +122,7 @@ class Services:
     steps: frozenset[str]  # that ran before us
     agents: Agents
     nodes: NodeSelector
-    warm: Warm
+    warm: WarmStart
     owed: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 

@@ -53,7 +53,7 @@ class RunningCommand:
         self.death: RankExit | None = None  # of the rank that failed first
         self.pid = 0
         # the batch script started them before it became us
-        self.others = frozenset(processes.below(os.getpid())) - asked.warm.branch()
+        self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
         self.touched: Touched | None = None  # since when we have signalled or killed processes of it
         self.left_behind: list[int] = []
         self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
@@ -87,9 +87,9 @@ class RunningCommand:
         command = self.asked.command
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
-        dressed = self.asked.warm.dress(command)
+        wrapped = self.asked.warm.wrap(command)
         try:
-            child = subprocess.Popen(dressed, env=env, start_new_session=True, preexec_fn=before_exec)
+            child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:
             self.say(f"cannot start {command[0]}: {error.strerror}")
             self._move(AttemptEvent.NOT_STARTED, code=127 if isinstance(error, FileNotFoundError) else 126)
@@ -99,7 +99,7 @@ class RunningCommand:
         self._move(AttemptEvent.STARTED)
         options, warm = self.asked.options, self.asked.warm
         self.watcher = RunDirWatcher(
-            options.rundir, self.asked.mine.number, self.asked.ears, options.look_every, warm.noticed
+            options.rundir, self.asked.mine.number, self.asked.ears, options.look_every, warm.has_news
         )
 
     def _move(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> None:
@@ -159,7 +159,7 @@ class RunningCommand:
 
     def _check(self) -> None:
         """React to a newer attempt, the kill switch, a dead rank or a hang."""
-        self.asked.warm.tend()
+        self.asked.warm.act()
         if self.now.state not in _ON or self.watcher is None:
             return
         if self.watcher.seen.newer is not None:
@@ -271,7 +271,7 @@ class RunningCommand:
 
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
-        return self.asked.warm.not_ours(processes.below(os.getpid(), without=self.others | aside))
+        return self.asked.warm.without_standbys(processes.below(os.getpid(), without=self.others | aside))
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds

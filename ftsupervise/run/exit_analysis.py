@@ -24,7 +24,7 @@ from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.parse import is_srun
-from ftsupervise.warm.manager import Warm
+from ftsupervise.warm.restarts import WarmStart
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
@@ -261,7 +261,7 @@ class CommandSpec:
     command: tuple[str, ...]
     end: float | None  # of the job, epoch seconds
     ears: SignalQueue
-    warm: Warm
+    warm: WarmStart
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True

@@ -36,7 +36,7 @@ from ftsupervise.rundir.ledger import ledger as read_ledger
 from ftsupervise.rundir.paths import tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
-from ftsupervise.warm.manager import Warm, WarmSettings
+from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
 # A training run keeps the cron alive that watches it, as that cron watches the run.
 #
@@ -148,7 +148,7 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
         steps=allocation.steps(),
         agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
-        warm=Warm(asked, options.command, allocation, options.rundir, partial(tell, None)),
+        warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         owed=PendingWrites(),
         past=GapHistory(),
     )

@@ -81,7 +81,7 @@ class Serving:
         rank_setup.libc.prctl(_PR_SET_NAME, processes.STANDBY.encode(), 0, 0, 0)
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         if shm_dir.own(str(self.place)) is None or not shm_dir.ours_alone(str(self.place)):
-            self.tell({"no": f"cannot make {self.place}, or another user owns it"})
+            self.tell({"refused": f"cannot make {self.place}, or another user owns it"})
             os._exit(1)
         self.name = self.place / f"{node}.sock"
         self.name.unlink(missing_ok=True)
@@ -211,7 +211,7 @@ class Serving:
         self.newest = caller.attempt
         try:
             if not self.stale and (changed := self.fresh(request["env"].get(b"FTSUPERVISE_ATTEMPT", b""))):
-                self.tell({"no": f"{changed} has changed"})
+                self.tell({"refused": f"{changed} has changed"})
                 self.stale = changed
             if self.stale:
                 raise Incompatible(f"{self.stale} has changed since it was imported")

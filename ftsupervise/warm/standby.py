@@ -33,7 +33,7 @@ _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start th
 
 
 def stand_by(orders: str) -> None:
-    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/manager.py``."""
+    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/standbys.py``."""
     told: dict[str, Any] = json.loads(orders)
     _forget(told)
     coming = told.pop("coming", None)
@@ -42,7 +42,7 @@ def stand_by(orders: str) -> None:
     learned = json.loads(ownership.read_trusted(told["imports"])) if told.get("imports") else {}
     here = Standby(told, learned)
     if here.tight():
-        here.tell({"no": "there is too little free memory on this node"})
+        here.tell({"refused": "there is too little free memory on this node"})
         os._exit(0)
     here.load()
     Serving(told["place"], Judge(here.cpus, here.env), here.tell, here.fresh, coming).serve()
@@ -103,7 +103,7 @@ class Standby:
             self.skipped.update(found)
             if len(self.skipped) < _TRIES:
                 self._again()
-            self.tell({"no": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
+            self.tell({"refused": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
             os._exit(0)
         os.sched_setaffinity(0, everywhere)
         self.stamps = _stamps()
