@@ -163,12 +163,12 @@ def _name_all(roster: Roster) -> None:
 def _take_leave(roster: Roster) -> None:
     """Sign off: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.heartbeat_page import remove_watcher
     from ftsupervise.rundir.paths import RunDir
-    from ftsupervise.rundir.watchers import leave
 
     def go() -> None:
         for run in roster.runs:
-            leave(RunDir(str(run.run_dir)))
+            remove_watcher(RunDir(str(run.run_dir)))
 
     try:
         within(5.0, go)

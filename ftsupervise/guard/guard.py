@@ -18,8 +18,8 @@ from types import TracebackType
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.settings import Voice
-from ftsupervise.guard.stop_reasons import NOW, Decision, Pace, StopReasons, as_vote, from_vote
+from ftsupervise.guard.settings import NOW, Pace, Voice
+from ftsupervise.guard.stop_reasons import Decision, StopReasons, as_vote, from_vote
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
@@ -344,7 +344,7 @@ class Guard:
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
         self._watch_due = now + WATCH_EVERY
-        from ftsupervise.rundir.watchers import watchers
+        from ftsupervise.rundir.heartbeat_page import watchers
 
         try:
             late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]

@@ -20,8 +20,7 @@ from ftsupervise.errors import ConfigError, NotFound
 from ftsupervise.host import bounded, interpreter
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, Scoring, margin
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.units import parse_duration
 
 if TYPE_CHECKING:

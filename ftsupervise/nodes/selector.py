@@ -21,8 +21,7 @@ from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.nodes.placement import Placement, place, text_of, wanted
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import ExclusionResult

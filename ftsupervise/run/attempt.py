@@ -16,15 +16,13 @@ from ftsupervise.nodes.selector import NodeSelector
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
-from ftsupervise.run import fencing, gate
+from ftsupervise.run import Options, fencing, gate
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import NextAction, RestartDecision
-from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, shut, wait_for_space
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.fence import superseded
@@ -43,9 +41,9 @@ from ftsupervise.rundir.paths import (
     ENV_RUN_DIR,
     ENV_STAGING,
     ERROR_FILE,
+    tell,
 )
 from ftsupervise.rundir.records import as_count
-from ftsupervise.rundir.run_log import tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
 from ftsupervise.warm.restarts import WarmStart

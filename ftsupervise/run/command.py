@@ -19,12 +19,12 @@ from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
 from ftsupervise.ranks.rank_table import RankExit, first_failure
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
-from ftsupervise.run.events import STOP, RunDirWatcher
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
+from ftsupervise.run.fencing import RunDirWatcher
+from ftsupervise.run.gate import STOP
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import reached, read_cause
-from ftsupervise.rundir.paths import ERROR_FILE
-from ftsupervise.rundir.run_log import shown, tell, warn
+from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.units import signal_name
 

@@ -19,9 +19,9 @@ from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankExit
+from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
-from ftsupervise.run.events import SignalQueue
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.parse import is_srun
 from ftsupervise.warm.restarts import WarmStart

@@ -24,18 +24,16 @@ from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
-from ftsupervise.run import attempt, fencing, gate
+from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
-from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, shut, sit_out, wait_for_space
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, sit_out, wait_for_space
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart

@@ -22,7 +22,7 @@ from ftsupervise.findings import EventKind, Finding
 from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import pinned, watchers
+from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -360,7 +360,7 @@ def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str
     """Write the watchdogs' memory, and this watch's own beat, which the run's guard and other watches read."""
     try:
         write_memory(seen.rundir, seen.memory)
-        watchers.beat(seen.rundir, now, every)
+        heartbeat_page.write_watcher(seen.rundir, now, every)
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     return []

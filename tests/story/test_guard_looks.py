@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.guard.stop_reasons import NOW, Pace, StopReasons
+from ftsupervise.guard.settings import NOW, Pace
+from ftsupervise.guard.stop_reasons import StopReasons
 
 
 def waits(seconds: float) -> None:

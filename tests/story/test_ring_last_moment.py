@@ -13,13 +13,11 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.ranks.rank_table import RankExit, first_failure
-from ftsupervise.run import gate, supervisor
+from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
-from ftsupervise.run.events import SignalQueue
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
-from ftsupervise.run.gate import sit_out
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import SignalQueue, sit_out
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -56,7 +54,7 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     news: list[list[RankExit]] = [[raised], [killed], []]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
@@ -81,7 +79,7 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     """srun without --kill-on-bad-exit: a rank left in the first hour, another one crashes in the twentieth."""
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
@@ -102,7 +100,7 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     news: list[list[RankExit]] = [[raised], [killed, ours]]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
@@ -118,7 +116,7 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     """A controller that does not answer is asked for a minute, and a step does not end meanwhile."""
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
     one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))

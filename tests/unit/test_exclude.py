@@ -14,7 +14,7 @@ from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, judging
 from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import NodePolicy, NodeSelector
-from ftsupervise.run.settings import Options
+from ftsupervise.run import Options
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.allocation import Allocation

@@ -116,7 +116,7 @@ def test_a_circle_is_found() -> None:
 def test_only_the_command_line_prints_or_exits() -> None:
     allowed = {
         "scheduler/localchain.py",
-        "rundir/run_log.py",
+        "rundir/paths.py",
         "guard/settings.py",
         "probe/server.py",
         "watch/watchdogs/nvml.py",
