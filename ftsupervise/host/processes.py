@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # prctl(2)
 _EXITING = 0x4  # PF_EXITING of the kernel
 _KILLED = 1 << _SIGKILL - 1  # among the pending signals
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the signal, and so do those it waits for
 _SRUN = "srun"  # blocks all signals, passes USR1 on to every rank; SIGTERM makes it kill them at once, unsaved
@@ -42,6 +44,7 @@ class Process(NamedTuple):
     parent: int
     session: int
     start: int  # clock ticks since boot
+    resident: int  # bytes
 
     @property
     def gone(self) -> bool:
@@ -55,7 +58,7 @@ def process(pid: int) -> Process | None:
     if found is None:
         return None
     name, fields = found
-    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), int(fields[21]) * _PAGE)
 
 
 class ProcessStat(NamedTuple):
@@ -101,6 +104,11 @@ def stat_fields(path: str) -> tuple[str, list[str]] | None:
 def is_exiting(fields: list[str]) -> bool:
     """Is the process or thread with these ``stat_fields`` being taken down?"""
     return bool(int(fields[6]) & _EXITING)
+
+
+def own_bytes(pid: int) -> int:
+    """Resident bytes without the pages of mapped files, which come and go with the page cache; 0 if it is gone."""
+    return sum(int(line.split()[1]) << 10 for line in _status(pid) if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def identity(pid: int) -> int | None:
@@ -200,31 +208,43 @@ def sruns(pids: list[int]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------------ end
 
 
-def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
-    """What a child calls before its exec, to get signal ``number`` when this process dies."""
+@cache
+def _libc() -> Any:
+    """The C library; None in a Python built without libffi: orphans are then found by what else marks them."""
     try:
         import ctypes  # here, because a reader of the ledger does not need it
-    except ImportError:  # a Python built without libffi: orphans are then found by what else marks them
-        return lambda: None
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    except ImportError:
+        return None
+    libc = ctypes.CDLL(None)
+    libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    return libc
 
-    def before_exec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return before_exec
+def prctl(option: int, value: int | bytes, more: int | bytes = 0, length: int = 0) -> None:
+    """prctl(2) for this process, a struct and its length included; nothing where this Python cannot call it."""
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(option, value, more, length, 0)
+
+
+def end_with(parent: int, number: int) -> None:
+    """This process gets signal ``number`` when its ``parent`` dies. It ends here if that is dead already."""
+    prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
+    """The function that a child calls before its exec, to get signal ``number`` when this process dies."""
+    _libc()  # not in the child: another thread may hold the loader's lock while this process forks
+    parent = os.getpid()
+    return lambda: end_with(parent, number)
 
 
 def become_subreaper() -> Callable[[], None]:
     """Orphans below us become our children from now on, so that nothing of an attempt survives it, also what has made itself a
     session of its own. Returns ``die_with_parent()``."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except ImportError:
-        pass
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     return die_with_parent()
 
 
@@ -232,7 +252,7 @@ def set_name(name: bytes) -> None:
     """The name (comm) of this process, as ``ps`` shows it: 15 bytes."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name[:15], 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name[:15], 0, 0, 0)
 
 
 def send(pids: list[int], number: int) -> int:
@@ -314,14 +334,15 @@ def end_child(leader: int) -> None:
 
 def _handles(pid: int, number: int) -> bool:
     """Caught, or blocked in the main thread, as by programs that wait for signals in a thread of their own (srun)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
-    except OSError:
-        return False
     bit = 1 << (number - 1)
-    return any(
-        int(line.split()[1], 16) & bit for line in status.splitlines() if line.startswith(("SigCgt:", "SigBlk:"))
-    )
+    return any(int(line.split()[1], 16) & bit for line in _status(pid) if line.startswith(("SigCgt:", "SigBlk:")))
+
+
+def _status(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+    except OSError:  # gone meanwhile
+        return []
 
 
 def _names(pid: int) -> set[str]:

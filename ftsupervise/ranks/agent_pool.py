@@ -21,8 +21,7 @@ from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.rank_table import Node, RankExit, RankTable, Reply, death_of
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.ranks.sources import BeatPoller, Listener
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
 
 ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two reports of a node

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ftsupervise.rundir.imports import ENV_IMPORTS, Imports
+from ftsupervise.guard.heartbeat import ENV_IMPORTS, Imports
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record
 from ftsupervise.scheduler.allocation import Allocation

@@ -18,7 +18,7 @@ import pytest
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.ranks.sources import BeatPoller
-from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.heartbeat_page import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
