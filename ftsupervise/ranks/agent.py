@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.observe import RankObserver
-from ftsupervise.ranks.protocol import Datagram, ExitRecord, Seal, SupervisorLink
+from ftsupervise.ranks.protocol import Datagram, RankExit, Seal, SupervisorLink
 from ftsupervise.ranks.rpc import Answers, reap
-from ftsupervise.ranks.shm_dir import clear, leave, own, sweep
+from ftsupervise.ranks.shm_dir import clear, create_locked, remove_empty, remove_stale
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again
 _LOST = 300.0  # seconds without an answer after which the supervisor counts as gone
@@ -40,47 +40,34 @@ class AgentConfig(NamedTuple):
     lost: float = _LOST
 
 
-class _UnackedExit:
-    """An exit that the supervisor has not acknowledged."""
-
-    __slots__ = ("due", "record", "since", "tries")
-
-    def __init__(self, record: ExitRecord, since: float) -> None:
-        self.record, self.since, self.due, self.tries = record, since, since, 0
-
-
 class ExitReports:
     """The exits of the newest attempt's ranks that the supervisor has not acknowledged; each is reported until it has."""
 
     def __init__(self, link: SupervisorLink) -> None:
         self.attempt = 0
         self._link = link
-        self._unacked: list[_UnackedExit] = []
+        self._unacked: dict[RankExit, tuple[float, int]] = {}  # when to send it next, and how often it was sent
 
-    def add(self, attempt: int, exits: Iterable[ExitRecord], now: float) -> None:
+    def add(self, attempt: int, exits: Iterable[RankExit]) -> None:
         if attempt > self.attempt:  # those of the last attempt are old
             self.attempt = attempt
             self._unacked.clear()
-        self._unacked.extend(_UnackedExit(one, now) for one in exits)
+        self._unacked.update((one, (one.at, 0)) for one in exits)
 
-    def acknowledged(self, exits: Iterable[ExitRecord]) -> None:
+    def acknowledged(self, exits: Iterable[RankExit]) -> None:
         taken = {(one.rank, one.pid, one.final) for one in exits}
-        self._unacked = [
-            one for one in self._unacked if (one.record.rank, one.record.pid, one.record.final) not in taken
-        ]
+        for one in [one for one in self._unacked if (one.rank, one.pid, one.final) in taken]:
+            del self._unacked[one]
 
     def send(self, now: float) -> None:
-        for one in self._unacked:
-            if now >= one.due:
-                self._link.say(
-                    protocol.EXIT, self.attempt, protocol.pack_exits([one.record._replace(age=now - one.since)])
-                )
-                one.due = now + _TRY_AGAIN[min(one.tries, len(_TRY_AGAIN) - 1)]
-                one.tries += 1
+        for one, (due, tries) in self._unacked.items():
+            if now >= due:
+                self._link.say(protocol.EXIT, self.attempt, protocol.pack_exits([one], now))
+                self._unacked[one] = (now + _TRY_AGAIN[min(tries, len(_TRY_AGAIN) - 1)], tries + 1)
 
     def due(self) -> float:
         """When to send next."""
-        return min((one.due for one in self._unacked), default=float("inf"))
+        return min((due for due, _ in self._unacked.values()), default=float("inf"))
 
 
 class Agent:
@@ -109,22 +96,22 @@ class Agent:
     # -------------------------------------------------------------------------------------------------------- its life
 
     def run(self) -> None:
-        keep = own(self.config.base)  # noqa: F841 - locked as long as we live
-        sweep()
+        keep = create_locked(self.config.base)  # noqa: F841 - locked as long as we live
+        remove_stale()
         # nodes begin together, their reports should not
-        look = monotonic()
-        due = look + self.config.every * (int.from_bytes(os.urandom(2), "big") / 65536)
+        check_at = monotonic()
+        due = check_at + self.config.every * (int.from_bytes(os.urandom(2), "big") / 65536)
         self.link.say(protocol.HELLO, 0, b"")
         try:
             while not self.over:
                 now = monotonic()
-                if now >= due or (now >= look and self._new_pages()):
+                if now >= due or (now >= check_at and self._new_pages()):
                     self._report(now)
                     reap()
-                    due = now + (self.config.closer if self._stand_still(now) else self.config.every)
-                look = now + (_NEW if self.observer.is_early() else self.config.every)
+                    due = now + (self.config.closer if self._stands_still(now) else self.config.every)
+                check_at = now + (_NEW if self.observer.is_early() else self.config.every)
                 self.exits.send(monotonic())
-                self._listen(max(0.0, min(due, look, self.exits.due()) - monotonic()))
+                self._listen(max(0.0, min(due, check_at, self.exits.due()) - monotonic()))
                 self._check_end(monotonic())
         finally:
             self._end()
@@ -133,7 +120,7 @@ class Agent:
         """End, for Slurm or without a supervisor. SIGKILL may follow, so remove the pages now. Open ones are still read."""
         if self.leave_at is None:
             self.leave_at = monotonic() + _LINGER
-            self.observer.look()
+            self.observer.check()
             self.observer.keep_to_these()
             self._clear()
 
@@ -144,28 +131,28 @@ class Agent:
             self._leave()
         if self.leave_at is not None:
             self.over = self.over or now >= self.leave_at or self.observer.all_gone()
-        if not self.over and now - self.link.heard > self.config.lost:
+        if not self.over and now - self.link.answered_at > self.config.lost:
             self.over = self.orphan = True
 
     def _new_pages(self) -> bool:
         """Did a page appear, or another one?"""
-        before, self.pages = self.pages, len(self.observer.look())
+        before, self.pages = self.pages, len(self.observer.check())
         return self.pages > before
 
     def _report(self, now: float) -> None:
         """Check the ranks and report them."""
-        states = self.observer.look()
+        states = self.observer.check()
         self.pages = len(states)
         self.progress = max((max(one.stepped, one.beaten) for one in states), default=0.0)
         self._collect_exits()
-        if now - self.link.heard > _SILENT * self.config.every:
+        if now - self.link.answered_at > _SILENT * self.config.every:
             self.link.send_to_all()
         bodies = protocol.pack_states(states, now)[:255]
         for part, body in enumerate(bodies):
             self.link.say(protocol.STATES, self.observer.attempt or 0, body, part, len(bodies))
         self._answer(now)
 
-    def _stand_still(self, now: float) -> bool:
+    def _stands_still(self, now: float) -> bool:
         """Has the standstill reached the length at which it may soon count as a hang, so that its end matters at once?"""
         return _STILL < (now - self.progress) / self.config.every < _LONG
 
@@ -173,7 +160,7 @@ class Agent:
         attempt = self.observer.attempt or 0
         if attempt > self.exits.attempt:
             clear(self.config.base, before=attempt)
-        self.exits.add(attempt, self.observer.news(), monotonic())
+        self.exits.add(attempt, self.observer.exits())
 
     # -------------------------------------------------------------------------------------------------------- listening
 
@@ -185,23 +172,23 @@ class Agent:
                 self._leave()
             elif self.link.owns(fd):
                 for message in self.link.receive(fd):
-                    self._obey(message)
+                    self._handle(message)
             elif fd == self.answers.fd:
                 self._answer(monotonic())
-            elif self.observer.heard(fd):
+            elif self.observer.on_ready(fd):
                 self._collect_exits()
 
-    def _obey(self, message: Datagram) -> None:
+    def _handle(self, message: Datagram) -> None:
         if message.kind == protocol.ACK:
-            self.exits.acknowledged(protocol.read_exits(message.body))
+            self.exits.acknowledged(protocol.read_exits(message.body, self.config.node, monotonic()))
         elif message.kind == protocol.BYE:
             self.over, self.orphan = True, False
         else:
             self.answers.take(message.number, message.body.decode("utf-8", "replace"))
             self._send_answer()
 
-    def _dying(self) -> list[ExitRecord]:
-        self.observer.look()  # one whose page is new may be dying already
+    def _dying(self) -> list[RankExit]:
+        self.observer.check()  # one whose page is new may be dying already
         return self.observer.dying()
 
     def _answer(self, now: float) -> None:
@@ -230,12 +217,12 @@ class Agent:
         """Remove the pages of the attempts that we know; a later start of the agents may look at what came since."""
         self.observer.close_fifo()
         clear(self.config.base, before=max(self.exits.attempt, self.observer.attempt or 0) + 1)
-        leave(self.config.base)
+        remove_empty(self.config.base)
 
     def _all_gone_within(self, seconds: float) -> bool:
         until = monotonic() + seconds
         while True:
-            self.observer.look()
+            self.observer.check()
             if self.observer.all_gone() or monotonic() >= until:
                 return self.observer.all_gone()
             self._listen(0.05)

@@ -15,9 +15,12 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.truth import RankState
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Cause
 
 try:  # hashlib and hmac load OpenSSL: 5 ms and 3 MB on every node
     from _blake2 import blake2b
@@ -55,17 +58,29 @@ class Datagram(NamedTuple):
     body: bytes
 
 
-class ExitRecord(NamedTuple):
-    """A rank's process that has ended, or whose interpreter ends for a failure. ``code``: its exit code, negative for a
-    signal, None when nobody could see it."""
+class RankExit(NamedTuple):
+    """A rank's process that has ended, or whose interpreter ends for a failure."""
 
     rank: int
+    node: str
     pid: int
-    age: float  # seconds since it was noticed
-    code: int | None
+    at: float  # monotonic, when its node noticed
+    code: int | None  # negative for a signal, None when nobody could see it
     leaving: bool  # it reported that it stops or has finished, or its interpreter exited normally
     failed: bool  # an exception was being raised through
     final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
+
+    @property
+    def crash(self) -> bool:
+        """Did it exit abnormally, with no parent on its node to restart it? Unknown is no crash."""
+        # a process that exits with 0 has handled its exception
+        in_order = self.code == 0 or (self.leaving and not self.failed)
+        return self.final and not in_order
+
+    def cause(self) -> Cause:
+        from ftsupervise.model import ended  # the agents need none of it
+
+        return ended(self.code, self.node, str(self.rank))
 
 
 class Seal:
@@ -168,12 +183,13 @@ def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
         raise ValueError(f"no rank states: {error}") from None
 
 
-def pack_exits(exits: Iterable[ExitRecord]) -> bytes:
+def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
+    """The body that carries ``exits`` at monotonic ``now``; their node is named beside it."""
     return b"".join(
         _EXIT.pack(
             one.rank,
             one.pid,
-            _ms(one.age),
+            _ms(now - one.at),
             one.code or 0,
             (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3,
         )
@@ -181,14 +197,17 @@ def pack_exits(exits: Iterable[ExitRecord]) -> bytes:
     )
 
 
-def read_exits(body: bytes) -> Iterator[ExitRecord]:
-    """Raises ValueError for any other body."""
+def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
+    """Unpack a body of ``pack_exits`` received at monotonic ``now``. Raises ValueError for any other body."""
     if len(body) % _EXIT.size:
         raise ValueError("no exits")
-    for rank, pid, age, code, flags in _EXIT.iter_unpack(body):
-        yield ExitRecord(
-            rank, pid, age * 0.001, code if flags & 1 else None, bool(flags & 2), bool(flags & 4), bool(flags & 8)
+    return [
+        RankExit(
+            *(rank, node, pid, now - age * 0.001, code if flags & 1 else None),
+            *(bool(flags & 2), bool(flags & 4), bool(flags & 8)),
         )
+        for rank, pid, age, code, flags in _EXIT.iter_unpack(body)
+    ]
 
 
 def chunks(text: bytes, room: int = LARGEST - 128, most: int = 200) -> list[bytes]:
@@ -277,7 +296,7 @@ _REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts 
 
 
 class SupervisorLink:
-    """Sends to the supervisor and hears from it. Registers its descriptors with ``poll``."""
+    """Sends to the supervisor and receives its answers. Registers its descriptors with ``poll``."""
 
     def __init__(
         self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
@@ -292,7 +311,7 @@ class SupervisorLink:
         self._refusals = 0
         self._sent = self._acked = 0  # our newest number, and the newest that was acknowledged
         self._asked = 0  # the newest request taken
-        self.heard = monotonic()
+        self.answered_at = monotonic()
 
     def say(self, kind: int, attempt: int, body: bytes, part: int = 0, parts: int = 1) -> None:
         self._sent += 1
@@ -342,15 +361,15 @@ class SupervisorLink:
                 yield message
 
     def _is_timely(self, message: Datagram, sender: Address) -> bool:
-        """Not of a number that we have not sent; and note that the supervisor has been heard."""
+        """Not of a number that we have not sent; and note when the supervisor has answered."""
         if message.kind == ACK:
             if message.number > self._sent:
                 return False
             if self._acked < message.number:
-                self._acked, self.heard, self._refusals = message.number, monotonic(), 0
+                self._acked, self.answered_at, self._refusals = message.number, monotonic(), 0
                 self._send_to(sender)
         elif message.number > self._asked:
-            self._asked, self.heard = message.number, monotonic()
+            self._asked, self.answered_at = message.number, monotonic()
         else:
             return message.kind == ASK and message.number == self._asked
         return True

@@ -23,7 +23,7 @@ from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
-from ftsupervise.ranks.hang_monitor import often
+from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
@@ -146,7 +146,7 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
         end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
-        agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
+        agents=Agents(options.rundir, allocation, env, ears.nudge, often=report_interval(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         owed=PendingWrites(),

@@ -125,7 +125,7 @@ class StandbyFolder:
         top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"
         self.path = Path(shm_dir.new_base(top))
         self.log = self.path / shm_dir.STANDBY_LOG
-        lock = shm_dir.own(str(self.path))  # as long as it is held, the folder is not removed as a leftover
+        lock = shm_dir.create_locked(str(self.path))  # as long as it is held, the folder is not removed as a leftover
         if lock is None:
             raise OSError(errno.ENOSPC, f"cannot make {self.path}")
         self._lock = lock
@@ -173,13 +173,21 @@ class Standbys:
         self._refused: set[str] = set()  # nodes without warm start
         self._ready_by = monotonic() + order.within
         with self._log.open("ab") as log:
-            self._heard = log.tell()  # bytes of the log that have been read
+            self._bytes_read = log.tell()  # bytes of the log that have been read
             self._process = self._start(order, folder.path, log)
 
     def _start(self, order: StandbyOrder, folder: Path, log: IO[bytes]) -> processes.Process:
-        told = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
+        orders = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
         python, flags = order.command.python, str(order.command.flags)
-        words = [python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(told), flags, "--", *order.command.words]
+        words = [
+            python,
+            "-IS",
+            str(PROGRAMS / "sitecustomize.py"),
+            json.dumps(orders),
+            flags,
+            "--",
+            *order.command.words,
+        ]
         env = dict(order.env)
         if self._by_srun:
             words = self._allocation.side_step(self._nodes, *words, output=log.name, options=_STEP, whole=True)
@@ -219,18 +227,18 @@ class Standbys:
             size = self._log.stat().st_size
         except OSError:
             size = 0
-        return size != self._heard or not self.alive
+        return size != self._bytes_read or not self.alive
 
     def read(self) -> None:
         """Read what they have reported."""
         try:
             with self._log.open("rb") as file:
-                file.seek(self._heard)
+                file.seek(self._bytes_read)
                 text = file.read()
         except OSError:
             return
         whole = text[: text.rfind(b"\n") + 1]
-        self._heard += len(whole)
+        self._bytes_read += len(whole)
         other = []
         for line in whole.splitlines():
             try:
