@@ -16,7 +16,7 @@ from pathlib import Path
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.paths import ENV_GUARD, sync_directory
 
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
@@ -28,7 +28,7 @@ class Checkpoints:
     def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
         self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
-        self._superseded, self._voice = superseded, voice
+        self._superseded, self._voice, self._place = superseded, voice, place
 
     def stage(self, name: str) -> Path:
         """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
@@ -44,6 +44,23 @@ class Checkpoints:
             if not self.over():
                 raise
         return staged
+
+    def latest(self, world: int | None) -> Path | None:
+        """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
+        from ftsupervise.checkpoints.find import choose
+        from ftsupervise.checkpoints.verify import Scope, Thoroughness
+
+        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+        try:
+            thoroughness = Thoroughness(self._place.verify)
+        except ValueError:
+            self._voice.once(f"{ENV_GUARD}VERIFY={self._place.verify!r} is not understood: every byte is verified")
+            thoroughness = Thoroughness.FULL
+        choice = choose(self.folder, Scope(thoroughness, world, owner))
+        if self._place.rank == 0:
+            for one in choice.passed:
+                self._voice.once(f"checkpoint {one.words()}; it is passed over")
+        return choice.verdict.path if choice.verdict is not None else None
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""

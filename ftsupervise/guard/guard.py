@@ -148,6 +148,17 @@ class Guard:
         else:
             self._is_over()
 
+    def latest(self, world: int | None = None) -> Path | None:
+        """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
+
+        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
+        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+
+        Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
+        where the checkpoints cannot be read: to begin anew then would cost all steps.
+        """
+        return self._checkpoints.latest(world)
+
     def remove(self, checkpoint: str | os.PathLike[str]) -> bool:
         """Take an old checkpoint away; False, and nothing is done, when a newer attempt has begun. Raises OSError."""
         return self._checkpoints.remove(Path(checkpoint).absolute())
