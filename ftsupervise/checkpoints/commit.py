@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
-from ftsupervise.checkpoints.digest import best_algorithm, hash_link, hash_open, in_parallel, path_below
+from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below
 from ftsupervise.checkpoints.layouts import recognise
-from ftsupervise.checkpoints.manifest import FileEntry, Manifest, root_of, write_manifest
+from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, root_of, write_manifest
 from ftsupervise.host import files
 from ftsupervise.host.ownership import user_name
 from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.records import time_of
 
 
 class NotComplete(ValueError):
@@ -47,50 +50,76 @@ def commit(
     found = recognise(checkpoint, contents)
     if found.complete is False:
         raise NotComplete(f"{checkpoint} is not complete: {found.why}")
-    entries = entries_of(checkpoint, contents, told=told)
-    after = contents_of(checkpoint)
-    if changed := _changed(contents, after):
-        raise NotComplete(f"{checkpoint} is still being written: {changed}")
-    root = root_of(checkpoint)
-    for folder in contents.folders:
-        sync_directory(root / folder)
-    manifest = Manifest(
-        step=origin.step if origin.step is not None else found.step,
-        files=entries,
-        algorithm=best_algorithm(),
-        layout=found.layout,
-        world=origin.world if origin.world is not None else found.world,
-        run=origin.run,
-        attempt=origin.attempt,
-        host=os.uname().nodename,
-        user=user_name(),
-        at=origin.at or newest_write(contents),
-        metrics=origin.metrics,
-    )
-    write_manifest(checkpoint, manifest)
-    return manifest
-
-
-def newest_write(contents: Contents) -> datetime | None:
-    from ftsupervise.rundir.records import time_of
-
-    newest = max((one.facts for one in contents.files.values()), key=lambda facts: facts.st_mtime, default=None)
-    return time_of(newest) if newest is not None else None
-
-
-def entries_of(
-    checkpoint: Path, contents: Contents, *, told: Callable[[int], object] = lambda done: None
-) -> tuple[FileEntry, ...]:
-    """Digests of all files, which are synced too. Raises NotComplete, OSError."""
     for path, kind in contents.odd.items():
         raise NotComplete(f"{checkpoint}/{path} is {kind}: a checkpoint holds files and folders only")
     for path, one in contents.files.items():
         if one.is_link and not leads_inside(checkpoint, path):
             raise NotComplete(f"{checkpoint}/{path} leads out of the checkpoint: copy the file in place of the link")
-    algorithm, root = best_algorithm(), root_of(checkpoint)
-    largest_first = sorted(contents.files.values(), key=lambda one: -one.facts.st_size)
-    entries = in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first)
-    return tuple(sorted(entries))
+    entries = entries_of(root_of(checkpoint), contents.files.values(), told=told)
+    require_still(checkpoint, contents)
+    sync_folders(checkpoint, contents)
+    step = origin.step if origin.step is not None else found.step
+    world = origin.world if origin.world is not None else found.world
+    known = origin._replace(step=step, world=world, at=origin.at or newest_write(contents))
+    manifest = manifest_from(entries, known, found.layout)
+    write_manifest(checkpoint, manifest)
+    return manifest
+
+
+def manifest_from(entries: Iterable[FileEntry], origin: Origin, layout: CheckpointLayout) -> Manifest:
+    """The manifest of files whose digests were taken here."""
+    return Manifest(
+        step=origin.step,
+        files=tuple(sorted(entries)),
+        algorithm=best_algorithm(),
+        layout=layout,
+        world=origin.world,
+        run=origin.run,
+        attempt=origin.attempt,
+        host=os.uname().nodename,
+        user=user_name(),
+        at=origin.at,
+        metrics=origin.metrics,
+    )
+
+
+def newest_write(contents: Contents) -> datetime | None:
+    newest = max((one.facts for one in contents.files.values()), key=lambda facts: facts.st_mtime, default=None)
+    return time_of(newest) if newest is not None else None
+
+
+def entries_of(
+    root: Path, found: Iterable[FileFacts], *, told: Callable[[int], object] = lambda done: None
+) -> tuple[FileEntry, ...]:
+    """The digests of files below ``root``. All of them are durable then: threads of their own sync what others read, so the
+    disk writes while the processor works. Raises NotComplete for one that changes meanwhile, OSError."""
+    algorithm = best_algorithm()
+    largest_first = sorted(found, key=lambda one: -one.facts.st_size)
+    with syncing(root, largest_first):
+        return tuple(in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first))
+
+
+@contextmanager
+def syncing(root: Path, found: Sequence[FileFacts]) -> Iterator[None]:
+    """Sync the files in the background of the block; they are durable at its end. Raises OSError there."""
+    wanted = [one for one in found if not one.is_link]
+    failed: list[OSError] = []
+
+    def work() -> None:
+        try:
+            for _ in in_parallel(lambda one: _sync_file(path_below(root, one.path)), wanted):
+                pass
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="checkpoint-sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], object]) -> FileEntry:
@@ -98,15 +127,32 @@ def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], obj
     if one.is_link:
         linked = hash_link(path, algorithm)
         return FileEntry(one.path, linked.size, linked.digest, True)
-    fd = files.open_regular(path)
-    try:
-        hashed = hash_open(fd, algorithm, told=told)
-        _sync(fd)
-    finally:
-        os.close(fd)
+    hashed = hash_file(path, algorithm, told=told)
     if not hashed.steady or hashed.size != one.facts.st_size:
         raise NotComplete(f"{path} changed while it was read: it is still being written")
     return FileEntry(one.path, hashed.size, hashed.digest)
+
+
+def _sync_file(path: str) -> None:
+    fd = files.open_regular(path)
+    try:
+        _sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folders(checkpoint: Path, contents: Contents) -> None:
+    """Make the names of all files durable, the deepest folders first."""
+    for folder in sorted(contents.folders, key=len, reverse=True):
+        sync_directory(checkpoint / folder)
+    if not contents.folders:
+        sync_directory(checkpoint.parent)
+
+
+def require_still(checkpoint: Path, before: Contents) -> None:
+    """Raises NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
+    if changed := _changed(before, contents_of(checkpoint)):
+        raise NotComplete(f"{checkpoint} is still being written: {changed}")
 
 
 def _sync(fd: int) -> None:

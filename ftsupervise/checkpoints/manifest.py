@@ -15,6 +15,7 @@ its last line is the digest of all lines before it, so that a flipped bit in the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from ftsupervise.checkpoints.digest import CannotJudge, hash_buffer
 from ftsupervise.host import files
 from ftsupervise.host.modes import make_folder
-from ftsupervise.rundir.paths import write_whole
+from ftsupervise.rundir.paths import sync_directory, write_whole
 from ftsupervise.rundir.records import decode, encode, parse_object
 
 FOLDER_NAME = ".ftsupervise"
@@ -119,7 +120,7 @@ def read_manifest(checkpoint: Path) -> Manifest | None:
 
     No link is followed, no FIFO waited for, and no path in it leads out of the checkpoint. Whose it is, ``verify`` asks.
     """
-    return read_list(manifest_of(checkpoint))
+    return _read(manifest_of(checkpoint))
 
 
 def read_head(checkpoint: Path) -> ManifestHead | None:
@@ -139,8 +140,7 @@ def read_head(checkpoint: Path) -> ManifestHead | None:
     return _head(line, path)
 
 
-def read_list(path: Path) -> Manifest | None:
-    """``read_manifest`` by the path of the manifest, or of one rank's list."""
+def _read(path: Path) -> Manifest | None:
     try:
         raw = files.read_bounded(path, LIMIT)
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _head(line: bytes, path: Path) -> ManifestHead:
 
 
 def _entry(raw: Any) -> FileEntry:
-    path, size, digest = _named(raw["path"]), raw["size"], raw["digest"]
+    path, size, digest = unescaped(raw["path"]), raw["size"], raw["digest"]
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63 or not isinstance(digest, str):
         raise ValueError(f"{path!r} has no size or no digest")
     if path.startswith("/") or "\0" in path or {"", ".", ".."} & set(path.split("/")):
@@ -188,15 +188,17 @@ def _entry(raw: Any) -> FileEntry:
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Write it, whole and durable. From then on the folder is a checkpoint. Raises OSError."""
-    write_list(manifest_of(checkpoint), manifest)
-
-
-def write_list(path: Path, manifest: Manifest) -> None:
-    """``write_manifest`` by the path of the manifest, or of one rank's list."""
-    make_folder(path.parent)
-    if path.parent.is_symlink():
-        raise NotADirectoryError(20, "is a link: a manifest is not written through it", str(path.parent))
+    path = manifest_of(checkpoint)
+    make_record_folder(path.parent)
     write_whole(path, encoded(manifest))
+    sync_directory(path.parent.parent)
+
+
+def make_record_folder(folder: Path) -> None:
+    """Make our own folder in a checkpoint. Raises OSError, also where a link stands in its place."""
+    make_folder(folder)
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "is a link: nothing is written through it", str(folder))
 
 
 def encoded(manifest: Manifest) -> bytes:
@@ -215,18 +217,18 @@ def _ending(digest: str) -> bytes:
 def _lines(entries: Iterable[FileEntry]) -> Iterable[bytes]:
     for entry in entries:
         link = {"link": True} if entry.link else {}
-        one = {"path": _written(entry.path), "size": entry.size, "digest": entry.digest, **link}
+        one = {"path": escaped(entry.path), "size": entry.size, "digest": entry.digest, **link}
         yield json.dumps(one).encode()
 
 
-def _written(path: str) -> str:
+def escaped(path: str) -> str:
     r"""A path as JSON can hold it: a byte that is no UTF-8 stands as \xNN, and a backslash twice."""
     path = path.replace("\\", "\\\\")
     return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _named(text: str) -> str:
-    """The inverse of ``_written``."""
+def unescaped(text: str) -> str:
+    """The inverse of ``escaped``."""
     if "\\" not in text:
         return text
     parts = re.split(r"\\(\\|x[0-9a-f]{2})", text)
