@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli import patience
+from ftsupervise.cli import time_limit
 from ftsupervise.cli.saying import say
 from ftsupervise.host.ownership import shown_user
 
@@ -183,9 +183,9 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
     it = "It saves, and its whole chain leaves" if len(names) == 1 else "They save, and their whole chains leave"
-    patience.person_is_asked()
+    time_limit.person_is_asked()
     sure = click.confirm(f"Stop {name}? {it}", default=False)
-    patience.person_has_answered()
+    time_limit.person_has_answered()
     if not sure:
         raise Cancelled("cancelled, nothing was changed")
 

@@ -74,7 +74,7 @@ class Services:
 
     options: Options
     env: Mapping[str, str]
-    ears: SignalQueue
+    signals: SignalQueue
     reaper: OrphanReaper
     end: float | None  # of the job, epoch seconds
     allocation: Allocation
@@ -82,7 +82,7 @@ class Services:
     agents: Agents
     nodes: NodeSelector
     warm: WarmStart
-    owed: PendingWrites  # pages that a full disk did not take
+    pending: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
 
@@ -123,7 +123,7 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
-        to.owed.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
+        to.pending.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
     return now, not why
 
 
@@ -132,7 +132,7 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
     rundir, found = to.options.rundir, list[Claim | None]()
 
     def claim() -> None:
-        to.owed.settle()
+        to.pending.settle()
         if not found:
             after = now.fence.number if now.fence is not None else None
             found.append(ledger.claim(rundir) if after is None else ledger.claim_after(rundir, after))
@@ -152,17 +152,17 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
     return found[0] if begun else None
 
 
-def see_through(to: Services, now: RunProgress) -> RunProgress:
+def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
-    asked = CommandSpec(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
+    asked = CommandSpec(to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks)
     one = RunningCommand(asked, _monitor(to, mine))
-    to.reaper.mind(mine.folder)
-    ended = one.see_through(_env(to, now, pages))
-    to.reaper.mind(None)
+    to.reaper.set_attempt(mine.folder)
+    ended = one.run_to_end(_env(to, now, pages))
+    to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
     if ended.failure is not None:
