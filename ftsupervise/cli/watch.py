@@ -140,9 +140,9 @@ def _refuse(done: TickResult) -> None:
 
 def _name_all(roster: Roster) -> None:
     """Every run that this account has launched, by its state directory, or by its last answer."""
-    from ftsupervise.config.find_run import state_dir
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.paths import state_dir
     from ftsupervise.watch import roster as rosters
 
     roster.away = ""
@@ -177,8 +177,8 @@ def _take_leave(roster: Roster) -> None:
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
-    from ftsupervise.config.find_run import state_dir
     from ftsupervise.nodes.exclude import relieve
+    from ftsupervise.rundir.paths import state_dir
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders

@@ -67,9 +67,12 @@ def gather(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> Status:
     blind, warnings = "", tuple[str, ...]()
     last = attempts[-1] if attempts else None
     if records or (last is not None and last.job_id):
+        from ftsupervise.scheduler import kind_of_job
         from ftsupervise.scheduler.ownership import identify, jobs_of_run, own_job_ids
 
-        jobs, blind, warnings = _queue(rundir, records[-1].scheduler if records else _kind_of(last), env)
+        jobs, blind, warnings = _queue(
+            rundir, records[-1].scheduler if records else kind_of_job(last.job_id if last else ""), env
+        )
         if jobs is not None:
             jobs = jobs_of_run(identify(rundir, name, records, last, watch=own_job_ids(env)), jobs)
     switches = tuple(read_switch(rundir, switch) for switch in (KILL, SAVE))
@@ -96,11 +99,6 @@ def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tupl
         return named == str(last.number) if named else beat.at >= last.started
 
     return tuple(beat for beat in beats if is_its(beat))
-
-
-def _kind_of(attempt: Attempt | None) -> str:
-    """The scheduler that its job id is of."""
-    return "local" if attempt is not None and attempt.job_id.startswith("local-") else "slurm"
 
 
 def _logs(rundir: RunDir, name: str) -> str:

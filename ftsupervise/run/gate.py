@@ -23,7 +23,7 @@ from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir, for_the_group, tell
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_finished, read_switch
-from ftsupervise.scheduler import open_scheduler
+from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
 
 _ROOM = 16_384  # bytes
@@ -334,8 +334,8 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...
     held: list[str] = []
     try:
         records = launches(rundir)
-        kind = records[-1].scheduler if records else ""
-        scheduler = open_scheduler(kind or ("slurm" if env.get("SLURM_JOB_ID") else "local"), env)
+        kind, mine = records[-1].scheduler if records else "", ledger.job_id(env)
+        scheduler = open_scheduler(kind or (kind_of_job(mine) if mine else LOCAL), env)
         run = identify_to_change(rundir, records, own_job_ids(env))
         for job in jobs_of_run(run, scheduler.queue(), certain=True):
             if job.state.waiting:

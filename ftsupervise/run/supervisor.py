@@ -19,7 +19,7 @@ from ftsupervise.errors import Error
 from ftsupervise.host import interpreter
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes.health import Placement
+from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
@@ -326,12 +326,12 @@ class Supervisor:
         if move is not NextAction.STOP and enough:
             self.to.nodes.examine(FAILURE, log)
         if move is not NextAction.LEAVE:
-            self.to.nodes.update_exclusions(log)
+            self.to.nodes.exclusions.update(log)
 
     def _make_way(self) -> Outcome:
         """Let the next member start now, with as many bad nodes excluded as can be replaced."""
         if not self.now.ended.told and self.now.ended.newer is None:
-            self.to.nodes.update_exclusions(self.now.log, leaving=not shut(self.to.options))
+            self.to.nodes.exclusions.update(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
 
     def _record(self) -> Outcome:
@@ -340,7 +340,7 @@ class Supervisor:
         self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))
         if ended.failure is None:
-            self.to.nodes.release_exclusions(self.now.log)
+            self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]
 
     def _brake(self) -> Outcome:

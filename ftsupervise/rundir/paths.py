@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -49,6 +49,14 @@ ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is kille
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
+
+
+def state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
+    if env.get(ENV_STATE_DIR):
+        return Path(env[ENV_STATE_DIR])
+    base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
 class RunDir:

@@ -17,16 +17,15 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftsupervise.host import ownership
+from ftsupervise.host import ownership, processes
 from ftsupervise.host.memory import HostMemory
-from ftsupervise.warm.compat import Judge
+from ftsupervise.warm.rank_setup import Judge
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
 _LOOK_WITHIN = 2.0  # seconds; less than client.py waits for an answer
 _THREAD_ENDS = 0.5  # seconds for a thread that was asked to end, as pools do before a fork
-_EXITING = 0x4  # PF_EXITING of the kernel
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
@@ -198,11 +197,9 @@ def _threads() -> int:
     """Besides this one. One that is being taken down does not count: it was joined, and has had no turn since."""
     living = 0
     for name in os.listdir("/proc/self/task"):
-        try:
-            fields = Path(f"/proc/self/task/{name}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        living += fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
+        found = processes.stat_fields(f"/proc/self/task/{name}/stat")
+        if found is not None:
+            living += found[1][0] not in "ZX" and not processes.is_exiting(found[1])
     return living - 1
 
 
@@ -223,6 +220,7 @@ def _bad_fork() -> str:
 
 
 def _children() -> list[str]:
+    """Asked after each module: a look at every process of the host would take a hundred times longer."""
     try:
         return Path("/proc/thread-self/children").read_text("ascii").split()
     except OSError:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
-from ftsupervise.config.find_run import CONFIG_NAME, settings_of, state_dir
+from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host.private import home, private
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.rundir.paths import state_dir
+from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
 from ftsupervise.watch.checks import QueueAnswer
 
@@ -140,16 +142,20 @@ def listed() -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- remembered on this host
 
 
+class RememberedRuns(NamedTuple):
+    """The page: the directory of each run, by its name."""
+
+    runs: Mapping[str, Exact] = MappingProxyType({})
+
+
 def directories() -> dict[str, str]:
     """By name: the directory of each run that this account's state directory named when it last answered."""
     page = _page()
-    if page is None:
-        return {}
     try:
-        runs = (read_json(page) or {}).get("runs")
+        found = read_record(RememberedRuns, page) if page is not None else None
     except (OSError, ValueError):
         return {}
-    return {str(name): str(path) for name, path in runs.items()} if isinstance(runs, dict) else {}
+    return dict(found.runs) if found is not None else {}
 
 
 def remember(found: dict[str, str]) -> None:
@@ -169,7 +175,7 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
     if page is None or now == before:
         return
     try:
-        write_json(page, {"runs": now}, mode=0o600, sync=False)
+        write_json(page, RememberedRuns(now), mode=0o600, sync=False)
     except OSError:  # a full /tmp: then a state directory that hangs takes the names with it
         return
 

@@ -26,6 +26,7 @@ from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -243,9 +244,9 @@ class Tour:
         self.tell(QueuesRead({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
 
     def _answer(self, door: Scheduler, users: Sequence[str]) -> QueueAnswer:
-        if door.kind == "local" and self.progress.away:
-            return QueueAnswer(None, f"the local queue lies in it: {self.progress.away}", door.kind)
-        self.say.at(-1, "ask the scheduler", BOUND if door.kind == "local" else ASKING)
+        if door.in_state and self.progress.away:
+            return QueueAnswer(None, f"its queue lies in it: {self.progress.away}", door.kind)
+        self.say.at(-1, "ask the scheduler", BOUND if door.in_state else ASKING)
         return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:
@@ -327,7 +328,7 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
 
 
 def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in (progress.queues or {}).values() if queue.kind == "slurm"), None)
+    return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
 
 
 def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:

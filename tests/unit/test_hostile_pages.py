@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.nodes import incidents
-from ftsupervise.nodes.settings import Scoring
+from ftsupervise.nodes import exclude, incidents
+from ftsupervise.nodes.incidents import Scoring
 from ftsupervise.run import exit_analysis
 from ftsupervise.rundir import heartbeat_page, launches, ledger, switches
 from ftsupervise.rundir.paths import RunDir
@@ -54,7 +54,7 @@ def read_all(run: RunDir) -> list[str]:
         repr(ledger.ledger(run)),
         repr([(one, NOW - one.at, one.at.astimezone()) for one in launches.launches(run)]),
         repr(launches.people(run)),
-        repr((known, incidents.judge(known, Scoring(), NOW), incidents.our_exclusions(run.nodes, "7"))),
+        repr((known, incidents.judge(known, Scoring(), NOW), exclude.our_exclusions(run.nodes, "7"))),
         repr(
             [
                 (one, one.late_by(NOW), NOW + (one.every or timedelta()))

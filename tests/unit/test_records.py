@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from enum import Enum, IntEnum
@@ -17,12 +18,14 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from ftsupervise.model import JobState
-from ftsupervise.nodes import incidents
+from ftsupervise.nodes import exclude, incidents
 from ftsupervise.rundir import heartbeat_page, launches, switches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
 from ftsupervise.scheduler import local
 from ftsupervise.truth import Beat
+from ftsupervise.watch.checks import read_memory, write_memory
+from ftsupervise.watch.roster import directories, remember
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -105,7 +108,7 @@ def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
         ("node-5", "exclude", NOW, "ada", "ecc", NOW + timedelta(days=1)),
         ("node-6", "trust", NOW, "ada", "", None),
     ]
-    assert incidents.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
+    assert exclude.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
 
 
 def test_a_local_job_stays_readable(tmp_path: Path) -> None:
@@ -120,6 +123,29 @@ def test_a_local_job_stays_readable(tmp_path: Path) -> None:
     assert local.read_state(tmp_path) == local.LocalState(
         9460, 1326717, 1, JobState.RUNNING, 1795393381.4788451, 1795393981.4788451
     )
+
+
+def test_what_the_watchdogs_remember_stays_readable(run: RunDir) -> None:
+    lay("watch-memory", run.watch / "memory.json")
+    found = read_memory(run)
+    assert found["hang"]["last"] == {"at": 1795402800.0, "age": 12.5, "phase": "train", "bound": 600.0}
+    assert found["disk"] == {"/scratch/ada/a very  odd name": {"_at": 1795402800.0, "lost": False}}
+    write_memory(run, found)
+    assert (run.watch / "memory.json").read_bytes() == (GOLDEN / "watch-memory.json").read_bytes()
+    (run.watch / "memory.json").write_text('{"watchdogs": {"hang": 7, "loss": {"past": [2.5]}}}')
+    assert read_memory(run) == {"loss": {"past": [2.5]}}, "damage costs one watchdog its memory"
+
+
+def test_the_directories_that_a_host_remembers_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    remember({"first": "/there"})
+    (page,) = (path for path in tmp_path.rglob("*.json") if "there" in path.read_text())
+    shutil.copyfile(GOLDEN / "watch-runs.json", page)
+    assert directories() == {"gpt": "/home/ada/gpt/runs/gpt", "größe": "/scratch/ada/grö  ße"}
+    remember({"gpt": "/elsewhere"})
+    assert directories() == {"gpt": "/elsewhere", "größe": "/scratch/ada/grö  ße"}
+    page.write_text('{"runs": {"gpt": ["/"], "other": "/else"}}')
+    assert directories() == {"other": "/else"}
 
 
 class Colour(Enum):
