@@ -6,7 +6,6 @@ Its parent (``tick.py``) keeps the same ``TickProgress`` from these reports, so 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -336,7 +335,7 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
-        look = f"ftsupervise status {shlex.quote(str(seen.rundir.root))}"
+        look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
         if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
