@@ -17,11 +17,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.alerts import routes
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
-from ftsupervise.alerts.step import alert_id, step
+from ftsupervise.alerts.step import alert_id, due_at, explained_by, inhibitor, policy_of, receivers_of, silenced, step
 from ftsupervise.alerts.wording import clean, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
@@ -116,7 +115,7 @@ def announce(
         recent = dict(list(state.announced.items())[-_ANNOUNCED_KEPT:])
         state = replace(state, announced={**recent, dedup: at})
         notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
-        for name in routes.receivers(settings, finding, at):
+        for name in receivers_of(settings, finding, at):
             state = enqueue(state, name, [notice], about)
         return state
 
@@ -157,8 +156,8 @@ def advance(
         finding = by_id.get(ident)
         old = alerts.get(ident) or Alert(id=ident, finding=by_id[ident], seen=now)
         newest = finding or old.finding
-        muted = routes.silenced(ident, newest, state.silences, now) or routes.inhibitor(newest, causes)
-        policy = routes.policy(settings, newest)
+        muted = silenced(ident, newest, state.silences, now) or inhibitor(newest, causes)
+        policy = policy_of(settings, newest)
         if newest.watchdog not in spoke:  # it was not its turn, or it is switched off: patience, but not for ever
             policy = replace(policy, forget_after=max(policy.forget_after, NOT_ASKED))
         new, reason = step(old, finding, policy, now, muted=muted)
@@ -205,14 +204,14 @@ def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Fin
         for i, a in state.alerts.items()
         if a.state is AlertState.FIRING and (i not in by_id or by_id[i].health is Health.UNKNOWN)
     ]
-    return [f for f in (*now_bad, *still) if routes.explained_by(f)]
+    return [f for f in (*now_bad, *still) if explained_by(f)]
 
 
 def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
     others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
     if reason in (Reason.RESOLVED, Reason.UNWATCHED):
         return tuple(name for name in alert.notified_to if name in others)
-    wanted = routes.receivers(settings, alert.finding, now, escalated=alert.escalated)
+    wanted = receivers_of(settings, alert.finding, now, escalated=alert.escalated)
     if reason is Reason.ESCALATED:
         wanted = (*alert.notified_to, *wanted)
     notified = tuple(name for name in dict.fromkeys(wanted) if name in others)
@@ -245,7 +244,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
 def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
     """``notices`` as a message to ``receiver``, into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
-    due = min((routes.due(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
+    due = min((due_at(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
     message = Message(
         id=message_id(about.home, receiver, about.run, items),
         receiver=receiver,

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ftsupervise.alerts import secrets
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.receivers import Broken
+from ftsupervise.alerts.receivers import Broken, read_secret, redact, safe_address
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host import private
@@ -53,12 +52,12 @@ def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
 
     address = ""
     try:
-        address = secrets.check(secrets.read(settings, "url"), "dead_man.url").rstrip("/")
+        address = safe_address(read_secret(settings, "url"), "dead_man.url").rstrip("/")
         suffix = "" if kind == "success" else f"/{kind}"
         seconds = settings.timeout.total_seconds()
         with requests.post(
             address + suffix,
-            data=secrets.redact(text).encode(),
+            data=redact(text).encode(),
             timeout=(seconds, seconds),
             allow_redirects=False,
             stream=True,
@@ -68,7 +67,7 @@ def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
     except Broken as error:
         return str(error)
     except (requests.RequestException, OSError, ValueError) as error:
-        return secrets.redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
+        return redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
 
 
 def after_tick(settings: DeadMan | None, *, could_see: bool, delivered: Delivered, why_blind: str = "") -> str:

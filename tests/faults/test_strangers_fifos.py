@@ -20,7 +20,7 @@ import pytest
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
 from ftsupervise.host import files, processes
-from ftsupervise.nodes import placement
+from ftsupervise.nodes import selector
 from ftsupervise.report.status import run_name
 from ftsupervise.run import gate
 from ftsupervise.rundir import heartbeat_page, run_log, watchers
@@ -183,7 +183,7 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
         assert within(10, lambda: watchers.watchers(run)) == ()
         assert isinstance(within(10, lambda: run_dir_of_config(top / "ftsupervise.yaml")), Error)
         within(10, lambda: ledger(run))
-        assert within(10, lambda: placement.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
+        assert within(10, lambda: selector.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
         within(10, lambda: run_log.tell(top / "script.sh", "said"))
         for words in (["status"], ["watch", "--no-send"]):
             subprocess.run([TYPED, *words, str(run.root)], capture_output=True, timeout=60)

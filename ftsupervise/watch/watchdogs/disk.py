@@ -11,12 +11,13 @@ from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch import due
-from ftsupervise.watch.watchdogs import checkpoints, quota
-from ftsupervise.watch.watchdogs.disk_forecast import (
+from ftsupervise.watch.watchdogs import checkpoints
+from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
     Left,
     Level,
     Sample,
+    check_quota,
     finding,
     forecast,
     left,
@@ -115,7 +116,7 @@ def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
         if one.quota is not None and not trusted(memory):
             yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
         elif one.quota is not None:
-            yield from quota.check(look, one, path, memory.setdefault("quota", {}))
+            yield from check_quota(look, one, path, memory.setdefault("quota", {}))
 
 
 def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:

@@ -17,7 +17,6 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.progress_signals import (
     AT_WORK,
     START,
@@ -31,6 +30,7 @@ from ftsupervise.watch.watchdogs.progress_signals import (
     gather,
     judge,
 )
+from ftsupervise.watch.watchdogs.run_signs import server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings

@@ -18,10 +18,10 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import ProcessMemory
 from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs import nvml
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now, share
-from ftsupervise.watch.watchdogs.disk_forecast import Level, level, remember, slope
+from ftsupervise.watch.watchdogs import gpu
+from ftsupervise.watch.watchdogs.disk_space import Level, level, remember, slope
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now, share
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Memory as Settings
@@ -135,7 +135,7 @@ def _number(probe: Probe, path: Path) -> int | None:
 
 
 def _gpus(look: Look, limit: float, pids: set[int]) -> Iterator[Finding]:
-    seen = nvml.ask(look.probe)
+    seen = gpu.ask(look.probe)
     if isinstance(seen, str):
         yield _finding(look, "gpu memory", None, seen)
         return

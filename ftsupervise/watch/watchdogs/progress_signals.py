@@ -16,8 +16,8 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
-from ftsupervise.watch.watchdogs import joblog
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
+from ftsupervise.watch.watchdogs import run_signs
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang
@@ -243,22 +243,22 @@ def _step_of_beats(
 def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
     """The step in the log, and that the log grows by lines that are not our own."""
     mine = look.memory.setdefault("log", {})
-    piece = joblog.read_on(look, settings.log, mine)
+    piece = run_signs.read_on(look, settings.log, mine)
     if isinstance(piece, NotSeen):
         return [Signal("step in the log" if "step" in wanted else "log", None, blind=piece.sentence)]
     if isinstance(piece, Missing):
         return []
     now = server_now(look, piece.path.parent)
-    pattern = re.compile(settings.pattern) if settings.pattern else joblog.STEP
+    pattern = re.compile(settings.pattern) if settings.pattern else run_signs.STEP
     signals = []
-    step = joblog.last_step(piece.data, pattern)
+    step = run_signs.last_step(piece.data, pattern)
     if step is None:
         step = look.memory.get("step", {}).get("step in the log")
     if "step" in wanted and step is not None:
         moved = _moved(look.memory, "step in the log", step, piece.entry.mtime)
         signals.append(Signal("step in the log", max(0.0, now - moved), f"step {step} in {piece.path.name}"))
     if "log" in wanted:
-        theirs = piece.fresh or any(True for _ in joblog.lines(piece.data))
+        theirs = piece.fresh or any(True for _ in run_signs.lines(piece.data))
         grown = mine.get("grown", 0) + (1 if theirs and mine["size"] != mine.get("seen") else 0)
         mine.update(grown=grown, seen=mine["size"])
         moved = _moved(look.memory, "log", grown, piece.entry.mtime)
@@ -282,9 +282,9 @@ def _checkpoint(look: Look, now: float) -> list[Signal]:
 
 def _gpu(look: Look, now: float) -> list[Signal]:
     """A GPU of this node at work; only where the watch runs beside the job."""
-    from ftsupervise.watch.watchdogs import nvml
+    from ftsupervise.watch.watchdogs import gpu
 
-    seen = nvml.ask(look.probe)
+    seen = gpu.ask(look.probe)
     if isinstance(seen, str):
         return [Signal("gpu", None, blind=seen)]
     at_work = any((one.utilisation or 0) > 0.05 for one in seen)
