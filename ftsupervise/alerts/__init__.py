@@ -5,9 +5,9 @@
     journal.py       all of it in one atomic write; several writers, no lock (generations.py: one file of it)
     wording.py       text that is harmless in every receiver; the templates
     receivers/       one file for each way to reach people
-    record.py        write down what was found, announce what happened
-    deliver.py       send what waits: bounded in time, whoever hangs
-    self_monitor.py  what is wrong with the receivers and the journal themselves
+    record.py        write down findings, announce events
+    deliver.py       send what waits: bounded in time, whichever receiver hangs
+    self_monitor.py  troubles of the receivers and of the journal
 
 A watch tick calls three: ``record``, ``announce`` and ``deliver``.
 """

@@ -37,8 +37,8 @@ _NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, 
 class Recorded:
     """The outcome of one ``record``: its changes, and the alerts as they are now."""
 
-    notices: tuple[Notice, ...]  # what people are notified of because of it
-    firing: tuple[Alert, ...]  # what fires now, the worst first
+    notices: tuple[Notice, ...]  # the changes that people are notified of
+    firing: tuple[Alert, ...]  # the alerts that fire now, the worst first
     unsaved: str = ""  # why it could not be written where it belongs; "" when it was
     problems: tuple[str, ...] = ()  # files of the journal that were passed over
 
@@ -67,7 +67,7 @@ def record(
     """Step every alert of ``run_name`` by what was found and save the transitions with their messages, atomically.
 
     ``findings`` is all that this tick found about the run: a subject that is not among them has not been checked;
-    unless ``partial``: then this caller checks these subjects only, and others are somebody else's.
+    unless ``partial``: then this caller checks these subjects only, and other callers check the others.
     ``beside`` are findings of another journal that may explain some of these (slurm unreachable). ``where`` is
     the argument that names the run in the commands people are to type; default: the run directory the journal
     lies in. Never raises for a full disk: see ``Recorded.unsaved``.
@@ -185,7 +185,7 @@ def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert
 
 
 def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
-    """By alert (the id is that of the name as it came), cleaned; of several about one subject the worst counts."""
+    """alert id (of the name as it came) -> its finding, cleaned; of several about one subject the worst counts."""
     rank = {Health.OK: 0, Health.UNKNOWN: 1, Health.BAD: 2}
     out: dict[str, Finding] = {}
     for raw in findings:
@@ -225,7 +225,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     elif reason is Reason.UNWATCHED:
         note = f"Last checked {alert.seen:%Y-%m-%d %H:%M} UTC."
     elif reason is Reason.ESCALATED and alert.escalated and not alert.acked_by:
-        note = "Nobody has acknowledged it so far."
+        note = "It has not been acknowledged so far."
     elif alert.flapping:
         note = "It is flapping: you are notified of its end when it has been calm for a while."
     end = alert.ended if reason is Reason.RESOLVED and alert.ended else now

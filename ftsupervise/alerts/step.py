@@ -1,4 +1,4 @@
-"""The one question of this room: who must be notified of what, and why? Pure, so that a whole night fits in a table.
+"""Which alerts people must be notified of, why, and through which receivers. Pure, so that a whole night fits in a table.
 
 ``step`` takes an alert as it was, what one check found, the policy and the time, and gives the alert as it is now and
 one reason. Nothing here writes or sends; ``record.py`` and ``deliver.py`` do.
@@ -11,7 +11,7 @@ Rules worth knowing at 3 a.m.:
 - While it flaps (Nagios's formula: more than 30 % weighted change over the last 21 checks, until it falls below 20 %)
   a firing alert stays firing; the one resolved message comes when it has calmed.
 - People who were notified of an alert are also notified of its end, even if it has been silenced meanwhile. An alert that
-  nobody was notified of ends silently.
+  was never sent ends silently.
 - A firing alert that is not checked any more (a watchdog switched off, a checkpoint directory renamed) ends after
   ``forget_after`` with UNWATCHED: not an all-clear, and not a lie that lingers for ever. (``advance`` waits for three
   days when the whole watchdog was silent: it may have an interval of its own, or be switched off.)
@@ -45,7 +45,7 @@ class Policy:
     hold: timedelta = timedelta(0)  # bad for so long before anybody is notified
     clear: timedelta = timedelta(0)  # good for so long before it counts as over
     repeat: timedelta | None = timedelta(hours=4)  # None: sent once
-    escalate_after: timedelta | None = None  # sent again, louder, if nobody acknowledges it
+    escalate_after: timedelta | None = None  # sent again, louder, unless it is acknowledged
     bad_checks: int = 1  # N of …
     of_checks: int = 1  # … M
     flap_high: float = 0.30
@@ -189,7 +189,7 @@ def _flapping(alert: Alert, policy: Policy) -> Alert:
 # ----------------------------------------------------------------------------------- which receivers, and from when
 
 # The cause (a watchdog, or "watchdog: subject" with * and ?) -> what it mutes, in the same run, or in any run when the
-# cause is nobody's in particular. A late watch mutes nothing: what it finds is true, only old.
+# cause belongs to no run. A late watch mutes nothing: what it finds is true, only old.
 INHIBITS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("storage", ("hang", "log-stale", "checkpoints", "throughput", "loss")),
     ("disk: * there", ("hang", "log-stale", "checkpoints", "throughput", "loss")),  # hung, or not mounted

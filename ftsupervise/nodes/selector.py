@@ -42,7 +42,7 @@ _CHOSEN = ("-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile")
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """How nodes are judged and looked after. Seconds."""
+    """The settings for judging and checking nodes. Seconds."""
 
     directory: Path | None = None  # incidents shared with other runs
     half_life: float = default("care.half_life")
@@ -271,7 +271,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True)
 class Placement:
-    """What is started. ``nodes`` () when the allocation has no list, or nothing is chosen."""
+    """The command to start, and its nodes. ``nodes`` () when the allocation has no list, or nothing is chosen."""
 
     command: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -295,7 +295,7 @@ def wanted(command: Sequence[str], allocated: int, text: str = "") -> int:
 
 
 def text_of(command: Sequence[str]) -> str:
-    """What a command that is no srun says: its words, and what stands in the scripts among them."""
+    """The text of a command that is no srun: its words, and the contents of the scripts among them."""
     found = list(command)
     for word in () if is_srun(command) else command[:3]:
         path = Path(word)

@@ -1,4 +1,4 @@
-"""What a tick finds that belongs to no single run: Slurm's health, settings that cannot be read, run directories that do
+"""The findings of a tick that belong to no single run: Slurm's health, settings that cannot be read, run directories that do
 not answer or are gone; and the dead-man. It is kept in this account's state directory, because the runs' own cannot be written.
 
 Done by a child, as the runs are (``tick.py``). When the state directory itself hangs, another child does it without
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, DeadMan
     from ftsupervise.probe.errand import Say
 
-# A ping to an outside service that calls somebody when the pings stop: the watch of the watch.
+# A ping to an outside service, which alerts a person when the pings stop: the watch of the watch.
 #
 # Speaks healthchecks.io's form: URL for success, URL/start, URL/fail, URL/log. It is sent only after a tick that could see
 # and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
@@ -38,7 +38,7 @@ Kind = Literal["success", "start", "fail", "log"]
 
 
 def verdict(*, could_see: bool, delivered: Delivered, why_blind: str = "") -> tuple[Kind, str]:
-    """What to tell the service after a tick: "success", or "log" (which does not count as a sign of life) and why."""
+    """The ping to send after a tick: "success", or "log" (which does not count as a sign of life), and its text."""
     if not could_see:
         return "log", f"this tick could not see: {why_blind or 'no reason given'}"
     if delivered.critical_waiting:
@@ -99,7 +99,7 @@ class DeadManPinged(NamedTuple):
 
 
 def work(orders: TickOrders, progress: TickProgress, say: Say) -> None:
-    """Do what of it is left."""
+    """Do what is left to do of it; a child before this one may have done a part."""
     away = progress.away
     if progress.general is None:
         say.at(-1, KEEPS, BOUND)

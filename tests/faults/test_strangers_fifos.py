@@ -101,9 +101,9 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
 ) -> None:
     """The name of a run's page, and of its temporary file, is made of what everybody sees in /proc."""
     run = RunDir(top / "run")
-    for folder in (run.switches, run.nodes / "troubles"):
+    for folder in (run.switches, run.nodes / "incidents"):
         folder.mkdir(parents=True)
-    (run.nodes / "troubles").chmod(0o1777)
+    (run.nodes / "incidents").chmod(0o1777)
     go, begun = top / "go", top / "begun"
     argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off"]
     argv += ["--health", "exit 2", "--health-when", "failure", "--"]  # a trouble of this node, to be written down
@@ -113,10 +113,10 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         until(begun.exists, "the command")
         host, pid = os.uname().nodename, child.pid
         name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
-        lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
+        lay_fifos([run.nodes / "incidents" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()
         assert child.wait(90) == 3
-        assert (run.nodes / "troubles" / name).is_file(), "the name was the right one"
+        assert (run.nodes / "incidents" / name).is_file(), "the name was the right one"
     finally:
         child.send_signal(signal.SIGKILL)
 

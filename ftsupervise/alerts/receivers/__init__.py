@@ -35,7 +35,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message and what a receiver may need besides: what it follows up, the clock, somebody's own templates."""
+    """A message, and more that a receiver may need: the messages it follows up, the clock, the user's own templates."""
 
     message: Message
     now: datetime
@@ -56,13 +56,13 @@ class TryLater(Exception):
 class Doubtful(TryLater):
     """It was refused, perhaps for good and perhaps by an accident on the way: a proxy's page, a 404, a 554 as greeting.
 
-    It is tried again like ``TryLater``, and told through another receiver in the meantime.
+    It is tried again like ``TryLater``, and reported through another receiver in the meantime.
     """
 
 
 class Partly(TryLater):
     """Some recipients have it. ``left``: those to try again, ``waits`` if only because an earlier message is owed to them;
-    ``refused``: who will never take it, and why."""
+    ``refused``: the recipients that will never take it, and why."""
 
     def __init__(self, why: str, *, left: tuple[str, ...], refused: str = "", waits: bool = False) -> None:
         super().__init__(why)
@@ -118,7 +118,7 @@ def read_secret(settings: Any, name: str) -> str:
 
 
 def missing_secrets(alerts: Alerts) -> tuple[str, ...]:
-    """What would keep receivers from being reached for want of a secret, a sentence each; never the secret."""
+    """The secrets that are missing or unusable, so that a receiver cannot be reached: a sentence each; never the secret."""
     found = []
     everyone = [(f"alerts.receivers: {name}", receiver.settings) for name, receiver in alerts.named.items()]
     if alerts.dead_man is not None:
@@ -146,7 +146,7 @@ def _secret_in_file(path: Path, name: str) -> str:
                     f"type: chmod 600 {path}"
                 )
             if found.st_uid not in (os.geteuid(), 0):
-                raise Broken(f"{name}_file: {path} belongs to somebody else (uid {found.st_uid})")
+                raise Broken(f"{name}_file: {path} belongs to another account (uid {found.st_uid})")
             value = file.read(65_536).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         raise Broken(f"{name}_file: {_missing(path)}") from None
@@ -158,7 +158,7 @@ def _secret_in_file(path: Path, name: str) -> str:
 
 
 def _missing(path: Path) -> str:
-    """That there is no such file; its name only where it surely is one, and not the secret typed in the wrong place."""
+    """A sentence that there is no such file. It shows the name only where it surely is one, and not the secret itself."""
     for folder in path.parents:
         if folder.is_dir():
             rest = str(path.relative_to(folder))
@@ -179,7 +179,7 @@ def redact(text: object, secrets: Iterable[str] = ()) -> str:
 
 
 def _parts(secret: str) -> list[str]:
-    """What must not be seen of a secret, the longest first: libraries cut addresses and tell the path alone."""
+    """The parts of a secret that must not be shown, the longest first: libraries cut addresses and show the path alone."""
     from urllib.parse import urlsplit
 
     parts = {secret, *secret.split()}

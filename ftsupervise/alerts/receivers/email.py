@@ -1,6 +1,6 @@
 """Mail. Built with EmailMessage, so no header can be injected; one SMTP conversation, every step bounded.
 
-Each recipient counts by itself: who was put off (greylisting, a full mailbox) gets the mail later, the others not again.
+Each recipient counts by itself: one that was put off (greylisting, a full mailbox) gets the mail later, the others not again.
 
 Follow-ups carry References and In-Reply-To, so an incident is one thread. The Message-ID is the dedup key: a mail that
 was sent twice because the first answer was lost is the same mail to every mailbox that drops duplicates.
@@ -69,10 +69,10 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
     wanted = tuple(to for to in settings.to if not parcel.message.left or to in parcel.message.left)
     behind = tuple(to for to in wanted if to in parcel.owed)
     to = tuple(one for one in wanted if one not in behind)
-    if not to:  # those who were left are no recipients any more, or wait for an earlier mail
+    if not to:  # the remaining ones are no recipients any more, or wait for an earlier mail
         if not behind:
             return {}
-        if not parcel.message.left:  # nobody has it
+        if not parcel.message.left:  # no recipient has it
             raise TryLater("an earlier mail to all of its recipients waits")
         raise Partly("an earlier mail to them waits", left=behind, waits=True)
     password = read_secret(settings, "password")
@@ -90,7 +90,7 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         raise _by_code(error.smtp_code, error.smtp_error, "login", hidden, certain=_LOGIN) from None
     except smtplib.SMTPRecipientsRefused as error:
         answers = dict(error.recipients)
-        if not parcel.message.left:  # so nobody has it
+        if not parcel.message.left:  # so no recipient has it
             raise _refused(answers, behind, hidden) from None
         refused = answers
     except smtplib.SMTPSenderRefused as error:
@@ -149,7 +149,7 @@ _CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and not 
 
 
 def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
-    """Nobody took it. One that may take it later is reason enough to come again."""
+    """No recipient took it. If one may take it later, it is tried again."""
     text = _told(recipients.items(), hidden)
     codes = [code for code, _ in recipients.values()]
     if behind or any(not 500 <= code < 600 for code in codes):

@@ -1,6 +1,6 @@
 """Slack, through slack-sdk: Block Kit with a text fallback.
 
-With a bot token a post is edited when its trouble is over, and what follows (repeats, escalations, the end) goes into
+With a bot token a post is edited when its alert is over, and what follows (repeats, escalations, the end) goes into
 its thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
 slack-sdk's own retry handlers sleep in place, so they are switched off.
 """
@@ -156,7 +156,7 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
 def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
     """(receipt of the post it answers to, options): news go to the channel, what follows up goes into the thread.
 
-    A thread notifies only those who follow it, so an escalation shows in the channel as well.
+    A thread notifies only its followers, so an escalation shows in the channel as well.
     """
     reasons = {notice.reason for notice in message.notices}
     if not posted or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
@@ -176,7 +176,7 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
             channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
         )
     except SlackApiError as error:
-        if _word(error) not in _GONE:  # somebody deleted it: the reply still says that it is over
+        if _word(error) not in _GONE:  # the post was deleted: the reply still says that it is over
             raise
 
 

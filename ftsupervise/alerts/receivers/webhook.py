@@ -29,7 +29,7 @@ from ftsupervise.alerts.wording import Item, View, render, view
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Webhook
 
-# What the receivers that speak HTTP share: when to come again, and what an answer means.
+# For all receivers that speak HTTP: when to try again, and the meaning of an answer.
 
 
 def retry_after(value: str | None, now: datetime) -> timedelta | None:
@@ -63,7 +63,7 @@ def failure(status: int, why: str, after: str | None, now: datetime) -> Exceptio
 
 
 def looks_like_a_page(body: str) -> bool:
-    """A web page where a machine's answer belongs: somebody's login or error page, with status 200."""
+    """Is it a web page where a machine's answer belongs: a login or error page, with status 200?"""
     return body.lstrip("\ufeff \t\r\n").lower().startswith(("<!doctype html", "<html"))
 
 

@@ -59,7 +59,7 @@ def level(
 
 @dataclass(frozen=True)
 class Left:
-    """What an ordinary user may still write to the part of a file system that can really be filled."""
+    """The room that an ordinary user has in the part of a file system that can really be filled."""
 
     free: int  # bytes; negative when the usable part is exceeded
     used: float  # share of the usable part
@@ -133,7 +133,7 @@ WORDS = {
     "there": Words("", "df -h {path}", _FREE),
     "missing": Words("", "df -h {path}", "is it mounted? mkdir it otherwise"),
     "hung": Words(
-        "Whatever reads or writes there waits, the training too. Nothing else is known about it.",
+        "All processes that read or write there wait, the training too. Nothing else is known about it.",
         "df -h {path}",
         "tell your storage people; ls of it may hang your shell",
     ),
@@ -151,7 +151,7 @@ WORDS = {
     "quota": Words("", "{command}", _FREE),
     "mount": Words("", _MOUNT, _FREE),
     "not mounted": Words(
-        "What is written there lands on another disk and is hidden when the mount is back. Nothing is known "
+        "Files written there land on another disk and are hidden when the mount is back. Nothing is known "
         "about the file system that belongs there.",
         _MOUNT,
         "mount {point}; if it is gone for good, name another path under watch.disk",

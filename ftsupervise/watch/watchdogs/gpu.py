@@ -153,7 +153,7 @@ def ask(probe: Probe, *, bound: float = 20.0) -> tuple[GpuState, ...] | str:
 
 
 def read() -> tuple[GpuState, ...] | str:
-    """As ``ask``, in this process and unbounded."""
+    """The answer for ``ask``, in this process and unbounded."""
     try:
         import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:

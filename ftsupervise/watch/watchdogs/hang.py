@@ -178,7 +178,7 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if look.jobs is None:
         why = look.blind or "the scheduler was not asked"
-        text = f"no progress for {age}, but nobody knows if it is running: {why}"
+        text = f"no progress for {age}, but it is not known whether the job is running: {why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if verdict.state is Progress.NOTHING:
         text = f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log"

@@ -23,7 +23,7 @@ _KEEP = 200
 _NOW = 5  # losses that make up "now": one bad batch is no spike
 _KNOWN = 20
 WORDS = Words(
-    "What is trained from here on is probably worth nothing.",
+    "The training from here on is probably worth nothing.",
     "ftsupervise check loss {run_dir}",
     "look at the last batches and the learning rate; go back to a checkpoint from before",
 )

@@ -50,7 +50,7 @@ def _paths(look: Look) -> Iterator[str]:
 
 
 def _close(look: Look, path: Path) -> str:
-    """What may have been meant."""
+    """The name that may have been meant, as a question."""
     from difflib import get_close_matches
 
     from ftsupervise.probe import Listing

@@ -1,4 +1,4 @@
-"""What a run shows of itself: the beats of its ranks and the output of its job, read through bounded probes.
+"""The signs that a run gives of itself: the beats of its ranks and the output of its job, read through bounded probes.
 
 The watch often runs on another node than the job, so it sees of a rank's host only what the beat says: ``memory`` (share used
 of the host or of the job's limit), ``rss`` (bytes of the process), ``loss``. The output is read on from where the last check
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Steps and losses in the output of a training job, whatever else is in there. Pure, with bounded memory.
 #
 # A log may be 100 GB long, binary in places, coloured, without a newline for hours (progress bars), cut in the middle of a
-# character, and have our own lines in it. Only its last piece is ever looked at; lines are cut at 4 kB.
+# character, and have our own lines in it. Only its last piece is read; lines are cut at 4 kB.
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -78,7 +78,7 @@ def numbers(data: bytes, pattern: re.Pattern[str] = LOSS) -> list[float]:
 
 
 def whole(data: bytes, start: int) -> int:
-    """Where to go on next time: behind the last end of line, so that a number cut in two is read again as one.
+    """The position to read from next time: behind the last end of line, so that a number cut in two is read again as one.
 
     A line without an end is not kept for longer than 4 kB.
     """
@@ -86,12 +86,12 @@ def whole(data: bytes, start: int) -> int:
     return start + max(end, len(data) - _LINE)
 
 
-MOST = 262_144  # bytes looked at per tick
+MOST = 262_144  # bytes read per tick
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new in a log: the file, its facts, the bytes since the last check (or its end), and if it is a new file."""
+    """The new part of a log: the file, its facts, the bytes since the last check (or its end), and whether it is a new file."""
 
     path: Path
     entry: Entry
@@ -132,7 +132,7 @@ def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | N
 
 
 def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece | Missing | NotSeen:
-    """What came since the last check; ``memory`` (this log's own) is brought up to date."""
+    """Read the part that is new since the last check; ``memory`` (this log's own) is brought up to date."""
     found = newest(look, setting)
     if not isinstance(found, tuple):
         return found
