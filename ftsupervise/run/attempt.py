@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End
-from ftsupervise.nodes.placement import Placement, calls_srun
-from ftsupervise.nodes.selector import NodeSelector
+from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor

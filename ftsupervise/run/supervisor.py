@@ -19,8 +19,7 @@ from ftsupervise.errors import Error
 from ftsupervise.host import interpreter
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import FAILURE, NodeSelector
+from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
