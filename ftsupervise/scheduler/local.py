@@ -90,7 +90,6 @@ class Local:
     """The port ``Scheduler`` over this machine. Jobs of other machines that share the state directory are not seen."""
 
     kind = LOCAL
-    in_state = True
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = dict(os.environ if env is None else env)
