@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.host import bounded, interpreter
+from ftsupervise.host import bounded, processes
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.incidents import IncidentLog, JudgedNode, NodeHistory
 from ftsupervise.nodes.settings import Scoring
@@ -60,7 +60,7 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
     """
     given = base64.b64encode(pickle.dumps((log, place))).decode()
     try:
-        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
+        done = bounded.run(processes.own_command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0 or _MARK not in done.stdout:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
-from ftsupervise.host import bounded, interpreter, processes
+from ftsupervise.host import bounded, processes
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.rank_table import Listener, Node, RankExit, RankTable, death_of
@@ -283,7 +283,7 @@ class Agents:
             return
         self._starts += 1
         self.pulses.restart(self.pulses.generation + 1)
-        words = interpreter.command("--base", self.base, module="ftsupervise.ranks")
+        words = processes.own_command("--base", self.base, module="ftsupervise.ranks")
         words += ["--to", ",".join(protocol.own_addresses()), "--port", str(self._sock.getsockname()[1])]
         words += ["--generation", str(self.pulses.generation), "--every", f"{self.pulses.every:g}"]
         words += ["--closer", f"{_closer(self.pulses.every, len(nodes)):g}"]
@@ -358,7 +358,7 @@ class Agents:
             self._answered.notify_all()
 
     def _ask_here(self, question: str, timeout: float) -> str | None:
-        words = interpreter.command("--answer", question, module="ftsupervise.ranks")
+        words = processes.own_command("--answer", question, module="ftsupervise.ranks")
         try:
             done = bounded.run(words, timeout=timeout, env=os.environ)
         except OSError:
