@@ -95,6 +95,12 @@ class Scene:
                 continue
         return all(re.search(rf"^Pid:\s+{pid}$", found, re.M) for pid in pids)
 
+    def lose(self, node: str, how: str = "crash") -> None:
+        """``sandbox.node(node, how)``, and Slurm's verdict at once. By itself it comes to it after a dozen seconds, as
+        test_sandbox_faults.py and the test of a lost node that is well again wait for."""
+        self.sandbox.node(node, how)
+        self.sandbox.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost"])
+
     def cut_off(self, node: str = "") -> None:
         """The network of a node, or of all, is gone for our agents: they hear and say nothing. Ends with the sandbox."""
         for pid in self.agents(node):

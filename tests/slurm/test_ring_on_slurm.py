@@ -140,9 +140,9 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=3)
-    here.train("--steps 400 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=2)
+    here.train("--steps 200 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=2)
     until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
-    here.sandbox.node("node-1", "crash")
+    here.lose("node-1")
     until(here.rundir.finished.exists, "the end", 150)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()[0], here.attempts()[-1]
@@ -221,7 +221,7 @@ def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_ha
     old = until(lambda: here.trains(1), "the first attempt")[1]
     if cut_off:
         here.cut_off("node-1")
-    here.sandbox.node("node-1", "kill")
+    here.lose("node-1", "kill")
     until(lambda: here.trains(2), "the second attempt", 90)
     page = (here.rundir.attempt(1) / "end.json").read_text()
     until(
