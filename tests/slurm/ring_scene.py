@@ -49,12 +49,12 @@ class Scene:
     def train(self, words: str, **launch: Any) -> str:
         return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)
 
-    def type(self, *words: str) -> str:
+    def type(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "ftsupervise", *words],
             cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def log(self) -> str:
