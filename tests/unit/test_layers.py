@@ -119,7 +119,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
         "rundir/paths.py",
         "guard/settings.py",
         "probe/server.py",
-        "watch/watchdogs/nvml.py",
+        "watch/watchdogs/gpu.py",
     }  # programs of their own
     wrong = []
     for path in modules().values():
