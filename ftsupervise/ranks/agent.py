@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.observe import RankObserver
-from ftsupervise.ranks.protocol import Datagram, RankExit, Seal, SupervisorLink
+from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
 from ftsupervise.ranks.shm_dir import clear, create_locked, remove_empty, remove_stale
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again
+_REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
 _LOST = 300.0  # seconds without an answer after which the supervisor counts as gone
 _TRY_AGAIN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds between two reports of an unacknowledged exit
 _LAST = 1.0  # seconds for the ranks to end when the supervisor has ended the attempts
@@ -38,6 +40,112 @@ class AgentConfig(NamedTuple):
     closer: float = 1.0  # used instead while the ranks here make no progress and may soon count as hung
     node: str = ""
     lost: float = _LOST
+
+
+class SupervisorLink:
+    """The datagrams to and from the supervisor. They go to all its addresses until one has answered, and to that one from then
+    on. Registers its descriptors with ``poll``."""
+
+    def __init__(
+        self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
+    ) -> None:
+        """Raises OSError when there can be no socket."""
+        self._seal, self.node, self._generation, self._poll = seal, node, generation, poll
+        self._sock = udp()
+        poll.register(self._sock, select.POLLIN)
+        self._hosts = resolve(self._sock, hosts, port)
+        self._address: Address | None = None  # where it answered from
+        self._connected: socket.socket | None = None  # to that address: the kernel reports a closed port
+        self._refusals = 0
+        self._sent = self._acked = 0  # our newest number, and the newest that was acknowledged
+        self._asked = 0  # the newest request taken
+        self.answered_at = monotonic()
+
+    def say(self, kind: int, attempt: int, body: bytes, part: int = 0, parts: int = 1) -> None:
+        self._sent += 1
+        self._send(Datagram(kind, part, parts, self._generation, attempt, self._sent, self.node, body))
+
+    def reply(self, number: int, attempt: int, piece: bytes) -> None:
+        """Send one piece of the answer to question ``number``."""
+        self._send(Datagram(protocol.REPLY, 0, 1, self._generation, attempt, number, self.node, piece))
+
+    def _send(self, message: Datagram) -> None:
+        data = self._seal.pack(message)
+        if self._connected is None:
+            for address in self._hosts:
+                send_datagram(self._sock, data, address)
+            return
+        try:
+            self._connected.send(data)
+        except ConnectionRefusedError:
+            self._refusals += 1
+        except OSError:  # lost, as any may be
+            return
+
+    @property
+    def refused(self) -> bool:
+        """Has the supervisor gone? Its port is closed."""
+        return self._refusals >= _REFUSED
+
+    def owns(self, fd: int) -> bool:
+        return fd == self._sock.fileno() or (self._connected is not None and fd == self._connected.fileno())
+
+    def receive(self, fd: int) -> Iterator[Datagram]:
+        """What has arrived at ``fd`` for this start of this agent: acknowledgements and requests, each request once, and again
+        while the supervisor has no answer."""
+        sock = self._connected if self._connected is not None and self._connected.fileno() == fd else self._sock
+        for _ in range(100):
+            try:
+                data, sender = sock.recvfrom(4096)
+            except ConnectionRefusedError:
+                self._refusals += 1
+                return
+            except OSError:  # none left, or another address has answered
+                return
+            message = self._seal.open(data)
+            if message is None or message.kind not in protocol.TO_AGENT or message.node != self.node:
+                continue
+            if message.generation == self._generation and self._is_timely(message, sender):
+                yield message
+
+    def _is_timely(self, message: Datagram, sender: Address) -> bool:
+        """Not of a number that we have not sent; and note when the supervisor has answered."""
+        if message.kind == protocol.ACK:
+            if message.number > self._sent:
+                return False
+            if self._acked < message.number:
+                self._acked, self.answered_at, self._refusals = message.number, monotonic(), 0
+                self._send_to(sender)
+        elif message.number > self._asked:
+            self._asked, self.answered_at = message.number, monotonic()
+        else:
+            return message.kind == protocol.ASK and message.number == self._asked
+        return True
+
+    def send_to_all(self) -> None:
+        """Another address may reach it."""
+        self._send_to(None)
+
+    def _send_to(self, address: Address | None) -> None:
+        if address == self._address:
+            return
+        if self._connected is not None:
+            self._poll.unregister(self._connected)
+            self._connected.close()
+        self._address, self._connected = address, None
+        if address is None:
+            return
+        one = socket.socket(self._sock.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            one.connect(address)
+        except OSError:
+            one.close()
+            return
+        self._connected = one
+        self._poll.register(one, select.POLLIN)
+
+    def close(self) -> None:
+        self._sock.close()
 
 
 class ExitReports:

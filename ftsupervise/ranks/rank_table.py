@@ -85,7 +85,7 @@ class RankTable:
         self.taken = 0
         self.draining = False  # the listener receives waiting datagrams
         self.nodes: dict[bytes, Node] = {}
-        self.replies: dict[int, Reply] = {}  # number of the question -> its answer; only what is waited for
+        self.replies: dict[int, Reply] = {}  # number of the question -> its answer, while it is waited for
         self._seal = Seal(key)
         self._wake = wake
         self.local: Sequence[RankState] = ()  # of our own node, when we observe it ourselves

@@ -289,7 +289,7 @@ def _leave_by(number: int) -> NoReturn:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a signal that ends nobody
+    os._exit(128 + number)  # a signal that ends no process
 
 
 def _ignored(number: int) -> bool:

@@ -51,7 +51,7 @@ class Caller:
         return self.request.attempt if self.request is not None else 0
 
     def receive(self) -> bool:
-        """Take what it has sent. False when it has ended, or has sent too much."""
+        """Take the data it has sent. False when it has ended, or has sent too much."""
         try:
             data, received, flags, _ = socket.recv_fds(self.link, 1 << 20, client.FDS_AT_ONCE)
         except BlockingIOError:
@@ -281,7 +281,7 @@ class Serving:
             if request.cold:
                 raise Incompatible("an attempt that began warm took no step")
             self.judge.fits(request)
-            caller.until = time.monotonic() + _READ_WITHIN  # for what it sends now
+            caller.until = time.monotonic() + _READ_WITHIN  # for the descriptors
             caller.link.send(b"send")
         except (Incompatible, OSError, TypeError, AttributeError) as problem:
             caller.refused = str(problem) or type(problem).__name__

@@ -62,11 +62,11 @@ class Standby:
 
     def __init__(self, orders: dict[str, Any], listed: dict[str, Any]) -> None:
         self.orders = orders
-        self.modules: list[str] = orders.get("modules") or listed.get("modules", [])  # what is declared wins
+        self.modules: list[str] = orders.get("modules") or listed.get("modules", [])  # a declared list wins
         self.cpus = int(listed.get("cpus") or orders.get("cpus") or 0)  # that a rank has; 0: not known
         self.rss = int(listed.get("rss", 0))
         self.skipped: dict[str, str] = orders.setdefault("skipped", {})
-        self.missing: dict[str, str] = {}  # of the modules that somebody has named
+        self.missing: dict[str, str] = {}  # of the modules that the user has named
         self.env = dict(os.environb)
         self.stamps: dict[str, int] = {}
         self._checked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
@@ -118,7 +118,7 @@ class Standby:
         )
 
     def _import(self, before: set[str]) -> dict[str, str]:
-        """Top-level name -> what it left behind, for the first that leaves something."""
+        """The first top-level name whose import leaves something behind, with a description of it."""
         last = ""
         for name in self.modules:
             top = name.partition(".")[0]
@@ -131,7 +131,7 @@ class Standby:
                 with warnings.catch_warnings():
                     importlib.import_module(name)
             except Exception as problem:  # the rank may fail on it too: that is not for the standby to decide
-                if self.orders.get("modules"):  # but a person who named it is notified
+                if self.orders.get("modules"):  # but a user who named it is notified
                     self.missing[name] = f"cannot be imported here: {problem}"[:200]
         left = _left_behind(before) or _bad_fork()
         return {last or "the interpreter's start": left} if left else {}

@@ -84,7 +84,7 @@ def _after_srun(command: Sequence[str]) -> int | str:
         name = word.partition("=")[0]
         long = word.startswith("--")
         if word.startswith("-D") or (long and any(name.startswith(one) or one.startswith(name) for one in _NEVER)):
-            return f"srun {name} changes what a rank gets"
+            return f"srun {name} changes the environment of a rank"
         alone = "=" in word or name[2:] in _SRUN_LONG_FLAGS if long else len(word) > 2 or word[1] in _SRUN_FLAGS
         at += 1 if alone else 2
     return at
@@ -230,7 +230,7 @@ class Standbys:
         return size != self._bytes_read or not self.alive
 
     def read(self) -> None:
-        """Read what they have reported."""
+        """Read their reports."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._bytes_read)
