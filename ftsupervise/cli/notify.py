@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.saying import plain
+from ftsupervise.cli.output import plain, say_json
 from ftsupervise.errors import NotFound
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
                 click.echo(line, err=not one.taken)
     if as_json:
         records = [plain(one) for one in tried]
-        click.echo(json.dumps({"schema_version": 1, "run": run.name, "receivers": records}, indent=1))
+        say_json({"schema_version": 1, "run": run.name, "receivers": records})
     if not all(one.taken for one in tried):
         raise click.exceptions.Exit(1)
 
@@ -130,7 +129,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
             click.echo(f"==== {seen.title}")
             click.echo(text.strip() + "\n")
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "as": kind, "messages": records}, indent=1, ensure_ascii=False))
+        say_json({"schema_version": 1, "as": kind, "messages": records})
 
 
 def _run(argument: str | None) -> Run:
