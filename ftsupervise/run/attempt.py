@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End
-from ftsupervise.nodes.placement import Placement, calls_srun
-from ftsupervise.nodes.selector import NodeSelector
+from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
@@ -118,7 +117,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     if mine is None:
         return now, False
     log = mine.folder / "run.log"
-    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, to.env, partial(tell, log)))
+    where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
+    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
@@ -192,7 +192,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     given[ENV_ATTEMPT_DIR] = str(mine.folder)
     given[ENV_RESTART] = str(now.restarts)
     given[ENV_PAGES] = pages
-    given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
+    given.setdefault(ENV_CHECKPOINT_DIR, options.checkpoints or str(options.rundir.checkpoints))
     given.update(now.fence.env() if now.fence is not None else {})
     if now.placement.nodes:
         given[ENV_NODES] = compress_hostlist(now.placement.nodes)
@@ -225,7 +225,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
 def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(Detector(to.options.hang, to.past), to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+    return HangMonitor(Detector(to.options.hang, to.past), to.agents.table.newest, to.agents.ask, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
@@ -236,5 +236,5 @@ def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, d
     states = to.allocation.how_they_are(ended=True)
     used = now.placement.nodes or to.allocation.nodes
     lost = {node: states[node].rstrip("*") for node in used if is_away(states.get(node, ""))}
-    to.agents.end_what_lives_on(now.claim.folder, tuple(lost))
+    to.agents.kill_survivors(now.claim.folder, tuple(lost))
     return now._replace(node_states=states), lost

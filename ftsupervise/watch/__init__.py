@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """What one tick hands to one watchdog of one run.
+    """A tick gives this to one watchdog of one run.
 
     ``jobs`` are the run's live jobs, the watch's own job taken out; None when the scheduler could not be asked.
     ``memory`` is what this watchdog remembers from its last check (JSON values); it may change it in place.
@@ -50,7 +50,7 @@ class Look:
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """What this watchdog says now about ``subject``: ``summary`` is one sentence with the number and the limit in it.
+        """The finding of this watchdog about ``subject``: ``summary`` is one sentence with the number and the limit in it.
 
         ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in ``names``.
         ``more``: the finding's value, limit, since and detail.

@@ -52,7 +52,7 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     raised = RankExit(0, "node-0", 10, now, 1, True, True, True)
     killed = RankExit(1, "node-1", 11, now + 0.1, -9, False, False, True)
     news: list[list[RankExit]] = [[raised], [killed], []]
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = None
@@ -77,7 +77,7 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """srun without --kill-on-bad-exit: a rank left in the first hour, another one crashes in the twentieth."""
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
@@ -98,7 +98,7 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     killed = RankExit(1, "node-1", 11, now - 11.9, -9, False, False, True)
     ours = RankExit(2, "node-2", 12, now - 1.0, -9, False, False, True)
     news: list[list[RankExit]] = [[raised], [killed, ours]]
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
@@ -114,7 +114,7 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
 
 def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_for_is_named(tmp_path: Path) -> None:
     """A controller that does not answer is asked for a minute, and a step does not end meanwhile."""
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
     signals: Any = SimpleNamespace(wait=lambda _: b"")
