@@ -172,7 +172,7 @@ def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
 
 
 def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
-    """What Nagios shows. A "|" would begin its performance figures."""
+    """The line that Nagios shows. A "|" would begin its performance figures."""
     worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
     said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'check')}, all well"]
     text = "; ".join(said).replace("|", "/").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""What ``ftsupervise cron status`` and ``cron list`` say, line by line, and the ticks that ``cron`` makes in a terminal."""
+"""The output of ``ftsupervise cron status`` and ``cron list``, line by line, and the ticks that are made in a terminal."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _EDIT = (
 
 
 def _edit(command: Command) -> Command:
-    """What exclude, trust and clear all take."""
+    """Add the arguments that exclude, trust and clear all take."""
     for wrap in reversed(_EDIT):
         command = wrap(command)
     return command
@@ -173,7 +173,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _undo(rundir: RunDir, names: str, shared: bool) -> str:
-    """To be typed anywhere."""
+    """The command that undoes it, to be typed anywhere."""
     import shlex
 
     return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])

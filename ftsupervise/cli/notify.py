@@ -54,7 +54,7 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
 
 
 class _Tried(NamedTuple):
-    """How one receiver took the message. ``why`` not, or not for everybody; ``before``: how the watch had found it."""
+    """The answer of one receiver. ``why``: why it did not take the message for everybody; ``before``: its earlier trouble."""
 
     receiver: str
     taken: bool
@@ -152,7 +152,7 @@ def _test_message(run: Run, receiver: str, now: datetime) -> Message:
 
 
 def _journals(run: Run) -> list[Journal]:
-    """Where messages of this run may wait: in its own journal, and in this account's."""
+    """The journals in which messages of this run may wait: its own, and this account's."""
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.rundir.paths import RunDir, state_dir
     from ftsupervise.watch.checks import journal_of
@@ -164,7 +164,7 @@ def _journals(run: Run) -> list[Journal]:
 
 
 def _held(run: Run, name: str, now: datetime) -> str:
-    """How the watch has found this receiver so far, if it was in trouble or something waits; else ""."""
+    """The trouble of this receiver so far, and what waits for it; "" if there is none."""
     from ftsupervise.alerts.self_monitor import standing
 
     return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))
