@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.saying import DefaultGroup, count, plain, say
+from ftsupervise.cli.output import DefaultGroup, count, plain, say
 from ftsupervise.errors import NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
