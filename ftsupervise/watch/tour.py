@@ -24,7 +24,6 @@ from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned, watchers
 from ftsupervise.rundir.launches import people
-from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_time, read_json, time_of
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -347,7 +346,6 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
 def _events(seen: RunLook) -> tuple[Event, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
-        attempts = ledger(seen.rundir)
         mark = read_json(seen.rundir.finished)
         finished_at = None if mark is None else _mark_time(seen.rundir, mark)
     except ValueError:  # ``touch state/finished`` leaves an empty file
@@ -357,7 +355,7 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(attempts, finished_at=finished_at, raised=raised)
+    return events(seen.attempts, finished_at=finished_at, raised=raised)
 
 
 def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
