@@ -43,7 +43,9 @@ def after_tick(settings: DeadMan, delivered: Delivered, why_blind: str = "") -> 
     if why_blind:
         return _send_ping(settings, "/log", f"this tick could not see: {why_blind}")
     if delivered.critical_waiting:
-        return _send_ping(settings, "/log", f"{delivered.critical_waiting} critical messages could not be delivered yet")
+        return _send_ping(
+            settings, "/log", f"{delivered.critical_waiting} critical messages could not be delivered yet"
+        )
     return _send_ping(settings, "", f"{len(delivered.sent)} messages sent, {delivered.waiting} waiting")
 
 
