@@ -191,8 +191,8 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 def blind(progress: TickProgress) -> str:
     """Why this tick could not see all that it was to check; "" if it could."""
     unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
-    dark = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
-    return next(iter([*unasked, *dark]), "")
+    silent = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
+    return next(iter([*unasked, *silent]), "")
 
 
 def _ping(progress: TickProgress) -> list[str]:
