@@ -128,12 +128,14 @@ class Shown:
 
 def _refuse(done: TickResult) -> None:
     """Report an error in the settings of the only run at once, with its exit code."""
-    for error in done.progress.errors.values():
-        raise error
-    for label, why in zip(done.progress.roster.names, done.progress.trouble.values(), strict=False):
-        from ftsupervise.errors import NoAnswer
+    for index, run in enumerate(done.progress.runs):
+        if run.error is not None:
+            raise run.error
+        if run.trouble:
+            from ftsupervise.errors import NoAnswer
 
-        raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
+            label = done.progress.roster.label(index)
+            raise NoAnswer(f"{label}: {run.trouble}", hint="nothing is known of this run until it answers")
 
 
 def _name_all(roster: Roster) -> None:
@@ -161,12 +163,12 @@ def _name_all(roster: Roster) -> None:
 def _take_leave(roster: Roster) -> None:
     """Sign off: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.heartbeat_page import remove_watcher
     from ftsupervise.rundir.paths import RunDir
-    from ftsupervise.rundir.watchers import leave
 
     def go() -> None:
         for run in roster.runs:
-            leave(RunDir(str(run.run_dir)))
+            remove_watcher(RunDir(str(run.run_dir)))
 
     try:
         within(5.0, go)

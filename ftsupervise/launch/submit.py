@@ -32,7 +32,7 @@ from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import Plan, render
 from ftsupervise.model import Job
-from ftsupervise.nodes import incidents
+from ftsupervise.nodes.exclude import write_exclusions
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir, state_dir, write_whole
@@ -316,7 +316,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Record the excluded nodes that may be released later. Without the record they stay excluded in this chain."""
     try:
         if nodes:
-            incidents.write_exclusions(run_dir.nodes, job, nodes)
+            write_exclusions(run_dir.nodes, job, nodes)
     except OSError:
         return
 
