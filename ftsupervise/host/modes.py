@@ -28,7 +28,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
     """Why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
 
     Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
-    them; nobody in a folder that everybody may write.
+    them; in a folder that everybody may write, no one is.
     """
     from ftsupervise.host.ownership import group_name, shown_user
 
@@ -44,7 +44,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
 
 
 def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.PathLike[str]) -> str:
-    """By whom ``page`` may be written besides those who are believed in ``folder``, as a clause; "" when by nobody."""
+    """A clause that says who else may write ``page`` than the accounts trusted in ``folder``; "" when no one may."""
     from ftsupervise.host.ownership import distrust
 
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)

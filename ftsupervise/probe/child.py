@@ -243,7 +243,7 @@ class ProcessMemory:
     start: int
     state: str
     resident: int
-    own: int  # resident without mapped files: what a leak is made of
+    own: int  # resident without mapped files, which are no leak
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ class Errand:
         self._notes, self._buffer = notes, bytearray()
         self._turn, self._silent, self._looked = 0, 0.0, time.monotonic()
         self.ended = False  # it has sent all its values, or is gone
-        self.error: BaseException | None = None  # what ``work`` raised
-        self.died = ""  # how it ended, if it did not finish
+        self.error: BaseException | None = None  # the exception of ``work``
+        self.died = ""  # the way it ended, if it did not finish
         mine, its = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:

@@ -91,7 +91,7 @@ def real(path: str, mounts: Mounts, mine: str) -> str:
 
 
 def _first_link(path: str, mounts: Mounts, mine: str) -> str | None:
-    """What ``path`` becomes after its first symbolic link below its mount point; None if there is none."""
+    """``path`` with the first symbolic link below its mount point followed; None if there is none."""
     done = mounts.point(path)
     rest = [part for part in path[len(done) :].split("/") if part]
     for index, part in enumerate(rest):
@@ -285,7 +285,7 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
                 done
             ):  # processes that it left running may hold the pipes open; half a second is given for the last output
                 status, until = os.waitstatus_to_exitcode(code), min(until, time.monotonic() + 0.5)
-    for fd in open_ends:  # what lies there already, however late we come to look
+    for fd in open_ends:  # read the output that is there already, even at the bound
         while len(texts_of[fd]) < most and select.select([fd], [], [], 0)[0] and (part := os.read(fd, 65536)):
             texts_of[fd] += part[: most - len(texts_of[fd])]
     if status is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:

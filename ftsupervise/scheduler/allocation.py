@@ -1,4 +1,4 @@
-"""What Slurm knows of the job we are in: its nodes and how they are, its steps, and how to end one. All of it bounded.
+"""Questions to Slurm about the job we are in (its nodes, their states, its steps), and the end of a step. All are bounded.
 
 Without Slurm, and when the controller does not answer, every question has an empty answer: a restart does not wait for it.
 """
@@ -23,7 +23,7 @@ from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.scheduler.parse import srun
 from ftsupervise.scheduler.slurm import is_answer
 
-# Which nodes' slurmd answer? A TCP connection to each, all at once: it finds a dead node in a second, Slurm in SlurmdTimeout.
+# Silent nodes are found by a TCP connection to each slurmd, all at once: this takes a second, and Slurm takes SlurmdTimeout.
 #
 # srun itself has to reach every slurmd from here to start its tasks, so nothing stands between them and us.
 

@@ -51,7 +51,7 @@ class LocalChain:
             return ""
 
     def main(self) -> None:
-        signal.signal(signal.SIGHUP, lambda *_: None)  # interrupts the sleep; what is asked stands in the cancel file
+        signal.signal(signal.SIGHUP, lambda *_: None)  # interrupts the sleep; the request stands in the cancel file
         try:  # the one page that must be there: a chain that nobody can see or cancel must not run
             write_json(self.folder / "state.json", self.state, mode=0o600)
         except OSError as error:
