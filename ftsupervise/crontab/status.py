@@ -15,7 +15,7 @@ from ftsupervise.crontab.entries import CronEntries, CronEntry, PassedOver, ceil
 from ftsupervise.crontab.history import EntryRun, SlotRecord
 from ftsupervise.crontab.installation import CronDir, Installed, default_directory
 from ftsupervise.errors import Error
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.printable import printable
 from ftsupervise.truth import Health
@@ -193,12 +193,11 @@ def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime
 
 _CUT_OFF = 3  # ticks in a row that never ended are no accident: too little memory, a broken installation
 
-# (what it means while it is bad, the command to look, what to do)
-_ENTRY = ("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
-_PASSED = ("These files and lines do not run.", "ftsupervise cron list{dir}", "")
-_MISSED = ("Entries run late, or not at all.", "ftsupervise cron status{dir}", "")
-_TROUBLE = (*_MISSED[:2], "ftsupervise cron ensure{dir}")
-_DRAINED = (
+_ENTRY = Words("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
+_PASSED = Words("These files and lines do not run.", "ftsupervise cron list{dir}", severity=Severity.INFO)
+_MISSED = Words("Entries run late, or not at all.", "ftsupervise cron status{dir}")
+_TROUBLE = _MISSED._replace(do="ftsupervise cron ensure{dir}")
+_DRAINED = Words(
     "It stays so until an administrator resumes them; a run that needs them waits.",
     "sinfo -R",
     "ask your administrator: scontrol update nodename={nodes} state=resume",
@@ -215,42 +214,19 @@ def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[s
     out = [_entry_finding(slot, key, names.get(key)) for key in keys]
     passed = [f"{one.name}: {one.why}" for one in found.passed if one.wanted]
     shown, bad = "; ".join(passed[:5]) or "nothing", Health.BAD if passed else Health.OK
-    out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED, severity=Severity.INFO))
+    out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED))
     out.append(_slots(slot, trouble or _cut_off(slot)))
     if nodes is not None:
         words = f"cron: {drained_words(nodes) or 'Slurm has drained no node by itself'}"
         names_of = compress_hostlist(tuple(nodes))
         bad = Health.BAD if nodes else Health.OK
-        out.append(_finding(slot, "drained nodes", bad, words, _DRAINED, {"nodes": names_of}, value=names_of))
+        out.append(_finding(slot, "drained nodes", bad, words, _DRAINED, names={"nodes": names_of}, value=names_of))
     return [one for one in out if one is not None]
 
 
-def _finding(
-    slot: CronSlot,
-    subject: str,
-    health: Health,
-    summary: str,
-    words: tuple[str, str, str],
-    values: dict[str, str] | None = None,
-    severity: Severity = Severity.WARNING,
-    **more: Any,
-) -> Finding:
-    meaning, look, do = words
-    known = {"dir": slot.cron.option, **(values or {})}
-    bad = health is Health.BAD
-    return Finding(
-        run=run_name(slot),
-        watchdog="cron",
-        subject=subject,
-        health=health,
-        severity=severity,
-        summary=summary,
-        at=slot.now,
-        meaning=meaning if bad else "",
-        look=look.format(**known),
-        do=do.format(**known) if bad else "",
-        **more,
-    )
+def _finding(slot: CronSlot, subject: str, health: Health, summary: str, words: Words, **more: Any) -> Finding:
+    names = {"dir": slot.cron.option, **more.pop("names", {})}
+    return words.finding((run_name(slot), "cron", subject), health, summary, slot.now, names=names, **more)
 
 
 def run_name(slot: CronSlot) -> str:
@@ -279,7 +255,7 @@ def _entry_finding(slot: CronSlot, key: str, known: str | None) -> Finding | Non
         health,
         summary,
         _ENTRY,
-        {"output": shlex.quote(str(run.output)), "name": name},
+        names={"output": shlex.quote(str(run.output)), "name": name},
         value=words,
         since=run.began,
         detail=history.tail(failed.output) if health is Health.BAD and failed is not None else "",
