@@ -7,6 +7,7 @@ after KillWait (30 s), and the next member starts when nothing of the old one is
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,17 +149,7 @@ class LocalChain:
         """A file of the job's, to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
         values = {"x": self.job.name, "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
         values |= {"A": f"{PREFIX}{self.number}", "a": str(member or 0), "%": "%", "u": str(os.getuid())}
-        pieces = pattern.split("%")
-        name, rest, index = pieces[0], pieces[1:], 0
-        while index < len(rest):
-            if rest[index] == "" and index + 1 < len(rest):  # "%%"
-                name += "%" + rest[index + 1]
-                index += 2
-            else:
-                letter = rest[index][:1]
-                name += values.get(letter, f"%{letter}") + rest[index][1:]
-                index += 1
-        path = Path(self.job.workdir) / name
+        path = Path(self.job.workdir) / re.sub("%(.)", lambda found: values.get(found[1], found[0]), pattern)
         make_folder(path.parent, parents=True)
         if str(path) == os.devnull:
             return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
