@@ -19,7 +19,7 @@ Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", 
 Url = Annotated[
     str, Matching(r"https?://[^\s@/]+(/\S*)?", "an address without a password in it", "https://example.org/x")
 ]
-Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "so many bad checks of the last so many", "2 of 3")]
+Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "a number of bad checks among the last checks", "2 of 3")]
 Word = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,40}", "a short name", "night-shift")]
 SeverityWord = Literal["info", "warning", "critical"]
 DayWord = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]

@@ -70,7 +70,7 @@ class Cron(Strict):
     period: Annotated[Duration, Positive] = timedelta(minutes=5)
     """One slot every so often, on the wall clock. Below 5m a busy Slurm cannot keep up."""
     spares: Annotated[int, Field(ge=2, le=20)] = 3
-    """Slots that always have their job in the queue; so many less one may be lost in a row."""
+    """The number of next slots whose jobs always wait in the queue; all but one of them may be lost in a row."""
     limit: Annotated[Duration, Positive] = timedelta(minutes=10)
     """An entry that runs longer is ended, with all it started."""
     missed: Literal["once", "skip"] = "once"
@@ -137,7 +137,7 @@ class HealthCommand(Strict):
     @classmethod
     def _says_something(cls, value: str) -> str:
         if not value.strip():
-            raise ValueError("empty; write what is to be run, or leave health out")
+            raise ValueError("empty; write the command, or leave health out")
         return value
 
 
@@ -277,7 +277,7 @@ class Launch(Strict):
     def _says_something(cls, value: Command | None) -> Command | None:
         words = (value,) if isinstance(value, str) else value
         if words is not None and not (words and words[0].strip()):
-            raise ValueError("empty; write what is to be run")
+            raise ValueError("empty; write the command")
         return value
 
     @model_validator(mode="after")
@@ -319,7 +319,7 @@ class Launch(Strict):
 
 
 class GuardSettings(Strict):
-    """What the guard inside the training loop checks."""
+    """The checks of the guard inside the training loop."""
 
     poll: Annotated[Duration, Positive] = declared("guard.poll")
     memory: Share | None = declared("guard.memory")
@@ -371,7 +371,7 @@ class Run(Strict):
     nodes: NodeSettings = NodeSettings()
     """Nodes that have failed the run are excluded: how long, and how many."""
     guard: GuardSettings = GuardSettings()
-    """What the guard inside the training loop checks."""
+    """The checks of the guard inside the training loop."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """Where checkpoints lie, and what is verified before the run goes on from one."""
     watch: Watch = Watch()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MARK = "ftsupervise-cron"  # begins the comments, and is the job's name
 DUPLICATE = "Duplicate jobid"  # Slurm's reason when it drains a node with a job that a killed controller has forgotten
-_OVERDUE = 4  # times the spares: so many jobs that wait beyond their slot are enough
+_OVERDUE = 4  # with as many overdue jobs (times the spares) in the queue, no further job is submitted
 _MARGIN = timedelta(minutes=2)  # between the bound of the entries and the end of the tick's job
 
 

@@ -177,7 +177,7 @@ def _start(task: Task, bound: float, output: BoundedOutput, before_exec: Callabl
 
 
 def _read(one: _RunningTask, echo: Echo) -> bool:
-    """Take what is there; False when there is nothing more."""
+    """Read the output that is there; False when there is no more."""
     if one.eof:
         return False
     try:

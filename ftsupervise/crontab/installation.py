@@ -258,7 +258,7 @@ def recorded(env: Mapping[str, str], chosen: Iterable[str], python: str) -> dict
 
 
 def local_zone(env: Mapping[str, str]) -> str:
-    """The name of this machine's time zone, as far as it can be told; else "UTC"."""
+    """The name of this machine's time zone; "UTC" where it is unknown."""
     from zoneinfo import ZoneInfo
 
     try:

@@ -68,9 +68,9 @@ def mode_inside(parent: Path) -> int:
 
 
 def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False) -> None:
-    """Make ``folder`` with exactly that mode whatever the umask; what is there already stays as it is.
+    """Make ``folder`` with exactly that mode whatever the umask; a folder that exists stays as it is.
 
-    Without ``mode`` it is shared as its parent is. ``parents``: make what is missing above it too. Others may make it at the
+    Without ``mode`` it is shared as its parent is. ``parents``: make missing folders above it too. Others may make it at the
     same moment. Raises OSError, also when something else lies in its place.
     """
     if folder.is_dir():

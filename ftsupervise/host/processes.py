@@ -63,7 +63,7 @@ def process(pid: int) -> Process | None:
 
 
 class ProcessStat(NamedTuple):
-    """What a process has used, and whether it is about to end."""
+    """The resources that a process has used, and whether it is about to end."""
 
     state: str
     start: int
@@ -279,7 +279,7 @@ def signal_exactly(one: Process, number: int) -> None:
         fd = os.pidfd_open(one.pid)
     except ProcessLookupError:
         return
-    except OSError:  # a kernel or container without pidfd: the second look is what is left
+    except OSError:  # a kernel or container without pidfd: only the second look remains
         if lives(one.pid, one.start):
             send([one.pid], number)
         return

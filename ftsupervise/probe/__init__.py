@@ -170,7 +170,7 @@ class Probe:
         return self._clocks[device]
 
     def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[ProcessMemory, ...] | NotSeen:
-        """``roots`` and everything below them, as far as they are on this host."""
+        """The processes ``roots`` and all below them that are on this host."""
         got = self._ask(self._table.of("/proc"), "/proc", "processes", (list(roots), most))
         if isinstance(got, (Missing, NotSeen)):
             return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")

@@ -163,7 +163,7 @@ def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
 
 
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to all of the member, and SIGKILL to what is left after KillWait."""
+    """SIGTERM to all processes of the member, and SIGKILL to those that are left after KillWait."""
     left = _members(mark)
     for one in left:
         processes.signal_exactly(one, signal.SIGTERM)

@@ -75,7 +75,7 @@ class RunIdentity(NamedTuple):
             return Ownership.NOT_OURS
         if job.user in self.users and (token in self.tokens or _is(job, self.submitted)):
             return Ownership.OURS
-        if _is(job, self.attached):  # by its owner's word, whoever's job that is
+        if _is(job, self.attached):  # its owner attached it, and it may be anybody's job
             return Ownership.UNKNOWN
         if job.user not in self.users or _is(job, self.watch):
             return Ownership.NOT_OURS
@@ -128,7 +128,7 @@ def identify_to_change(rundir: RunDir, launches: Iterable[LaunchRecord], member:
 
 
 def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False) -> tuple[Job, ...]:
-    """The jobs of ``queue`` that are the run's, in its order, with those of which that cannot be told unless ``certain``."""
+    """The run's jobs in ``queue``, in its order. Jobs that may be the run's are among them, unless ``certain``."""
     queue = tuple(queue)
     wanted = {Ownership.OURS} if certain else {Ownership.OURS, Ownership.UNKNOWN}
     has_name = any(job.name == run.name and _is(job, run.watch) for job in queue)
@@ -147,7 +147,7 @@ def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
 
 
 def candidates(run: RunIdentity, queue_by_mark: Mapping[str, tuple[Job, ...]]) -> tuple[Job, ...]:
-    """The few jobs of a large queue that ``jobs_of_run`` need be asked about, in the queue's order as far as it matters."""
+    """The few jobs of a large queue that ``jobs_of_run`` has to check."""
     ids = sorted(run.submitted | run.attached)
     marks = [f"name {run.name}", *(f"token {token}" for token in sorted(run.tokens)), *(f"id {one}" for one in ids)]
     found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}
