@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import wait_until
+from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 
 TWO_RANKS = str(Path(__file__).parents[1] / "story" / "two_ranks.py")

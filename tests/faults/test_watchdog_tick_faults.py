@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import HungMount, wait_until
+from tests.neighbours.patience import wait_until
+
+from .conftest import HungMount
 from .test_probe_hung_mount import probes_on
 
 pytestmark = pytest.mark.root

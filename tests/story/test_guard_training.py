@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.neighbours.supervised import outside_a_job
 
 pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
@@ -30,7 +31,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         *arguments: str, rank: int = 0, world: int = 1, run: Path | None = None, **env: str
     ) -> subprocess.Popen[str]:
         (tmp_path / "out").mkdir(exist_ok=True)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
         if world > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         if run is not None:
@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen(
             [sys.executable, str(TRAIN), "--log-every", "1", *arguments],
             cwd=tmp_path,
-            env={**clean, **env},
+            env=outside_a_job(**env),
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,

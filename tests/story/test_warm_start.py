@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.supervised import alive
 from tests.story.warm_scene import Standby, script
 
 WITNESS = Path(__file__).parent / "warm_witness.py"
@@ -225,13 +226,6 @@ def rank(one: Standby, **env: str) -> Iterator[tuple[subprocess.Popen[str], dict
         process.kill()
         process.wait(30)
         process.stdout.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_signals_are_passed_on(standby: Callable[..., Standby], tmp_path: Path) -> None:
