@@ -1,26 +1,28 @@
 """The runs that are watched, and their settings: read anew when their files change, kept while they cannot be read.
 
-What is read here may lie on a dead mount, so ``read`` and ``listed`` are called in a child that may hang (``tick.py``). Names
-that were found through this account's state directory are remembered on this host, with the directories they mean: a home
-directory that does not answer takes nobody's run out of the watch.
+The settings may lie on a dead mount, so ``read`` and ``listed`` are called in a child that may hang (``tick.py``). The names
+that this account's state directory has are remembered on this host, with the directories they mean: when the home directory
+does not answer, every run stays watched.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
-from ftsupervise.config.find_run import CONFIG_NAME, settings_of, state_dir
+from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.host.private import home, private
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.host.ownership import own_folder, private_folder
+from ftsupervise.rundir.paths import state_dir
+from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
 from ftsupervise.watch.checks import QueueAnswer
 
@@ -35,7 +37,9 @@ class KnownRun:
     path: Path
     stamp: object  # None: the settings were given, not read
     run: Run
-    said: tuple[str, ...] = ()  # what in them is shown and not used, because somebody else may have written it
+    said: tuple[
+        str, ...
+    ] = ()  # the settings that are shown and not used, because another account may have written them
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Roster:
     known: dict[int, KnownRun] = field(default_factory=dict)
     trust: bool = False  # use the settings of others too, commands included
     away: str = ""  # why the state directory must not be touched in the next tick
-    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
+    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: each gets a child of its own
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Roster:
@@ -73,7 +77,7 @@ class Roster:
         return str(known.run.run_dir) if known is not None else self.key(index).removeprefix("run ")
 
     def rename(self, names: Sequence[str]) -> None:
-        """These are the runs from now on."""
+        """Watch these runs from now on."""
         if tuple(names) != self.names:
             by_name = {self.names[index]: known for index, known in self.known.items()}
             self.names, self.slow = tuple(names), set()
@@ -81,7 +85,7 @@ class Roster:
 
 
 def state_key(state: Path) -> str:
-    """What a child that hangs on the state directory is noted under."""
+    """The key under which a child that hangs on the state directory is noted."""
     return f"state directory {state}"
 
 
@@ -140,26 +144,30 @@ def listed() -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- remembered on this host
 
 
+class RememberedRuns(NamedTuple):
+    """The page: the directory of each run, by its name."""
+
+    runs: Mapping[str, Exact] = MappingProxyType({})
+
+
 def directories() -> dict[str, str]:
-    """By name: the directory of each run that this account's state directory named when it last answered."""
+    """name -> run directory, as this account's state directory had it when it last answered."""
     page = _page()
-    if page is None:
-        return {}
     try:
-        runs = (read_json(page) or {}).get("runs")
+        found = read_record(RememberedRuns, page) if page is not None else None
     except (OSError, ValueError):
         return {}
-    return {str(name): str(path) for name, path in runs.items()} if isinstance(runs, dict) else {}
+    return dict(found.runs) if found is not None else {}
 
 
 def remember(found: dict[str, str]) -> None:
-    """That these names mean these directories. Best effort."""
+    """Remember the directories of these names. Best effort."""
     before = directories()
     _write(before, {**before, **found})
 
 
 def forget_all_but(names: Sequence[str]) -> None:
-    """There are no others any more. Best effort."""
+    """Forget all other names. Best effort."""
     before = directories()
     _write(before, {name: where for name, where in before.items() if name in names})
 
@@ -169,25 +177,25 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
     if page is None or now == before:
         return
     try:
-        write_json(page, {"runs": now}, mode=0o600, sync=False)
+        write_json(page, RememberedRuns(now), mode=0o600, sync=False)
     except OSError:  # a full /tmp: then a state directory that hangs takes the names with it
         return
 
 
 def _page() -> Path | None:
     """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
-    folder = private(home() / "runs")
+    folder = private_folder(own_folder() / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"
 
 
-# What is known of a tick so far. Each child reports what it has done as events; the parent applies them to the same record, so
-# that another child can go on where one hung.
+# The progress of a tick. Each child reports each thing it has done as an event; the parent applies the events to its own copy,
+# so that another child can go on where one hung.
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What one tick found and sent about one run (or, with no run, about Slurm itself)."""
+    """The findings and messages of one tick about one run (or, with no run, about Slurm itself)."""
 
     name: str
     findings: tuple[Finding, ...]  # those that are not fine
@@ -198,38 +206,46 @@ class RunReport:
 
 
 @dataclass
-class TickProgress:
-    """What is known of this tick so far. Runs are meant by their index in the roster."""
+class WatchedRun:
+    """The progress of this tick with one run."""
 
-    roster: Roster
-    found: dict[int, str] = field(default_factory=dict)  # the directories that names mean
-    settled: set[int] = field(default_factory=set)  # their settings have been read, or cannot be
-    away: str = ""  # why the state directory must not be touched
-    trouble: dict[int, str] = field(default_factory=dict)  # why the settings of a run cannot be read
-    errors: dict[int, Error] = field(default_factory=dict)
-    stored: dict[int, Finding] = field(default_factory=dict)  # how a run's storage is; OK: it can be used
-    missing: set[int] = field(default_factory=set)  # their directory is not there
-    hung: set[int] = field(default_factory=set)  # a child hung on them: they are not touched again in this tick
-    users: set[str] = field(default_factory=set)
-    queues: dict[str, QueueAnswer] | None = None  # by the scheduler's word in the settings
-    asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
-    reports: dict[int, RunReport] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)  # all their jobs wait
-    sent: set[int] = field(default_factory=set)  # their messages have been sent, or cannot be in this tick
-    delivered: list[Delivered] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the watch itself could not do
-    relief: list[tuple[str, str]] = field(default_factory=list)  # (run, sentence)
-    general: tuple[RunReport, ...] | None = None  # of no single run
-    storage: tuple[RunReport, ...] = ()  # of run directories
-    pinged: bool = False
+    directory: str = ""  # the one that its name means, once that was looked up
+    settled: bool = False  # its settings have been read, or cannot be
+    trouble: str = ""  # why its settings cannot be read
+    error: Error | None = None  # the same, for the person who ran the tick by hand
+    storage: Finding | None = None  # how its directory is; OK: it can be used
+    missing: bool = False  # its directory is not there
+    hung: bool = False  # a child hung on it: it is not touched again in this tick
+    report: RunReport | None = None
+    waits: bool = False  # all its jobs wait, and the nodes excluded for them have not been reviewed
+    sent: bool = False  # its messages have been sent, or cannot be in this tick
+
+
+class TickProgress:
+    """The progress of this tick: with each run, by its index in the roster, and with all that the runs share."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.runs = [WatchedRun() for _ in roster.names]
+        self.away = ""  # why the state directory must not be touched
+        self.users: set[str] = set()  # the accounts that the runs belong to
+        self.queues: dict[str, QueueAnswer] | None = None  # by the scheduler's word in the settings
+        self.asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
+        self.delivered: list[Delivered] = []
+        self.notes: list[str] = []  # failures of the watch itself
+        self.relief: list[tuple[str, str]] = []  # (run, sentence)
+        self.general: tuple[RunReport, ...] | None = None  # of no single run
+        self.storage: tuple[RunReport, ...] = ()  # of run directories
+        self.pinged = False
 
     def apply(self, event: Any) -> None:
         """Note what a child has reported."""
         event.into(self)
 
     def complaints(self) -> list[str]:
-        """What the watch itself could not do."""
-        return [*(about(self.roster.label(i), why) for i, why in sorted(self.trouble.items())), *self.notes]
+        """The failures of the watch itself, a sentence each."""
+        labelled = ((self.roster.label(i), run.trouble) for i, run in enumerate(self.runs) if run.trouble)
+        return [*(about(label, why) for label, why in labelled), *self.notes]
 
     def all_delivered(self) -> Delivered:
         return Delivered(
@@ -239,10 +255,14 @@ class TickProgress:
             sum(one.critical_waiting for one in self.delivered),
         )
 
-    def stands(self, index: int) -> bool:
+    def stored(self) -> list[tuple[int, Finding]]:
+        """(index, state of its directory) for each run whose directory has been checked."""
+        return [(index, run.storage) for index, run in enumerate(self.runs) if run.storage is not None]
+
+    def usable(self, index: int) -> bool:
         """Can this run be checked, as far as is known?"""
-        finding = self.stored.get(index)
-        return index in self.roster.known and finding is not None and finding.health is Health.OK
+        storage = self.runs[index].storage
+        return index in self.roster.known and storage is not None and storage.health is Health.OK
 
 
 class DirectoryFound(NamedTuple):
@@ -250,7 +270,7 @@ class DirectoryFound(NamedTuple):
     directory: str
 
     def into(self, progress: TickProgress) -> None:
-        progress.found[self.which] = self.directory
+        progress.runs[self.which].directory = self.directory
 
 
 class SettingsRead(NamedTuple):
@@ -259,11 +279,12 @@ class SettingsRead(NamedTuple):
     error: Error | None = None
 
     def into(self, progress: TickProgress) -> None:
-        progress.settled.add(self.which)
+        run = progress.runs[self.which]
+        run.settled = True
         if self.known is not None:
             progress.roster.known[self.which] = self.known
         if self.error is not None:
-            progress.trouble[self.which], progress.errors[self.which] = self.error.message, self.error
+            run.trouble, run.error = self.error.message, self.error
 
 
 class RunDirChecked(NamedTuple):
@@ -273,10 +294,9 @@ class RunDirChecked(NamedTuple):
     missing: bool = False
 
     def into(self, progress: TickProgress) -> None:
-        progress.stored[self.which] = self.finding
+        run = progress.runs[self.which]
+        run.storage, run.missing = self.finding, run.missing or self.missing
         progress.users.update(self.users)
-        if self.missing:
-            progress.missing.add(self.which)
 
 
 class QueuesRead(NamedTuple):
@@ -294,10 +314,9 @@ class RunChecked(NamedTuple):
     waits: bool
 
     def into(self, progress: TickProgress) -> None:
-        progress.reports[self.which] = self.report
+        run = progress.runs[self.which]
+        run.report, run.waits = self.report, run.waits or self.waits
         progress.notes += self.trouble
-        if self.waits:
-            progress.waiting.add(self.which)
 
 
 class MessagesSent(NamedTuple):
@@ -305,7 +324,8 @@ class MessagesSent(NamedTuple):
     delivered: Delivered
 
     def into(self, progress: TickProgress) -> None:
-        progress.sent.update(self.indexes)
+        for index in self.indexes:
+            progress.runs[index].sent = True
         progress.delivered.append(self.delivered)
 
 
@@ -314,5 +334,5 @@ class NodesReleased(NamedTuple):
     sentences: tuple[tuple[str, str], ...]
 
     def into(self, progress: TickProgress) -> None:
-        progress.waiting.discard(self.which)
+        progress.runs[self.which].waits = False
         progress.relief += self.sentences

@@ -246,7 +246,7 @@ def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Supervise
     one.kill()
     one.wait(30)
     until(lambda: "heard SIGTERM" in one.said(), "the signal")
-    assert run.attempts()[0].words == "died without a word"
+    assert run.attempts()[0].words == "ended without a record"
 
 
 def test_the_end_of_an_attempt_on_another_host_is_not_guessed(run: SupervisedRun) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,10 +30,11 @@ def train(*words: str) -> tuple[str, ...]:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[SupervisedRun]:
     """In memory: others here write to the disk, and a rank that waits for it asleep stands still for all to see."""
-    folder = Path(tempfile.mkdtemp(prefix="fts-hang-", dir="/dev/shm"))
-    with closing(SupervisedRun(folder / "run", tmp_path)) as one:
+    with (
+        tempfile.TemporaryDirectory(prefix="fts-hang-", dir="/dev/shm") as folder,
+        closing(SupervisedRun(Path(folder) / "run", tmp_path)) as one,
+    ):
         yield one
-    shutil.rmtree(folder)
 
 
 def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_its_checkpoint(

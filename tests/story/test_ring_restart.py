@@ -184,7 +184,7 @@ def test_killed_itself_it_leaves_nothing_running_and_the_next_one_counts_it_as_l
     two = run.start("--in-place", "5", "--", "true")
     assert two.wait(30) == 0
     lost: Attempt = run.attempts()[0]
-    assert lost.words == "died without a word"
+    assert lost.words == "ended without a record"
 
 
 def test_a_newer_attempt_ends_the_older_one_and_its_pages_stay_its_own(run: SupervisedRun, until: Until) -> None:

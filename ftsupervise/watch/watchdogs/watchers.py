@@ -1,4 +1,4 @@
-"""Do the others who watch this run still check it? A watch that died must not die in silence."""
+"""Do the other watches of this run still check it? A watch that dies must not die in silence."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import shlex
 from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Words
-from ftsupervise.rundir.watchers import look as look_at
-from ftsupervise.rundir.watchers import own_name
+from ftsupervise.rundir.heartbeat_page import look_at_watchers, own_watcher
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
 
 SILENT = Words(
-    "If this watch goes silent too, nobody looks after the run.",
+    "If this watch goes silent too, the run is not watched at all.",
     "ssh {host} pgrep -af ftsupervise",
     "start it again; if it was stopped for good: rm {page}",
 )
@@ -26,7 +25,7 @@ CROWDED = Words(
 
 def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
-        known, odd = look_at(look.rundir)
+        known, odd = look_at_watchers(look.rundir)
     except OSError:
         return  # the watch itself reports that the directory cannot be read
     folder = look.rundir.watch / "watchers"
@@ -35,14 +34,14 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
         text = f"{folder} {odd or 'is in order again'}"
         yield look.finding("folder", Health.of(bool(odd)), text, CROWDED, names={"folder": shlex.quote(str(folder))})
     for watcher in known:
-        if watcher.name == own_name() or watcher.every is None:
+        if watcher.name == own_watcher() or watcher.every is None:
             continue
         late = watcher.late_by(look.now) is not None
         silent = show_duration(max(0.0, (look.now - watcher.at).total_seconds()))
         yield look.finding(
             watcher.name,
             Health.of(late),
-            f"the watch on {watcher.host} last looked {silent} ago",
+            f"the watch on {watcher.host} last checked the run {silent} ago",
             SILENT,
             names={"host": shlex.quote(watcher.host), "page": shlex.quote(str(folder / watcher.name))},
             value=silent,
