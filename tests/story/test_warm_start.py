@@ -19,7 +19,7 @@ import pytest
 from tests.neighbours.supervised import alive
 from tests.story.warm_scene import Standby, script
 
-WITNESS = Path(__file__).parent / "warm_witness.py"
+FACTS = Path(__file__).parent / "warm_facts.py"
 Until = Callable[..., Any]
 
 
@@ -49,18 +49,18 @@ def assert_same(cold: dict[str, Any], warm: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "command"),
     [
-        (0, ("warm_witness.py", "a", "--b=ü")),
-        (5, ("-u", "-X", "dev", "-W", "ignore", "warm_witness.py")),
-        (1, ("-B", "-m", "warm_witness", "a")),
-        (0, ("-c", "import runpy; runpy.run_path('warm_witness.py', run_name='__main__')")),
+        (0, ("warm_facts.py", "a", "--b=ü")),
+        (5, ("-u", "-X", "dev", "-W", "ignore", "warm_facts.py")),
+        (1, ("-B", "-m", "warm_facts", "a")),
+        (0, ("-c", "import runpy; runpy.run_path('warm_facts.py', run_name='__main__')")),
     ],
     ids=["script", "flags", "module", "text"],
 )
 def test_a_rank_sees_the_same_cold_and_warm(
     standby: Callable[..., Standby], tmp_path: Path, flags: int, command: tuple[str, ...]
 ) -> None:
-    (tmp_path / "warm_witness.py").write_text(WITNESS.read_text())
-    one = standby(*command, flags=flags, WITNESS="so it is")
+    (tmp_path / "warm_facts.py").write_text(FACTS.read_text())
+    one = standby(*command, flags=flags, FACTS="so it is")
     rank = {**one.env, "SLURM_PROCID": "0", "FTSUPERVISE_ATTEMPT": "2", "CUDA_VISIBLE_DEVICES": "3"}
     assert_same(*both(one, env=rank))
 
@@ -71,8 +71,8 @@ def test_a_rank_that_was_started_oddly_sees_the_same_cold_and_warm(
     """Its own limits, umask, ignored and blocked signals, a pipe as input, further descriptors, a closed one."""
     import resource
 
-    (tmp_path / "warm_witness.py").write_text(WITNESS.read_text())
-    one = standby("warm_witness.py", BIG="x" * 100_000)
+    (tmp_path / "warm_facts.py").write_text(FACTS.read_text())
+    one = standby("warm_facts.py", BIG="x" * 100_000)
     read, write = os.pipe()
     ours = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR2: signal.SIG_IGN}
 

@@ -1,4 +1,4 @@
-"""The witness: what happens while it takes the evidence counts as well."""
+"""The hang monitor: what happens while it takes the evidence counts as well."""
 
 from __future__ import annotations
 
