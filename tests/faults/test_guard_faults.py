@@ -21,7 +21,7 @@ from ftsupervise import Guard
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
-from tests.neighbours.supervised import Member, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
 Until = Callable[..., Any]
@@ -56,7 +56,7 @@ def run(small_disk: Path, tmp_path: Path) -> Iterator[SupervisedRun]:
         yield one
 
 
-def start(run: SupervisedRun, *command: str) -> Member:
+def start(run: SupervisedRun, *command: str) -> Program:
     return run.start("--space-wait", "1", "--", *command)
 
 

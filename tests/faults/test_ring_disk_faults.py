@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.rundir.switches import KILL
-from tests.neighbours.supervised import Member, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts")]
 Until = Callable[..., Any]
@@ -69,7 +69,7 @@ def run(disk: Path, tmp_path: Path) -> Iterator[SupervisedRun]:
         yield one
 
 
-def fail_on_a_full_disk(run: SupervisedRun, disk: Path, until: Until, *words: str) -> tuple[Member, Path]:
+def fail_on_a_full_disk(run: SupervisedRun, disk: Path, until: Until, *words: str) -> tuple[Program, Path]:
     """The first attempt has failed with exit 5 and its end could not be written."""
     one = run.start(*words, "--back-off", "0", "--", "sh", "-c", FAILS, str(run.folder))
     until((run.folder / "up-1").exists, "the first attempt")

@@ -13,7 +13,7 @@ from typing import Any
 from ftsupervise.host import processes
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
-from tests.neighbours.supervised import Member, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 
@@ -25,7 +25,7 @@ DEAF = (
 HEARS = "trap 'echo saved > saved; exit 0' TERM; echo $$ > parent; while :; do sleep 0.1; done"
 
 
-def start(run: SupervisedRun, command: str, grace: str) -> Member:
+def start(run: SupervisedRun, command: str, grace: str) -> Program:
     return run.start("--grace", grace, "--", "sh", "-c", command)
 
 

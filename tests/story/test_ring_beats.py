@@ -20,7 +20,7 @@ from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.truth import Beat
-from tests.neighbours.supervised import Member, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 
@@ -37,7 +37,7 @@ for step in range(1, 100000):
 """
 
 
-def start(run: SupervisedRun, command: str, **env: str) -> Member:
+def start(run: SupervisedRun, command: str, **env: str) -> Program:
     (run.folder / "train.py").write_text(TRAIN)
     words = command.replace("RANK", f"{sys.executable} train.py")
     return run.start("--in-place", "2", "--", "sh", "-c", words, **env)

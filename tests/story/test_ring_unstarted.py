@@ -16,7 +16,7 @@ from ftsupervise.run import fencing
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
-from tests.neighbours.supervised import Member, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
@@ -30,7 +30,7 @@ def rundir(run: SupervisedRun) -> RunDir:
     return run.rundir
 
 
-def member(run: SupervisedRun, *words: str) -> Member:
+def member(run: SupervisedRun, *words: str) -> Program:
     """One whose only node is not healthy."""
     return run.start("--health", "echo GPU 3 is gone; exit 2", *words, "--", "true")
 
