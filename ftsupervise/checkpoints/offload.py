@@ -13,6 +13,7 @@ Nothing here deletes a checkpoint. Retention does, and it may require a copy fir
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime
@@ -20,13 +21,24 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.checkpoints import digest
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, LIMIT, MANIFEST, FileEntry, Manifest, read_manifest
+from ftsupervise.checkpoints.manifest import (
+    FOLDER_NAME,
+    LIMIT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    encoded,
+    manifest_of,
+    parse_manifest,
+    read_manifest,
+    root_of,
+)
 from ftsupervise.checkpoints.stores import Store, file_pieces, inside
 from ftsupervise.errors import Error, NotFound
+from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.rate import RateLimit
-from ftsupervise.rundir.records import decode, encode, parse_object, read_record, write_json
+from ftsupervise.rundir.records import read_record, write_json
 
-COPIES = "copies.json"  # beside the manifest: where copies of this checkpoint lie
 _MANIFEST = f"{FOLDER_NAME}/{MANIFEST}"
 _GENERATIONS = 100  # checkpoints of one name in one store
 WORKERS = 4  # files under way at once
@@ -138,10 +150,7 @@ def manifest_in(store: Store, folder: str) -> Manifest | None:
                 raise ValueError(f"the manifest in {store.url}/{folder} is larger than {LIMIT} bytes")
     except FileNotFoundError:
         return None
-    manifest = decode(Manifest, parse_object(b"".join(parts)))
-    for entry in manifest.files:
-        inside(entry.path)
-    return manifest
+    return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{_MANIFEST}")
 
 
 def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport:
@@ -164,7 +173,10 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport
             f"{wrong[0].path} of {job.checkpoint.name} does not come back from {job.store.url} as it was sent",
             hint=f"check that place; ftsupervise checkpoints verify {job.checkpoint} checks the one here",
         )
-    job.store.write(f"{job.folder}/{_MANIFEST}", [_page(job.manifest)])
+    for name in there:
+        if name.rpartition("/")[2].startswith(TEMPORARY):  # of a copy that was killed
+            job.store.remove(f"{job.folder}/{name}")
+    job.store.write(f"{job.folder}/{_MANIFEST}", [encoded(job.manifest)])
     _remember(job, now())
     sent = sum(entry.size for entry in missing)
     return OffloadReport(job.checkpoint.name, job.folder, sent, job.manifest.size - sent)
@@ -203,7 +215,7 @@ def _send(job: _Job, entry: FileEntry) -> bool:
 
 def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
     hasher, size = digest.hasher(job.manifest.algorithm), 0
-    for piece in file_pieces(job.checkpoint / entry.path):
+    for piece in pieces_of(root_of(job.checkpoint), entry):
         hasher.update(piece)
         size += len(piece)
         job.limit.take(len(piece))
@@ -211,9 +223,15 @@ def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
         yield piece
     if size != entry.size or hasher.hexdigest() != entry.digest:
         raise CopyDamaged(
-            f"{job.checkpoint / entry.path} is not what was committed: it is damaged and was not copied",
+            f"{root_of(job.checkpoint) / entry.path} is not what was committed: it is damaged and was not copied",
             hint=f"ftsupervise checkpoints verify {job.checkpoint}",
         )
+
+
+def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
+    """What is copied of a file: its bytes, and of a link where it leads. Raises OSError."""
+    path = root / entry.path
+    return iter((os.fsencode(path.readlink()),)) if entry.link else file_pieces(path)
 
 
 def _read_back(job: _Job, entry: FileEntry) -> bool:
@@ -228,17 +246,17 @@ def _read_back(job: _Job, entry: FileEntry) -> bool:
     return size == entry.size and hasher.hexdigest() == entry.digest
 
 
-def _page(manifest: Manifest) -> bytes:
-    import json
-
-    return json.dumps(encode(manifest), ensure_ascii=False).encode()
-
-
 # ----------------------------------------------------------------------------------------------- what is known of the copies
 
 
+def _page_of(checkpoint: Path) -> Path:
+    """Beside the manifest: where copies of this checkpoint lie."""
+    manifest = manifest_of(checkpoint)
+    return manifest.with_name(f"{manifest.stem}.copies")
+
+
 def _records(checkpoint: Path) -> tuple[CopyRecord, ...]:
-    found = read_record(CopyRecords, checkpoint / FOLDER_NAME / COPIES, limit=LIMIT)
+    found = read_record(CopyRecords, _page_of(checkpoint), limit=LIMIT)
     return found.copies if found is not None else ()
 
 
@@ -261,6 +279,6 @@ def _remember(job: _Job, at: datetime | None, read_back: Iterable[str] = ()) -> 
     others = tuple(copy for copy in known if (copy.url, copy.folder) != (job.store.url, job.folder))
     mine = CopyRecord(job.store.url, job.folder, identity(job.manifest), at, tuple(sorted(read_back)))
     try:
-        write_json(job.checkpoint / FOLDER_NAME / COPIES, CopyRecords((*others, mine)))
+        write_json(_page_of(job.checkpoint), CopyRecords((*others, mine)))
     except OSError:
         return

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import digest
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, MANIFEST, FileEntry, Manifest
+from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import WORKERS, CopyDamaged, identity, manifest_in
 from ftsupervise.checkpoints.quarantine import set_aside
-from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces
+from ftsupervise.checkpoints.stores import FolderStore, Store
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import NotFound, NotPermitted
 from ftsupervise.host.modes import make_folder
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
-from ftsupervise.rundir.records import write_json
 
 RESTORING = ".restoring-"  # + the name; a restore that was interrupted goes on there
 _GENERATION = re.compile(r"(.+)~\d+")
@@ -36,6 +36,11 @@ class FoundCopy(NamedTuple):
     folder: str
     manifest: Manifest
     store: Store
+
+    @property
+    def is_file(self) -> bool:
+        """Is the checkpoint one file, not a folder?"""
+        return [entry.path for entry in self.manifest.files] == [self.name]
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -93,20 +98,25 @@ def restore(
             f"the copy {copy.store.url}/{copy.folder} is not trusted: {reason}", hint="restore from another copy"
         )
     target = folder / copy.name
-    if target.is_dir() and _is_whole(target, copy.manifest):
+    if _is_whole(target, copy.manifest):
         progress(copy.manifest.size)
         return target
     partial = folder / f"{RESTORING}{copy.name}"
     make_folder(partial, parents=True)
     _fetch(copy, partial, RateLimit(rate), workers, progress)
     _drop_others(partial, copy.manifest)
-    make_folder(partial / FOLDER_NAME)
-    write_json(partial / FOLDER_NAME / MANIFEST, copy.manifest)
+    if not copy.is_file:
+        write_manifest(partial, copy.manifest)
     for here, _, _ in os.walk(partial, topdown=False):
         sync_directory(Path(here))
     if os.path.lexists(target):
         set_aside(target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now())
-    os.rename(partial, target)
+    if copy.is_file:
+        os.rename(partial / copy.name, target)
+        write_manifest(target, copy.manifest)
+        partial.rmdir()
+    else:
+        os.rename(partial, target)
     sync_directory(folder)
     return target
 
@@ -146,33 +156,39 @@ def _fetch_one(
             )
 
     try:
-        FolderStore(partial).write(entry.path, pieces())
+        if entry.link:
+            _make_link(partial / entry.path, b"".join(pieces()))
+        else:
+            FolderStore(partial).write(entry.path, pieces())
     except FileNotFoundError:
         raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
 
 
-def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
-    from ftsupervise.checkpoints.manifest import read_manifest
+def _make_link(path: Path, target: bytes) -> None:
+    make_folder(path.parent, parents=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.fsdecode(target))
 
+
+def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
+    """Does it hold this very content, every byte of it?"""
     try:
         here = read_manifest(checkpoint)
     except (OSError, ValueError):
         return False
     if here is None or identity(here) != identity(manifest):
         return False
-    return all(_has_digest(checkpoint / entry.path, entry, manifest.algorithm) for entry in manifest.files)
+    return verify(checkpoint, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
 
 
 def _has_digest(path: Path, entry: FileEntry, algorithm: str) -> bool:
     try:
         if path.lstat().st_size != entry.size:
             return False
-        hasher = digest.hasher(algorithm)
-        for piece in file_pieces(path):
-            hasher.update(piece)
+        found = (digest.hash_link if entry.link else digest.hash_file)(path, algorithm)
     except FileNotFoundError:
         return False
-    return hasher.hexdigest() == entry.digest
+    return found.digest == entry.digest
 
 
 def _drop_others(partial: Path, manifest: Manifest) -> None:

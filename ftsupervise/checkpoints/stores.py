@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, make_folder, set_file_mode
+from ftsupervise.host.modes import PAGE, is_shared, make_folder, set_file_mode
 from ftsupervise.host.ownership import distrust, distrust_route
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.secrecy import masked
@@ -136,18 +136,20 @@ class FolderStore:
         (self.root / inside(name)).unlink(missing_ok=True)
 
     def distrusted(self, folder: str) -> str:
-        """Somebody who may write the files or rename the folders on the way could have exchanged the checkpoint."""
+        """Somebody who may write the files or rename the folders on the way could have exchanged the checkpoint. In a place
+        that is shared with a group its members are trusted."""
         top = self.root / folder
-        reason = distrust_route(top)
-        if reason:
+        here = self.root.stat()
+        group = here.st_gid if is_shared(here) else None
+        if reason := distrust_route(top, group=group):
             return reason
-        for here, folders, names in os.walk(top):
+        for inner, folders, names in os.walk(top):
             for name in (*folders, *names):
-                path = Path(here, name)
+                path = Path(inner, name)
                 found = path.lstat()
                 if stat.S_ISLNK(found.st_mode):
                     return f"{path} is a symbolic link"
-                if reason := distrust(found, path):
+                if reason := distrust(found, path, group=group):
                     return reason
         return ""
 

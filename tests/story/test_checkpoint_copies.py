@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints import digest
-from ftsupervise.checkpoints.manifest import FOLDER_NAME, MANIFEST, FileEntry, Manifest, manifest_of, read_manifest
+from ftsupervise.checkpoints.commit import commit
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, Manifest, read_manifest, write_manifest
 from ftsupervise.checkpoints.offload import CopyDamaged, copies_of, offload
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore, Store, inside, open_store
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import NotFound, NotPermitted, UsageError
-from ftsupervise.rundir.records import write_json
 from tests.neighbours.s3 import s3_server
 from tests.neighbours.stranger import STRANGER
 
@@ -46,8 +47,7 @@ def make(folder: Path, step: int, *, seed: int = 0, files: int = 5, size: int = 
         hasher.update(data)
         entries.append(FileEntry(name, len(data), hasher.hexdigest()))
     manifest = Manifest(step, tuple(sorted(entries)), "xxh3_128", at=NOW)
-    (checkpoint / FOLDER_NAME).mkdir()
-    write_json(manifest_of(checkpoint), manifest)
+    write_manifest(checkpoint, manifest)
     return checkpoint
 
 
@@ -89,6 +89,26 @@ def test_a_checkpoint_is_copied_and_comes_back_bit_for_bit(store: Store, tmp_pat
     assert content(back) == content(checkpoint)
     assert read_manifest(back) == manifest
     assert sorted(os.listdir(back.parent)) == ["step-00000100"]
+    assert verify(back, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+
+
+def test_a_checkpoint_that_is_one_file_and_one_with_links_come_back_as_they_were(store: Store, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    linked = here / "step-7"
+    linked.mkdir(parents=True)
+    (linked / "weights.bin").write_bytes(b"w" * 1000)
+    (linked / "newest.bin").symlink_to("weights.bin")
+    one = here / "epoch=1.ckpt"
+    one.write_bytes(b"c" * 2000)
+    for checkpoint in (linked, one):
+        commit(checkpoint)
+        offload(checkpoint, store, now=now)
+    copies, _ = copies_in([store])
+    back = [restore(copy, tmp_path / "back", now=now) for copy in copies]
+    assert {verify(path, Scope(Thoroughness.FULL)).state for path in back} == {CheckpointState.VERIFIED}
+    assert (tmp_path / "back/step-7/newest.bin").readlink() == Path("weights.bin")
+    assert (tmp_path / "back/epoch=1.ckpt").read_bytes() == b"c" * 2000
+    assert sorted(os.listdir(tmp_path / "back")) == [FOLDER_NAME, "epoch=1.ckpt", "step-7"]
 
 
 def test_a_copy_that_is_there_is_not_sent_again(store: Store, tmp_path: Path) -> None:
@@ -209,7 +229,7 @@ def test_a_manifest_that_leads_out_of_the_checkpoint_is_refused(name: str, tmp_p
         inside(name)
     store = FolderStore(tmp_path / "far")
     (tmp_path / "far/step-1" / FOLDER_NAME).mkdir(parents=True)
-    write_json(tmp_path / "far/step-1" / FOLDER_NAME / MANIFEST, Manifest(1, (FileEntry(name, 1, "00"),), "crc32"))
+    write_manifest(tmp_path / "far/step-1", Manifest(1, (FileEntry(name, 1, "00"),), "crc32"))
     copies, unseen = copies_in([store])
     assert copies == ()
     assert "step-1" in unseen[0].where
