@@ -65,23 +65,28 @@ def bucket() -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(params=["folder", "file", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(f"{tmp_path}/far" if request.param == "folder" else f"memory://{tmp_path.name}/far")
+
+
+@pytest.fixture(params=["folder", "file", "memory", "s3"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         return open_store(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
     places = {"folder": f"{tmp_path}/far", "file": f"file://{tmp_path}/far", "memory": f"memory://{tmp_path.name}/far"}
     return open_store(places[request.param])
 
 
-def test_a_checkpoint_is_copied_and_comes_back_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_a_checkpoint_is_copied_and_comes_back_bit_for_bit(any_store: Store, tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "here", 100)
     heard: list[int] = []
-    report = offload(checkpoint, store, now=now, progress=heard.append)
+    report = offload(checkpoint, any_store, now=now, progress=heard.append)
     manifest = read_manifest(checkpoint)
     assert manifest is not None
     assert (report.sent, report.there) == (manifest.size, 0)
     assert sum(heard) == 2 * manifest.size
-    (copy,), unseen = copies_in([store])
+    (copy,), unseen = copies_in([any_store])
     assert not unseen
     assert copy.manifest == manifest
     assert [one.at for one in copies_of(checkpoint, manifest)] == [NOW]
@@ -118,7 +123,7 @@ def test_a_copy_that_is_there_is_not_sent_again(store: Store, tmp_path: Path) ->
     assert (again.sent, again.there) == (0, first.sent)
 
 
-def test_an_interrupted_copy_is_not_a_copy_and_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
+def test_an_interrupted_copy_is_not_a_copy_and_goes_on_where_it_was(any_store: Store, tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "here", 100, files=8)
     manifest = read_manifest(checkpoint)
     assert manifest is not None
@@ -130,12 +135,12 @@ def test_an_interrupted_copy_is_not_a_copy_and_goes_on_where_it_was(store: Store
 
     heard: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        offload(checkpoint, store, now=now, workers=1, progress=stop_after_half)
-    assert copies_in([store])[0] == ()
+        offload(checkpoint, any_store, now=now, workers=1, progress=stop_after_half)
+    assert copies_in([any_store])[0] == ()
     assert copies_of(checkpoint, manifest) == ()
-    report = offload(checkpoint, store, now=now)
+    report = offload(checkpoint, any_store, now=now)
     assert 0 < report.there < manifest.size
-    assert [copy.manifest for copy in copies_in([store])[0]] == [manifest]
+    assert [copy.manifest for copy in copies_in([any_store])[0]] == [manifest]
 
 
 def test_a_file_that_was_changed_at_the_far_end_is_sent_again_before_the_copy_counts(
@@ -151,15 +156,15 @@ def test_a_file_that_was_changed_at_the_far_end_is_sent_again_before_the_copy_co
     assert content(restore(copy, tmp_path / "back", now=now)) == content(checkpoint)
 
 
-def test_a_checkpoint_that_is_damaged_here_is_not_copied(store: Store, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_damaged_here_is_not_copied(any_store: Store, tmp_path: Path) -> None:
     checkpoint = make(tmp_path / "here", 100)
     damaged = bytearray((checkpoint / "2.bin").read_bytes())
     damaged[17] ^= 4
     (checkpoint / "2.bin").write_bytes(damaged)
     with pytest.raises(CopyDamaged, match=r"2\.bin is not what was committed"):
-        offload(checkpoint, store, now=now)
-    assert copies_in([store])[0] == ()
-    assert f"{checkpoint.name}/2.bin" not in store.sizes("")
+        offload(checkpoint, any_store, now=now)
+    assert copies_in([any_store])[0] == ()
+    assert f"{checkpoint.name}/2.bin" not in any_store.sizes("")
 
 
 def test_a_bit_that_flips_at_the_far_end_is_found_when_it_is_restored(store: Store, tmp_path: Path) -> None:
@@ -317,7 +322,7 @@ def kill_at_random_moments(tmp_path: Path, rounds: int, seed: int) -> int:
 
 
 def test_copying_and_restoring_may_be_killed_at_any_moment(tmp_path: Path) -> None:
-    assert kill_at_random_moments(tmp_path, 8, seed=1) > 0
+    assert kill_at_random_moments(tmp_path, 5, seed=1) > 0
 
 
 @pytest.mark.slow
