@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli.checkpoints import CheckpointPlace, bar, checkpoints, find, print_json
-from ftsupervise.cli.output import count, say
-from ftsupervise.cli.saying import plain
+from ftsupervise.cli.output import count, plain, say
 from ftsupervise.errors import Error, NotFound, UsageError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, count, plain, say
+from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
 from ftsupervise.errors import Cancelled, NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
@@ -256,7 +255,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def print_json(value: dict[str, object]) -> None:
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False, indent=2))
+    say_json({"schema_version": SCHEMA_VERSION, **value})
 
 
 @contextmanager
