@@ -15,6 +15,7 @@ import click
 from ftsupervise import __version__
 from ftsupervise.cli.saying import look_at_terminals, may_colour, say
 from ftsupervise.errors import Cancelled, Error, UsageError
+from ftsupervise.printable import log_line
 
 # name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -28,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "clear": ("switches", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
+    "checkpoints": (
+        "checkpoints",
+        "checkpoints",
+        "Checkpoints: list them, verify them, adopt those of other programs.",
+    ),
     "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
     "notify": ("notify", "notify", "Test a receiver; preview every message."),
     "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),
@@ -83,20 +89,20 @@ def ftsupervise() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback, nothing prints a control character."""
-    from ftsupervise.cli import patience
+    from ftsupervise.cli import time_limit
     from ftsupervise.cli.saying import rim
 
     colours = look_at_terminals() and may_colour()
-    if argv is None and patience.applies(sys.argv[1:]):
-        patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
-    elif argv is None and patience.acts(sys.argv[1:]):
-        argv = patience.ahead(sys.argv[1:])  # returns in a child too, which makes a dry run
-    patience.hurry(sys.argv[1:] if argv is None else argv)
+    if argv is None and time_limit.applies(sys.argv[1:]):
+        time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
+    elif argv is None and time_limit.acts(sys.argv[1:]):
+        argv = time_limit.try_dry_run(sys.argv[1:])  # returns in a child too, which makes a dry run
+    time_limit.limit_slurm(sys.argv[1:] if argv is None else argv)
     try:
         with rim(colours=colours):
             _main(argv, {"color": colours})
     except SystemExit as ended:
-        patience.leave(ended)  # a child does not clear up: its parent is waited for
+        time_limit.end_child(ended)  # a child does not clear up: its parent is waited for
         raise
 
 
@@ -110,16 +116,18 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         say("ftsupervise: stopped", err=True)
         code = Cancelled.exit_code
     except click.ClickException as error:
+        head = _head(argv)
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
             click.echo(error.format_message(), err=True)
         elif isinstance(error, click.UsageError) and error.ctx is not None:
             command = error.ctx.command_path
-            say(f"{command}: {error.format_message()}\n  {command} --help says more", err=True)
+            begin = head.replace("ftsupervise: ", f"{command}: ")
+            say(f"{begin}{error.format_message()}\n  {command} --help says more", err=True)
         else:
-            say(f"ftsupervise: {error.format_message()}", err=True)
+            say(f"{head}{error.format_message()}", err=True)
         code = UsageError.exit_code
     except Error as error:
-        say(f"ftsupervise: {error}", err=True)
+        say(f"{_head(argv)}{error}", err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = Cancelled.exit_code
@@ -130,9 +138,15 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         from ftsupervise.errors import from_os_error
 
         known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
-        say(f"ftsupervise: {known}", err=True)
+        say(f"{_head(argv)}{known}", err=True)
         code = known.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _head(argv: list[str] | None) -> str:
+    """The beginning of an error. ``run`` writes into the job's log, where each line of ours begins with its time."""
+    in_the_log = (sys.argv[1:] if argv is None else argv)[:1] == ["run"]
+    return log_line("") if in_the_log else "ftsupervise: "
 
 
 def _width() -> int:

@@ -2,7 +2,7 @@
 
 ``schema.py`` takes default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
 unusual values into the batch script; ``ftsupervise run`` makes its options from the table and hands their
-values to ``run/settings.py``. Free of pydantic, because the supervisor starts without it.
+values to ``run.options_of``. Free of pydantic, because the supervisor starts without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Form(Enum):
 
 
 class Setting(NamedTuple):
-    """``key`` in the settings ("" where only the flag exists), ``value`` in ``run.settings.Options``."""
+    """``key`` in the settings ("" where only the flag exists), ``value`` in ``run.Options``."""
 
     flag: str
     key: str
@@ -86,7 +86,7 @@ SETTINGS = (
     Setting(
         "--back-off", f"{_RESTART}.back_off", "budgets.back_off", _SECONDS, 2.0, least=0, always=True,
         help="The second start without progress comes at once; the third waits this long, and each later one twice as long, "
-        "up to 5 minutes.",
+        "up to 5 minutes. 0s: no start waits.",
     ),
     Setting(
         "--stop-within", f"{_RESTART}.stop_within", "stop_within", _SECONDS, 600.0, above=0, always=True,
@@ -163,10 +163,20 @@ SETTINGS = (
         "--guard-run-for", "guard.run_for", "guard.RUN_FOR", _SECONDS, None, above=0,
         help="Stop after this long, whatever the limit of the job.",
     ),
+    Setting(
+        "--checkpoints", "checkpoints.path", "checkpoints", Form.FOLDER, None,
+        help="Where the run writes its checkpoints: FTSUPERVISE_CHECKPOINT_DIR, unless the job sets that. Default: checkpoints "
+        "in the run directory.",
+    ),
+    Setting(
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
+        "every byte.",
+    ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
 
 
 def default(value: str) -> Any:
-    """The default of what ``run.settings.Options`` has at ``value`` ("budgets.same_failure")."""
+    """The default of what ``run.Options`` has at ``value`` ("budgets.same_failure")."""
     return next(setting.default for setting in SETTINGS if setting.value == value)

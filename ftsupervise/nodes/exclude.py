@@ -26,6 +26,7 @@ from ftsupervise.nodes.judging import judge, of_run
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_record, write_json
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
 from ftsupervise.scheduler.parse import NodeInventory, is_held
 from ftsupervise.scheduler.slurm import Slurm, clean_environment
@@ -78,7 +79,7 @@ def apply(
     problem = "" if whole else "not all that is known of the nodes could be read: no exclusion is taken back"
     try:
         records = launches(rundir)
-        if records and records[-1].scheduler == "local":
+        if records and records[-1].scheduler not in ("", SLURM):
             return ExclusionResult()
         slurm, run = Slurm(env, timeout=_PATIENCE), identify_to_change(rundir, records, member)
         queue = slurm.queue(users=people(rundir))

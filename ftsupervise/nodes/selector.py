@@ -21,8 +21,7 @@ from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import ENV_NODES, RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import ENV_NODES, RunDir, tell
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes
 
 if TYPE_CHECKING:

@@ -21,10 +21,14 @@ a file that vanishes or is half there. Standard library only: the guard uses thi
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, SHARED, make_folder, set_file_mode
+from ftsupervise.host.modes import PAGE, SHARED, as_page, make_folder, set_file_mode
+from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
@@ -47,64 +51,40 @@ ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slu
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 
 
+def state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
+    if env.get(ENV_STATE_DIR):
+        return Path(env[ENV_STATE_DIR])
+    base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
+
+
 class RunDir:
     """The paths of one run. Holds no state, opens nothing by itself."""
 
-    __slots__ = ("root",)
-
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = root = Path(root)
+        self.switches = root / "switches"
+        self.state = root / "state"
+        self.attempts = root / "attempts"
+        self.staging = root / "staging"
+        self.launches = root / "launches"
+        self.nodes = root / "nodes"
+        self.beats = root / "beats"
+        self.logs = root / "logs"
+        self.watch = root / "watch"
+        self.checkpoints = root / "checkpoints"
+        self.config = root / "run.yaml"
+        self.finished = self.state / FINISHED
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.root)!r})"
 
-    @property
-    def switches(self) -> Path:
-        return self.root / "switches"
+    def quoted(self) -> str:
+        """``root`` as a shell takes it."""
+        import shlex
 
-    @property
-    def state(self) -> Path:
-        return self.root / "state"
-
-    @property
-    def attempts(self) -> Path:
-        return self.root / "attempts"
-
-    @property
-    def staging(self) -> Path:
-        return self.root / "staging"
-
-    @property
-    def launches(self) -> Path:
-        return self.root / "launches"
-
-    @property
-    def nodes(self) -> Path:
-        return self.root / "nodes"
-
-    @property
-    def beats(self) -> Path:
-        return self.root / "beats"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def watch(self) -> Path:
-        return self.root / "watch"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "run.yaml"
-
-    @property
-    def finished(self) -> Path:
-        return self.state / FINISHED
+        return shlex.quote(str(self.root))
 
     def has_finished(self) -> bool:
         """Does the file exist? False where that cannot be read: the run then goes on."""
@@ -169,3 +149,45 @@ def sync_directory(directory: Path) -> None:
         pass
     finally:
         os.close(fd)
+
+
+# The supervisor's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command.
+
+
+def tell(log: Path | None, text: str) -> None:
+    """Write ``text`` as one printable line: parts of it come from a job, a health command or Slurm."""
+    text = printable(text)
+    try:
+        print(log_line(text), file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        pass
+    if log is None:
+        return
+    try:
+        with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
+    except OSError:
+        return
+
+
+def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) -> None:
+    """Write the file that asks the guards of an attempt, on any node, to stop. On a full disk an empty file is enough.
+
+    The first line is for people, the second for the ledger: the ``signal`` that asked us, if one did, and the time.
+    """
+    path, at = folder / WARNING, datetime.now(timezone.utc)
+    try:
+        write_whole(path, f'{words}\n{{"signal": {int(signal)}, "at": "{at.isoformat()}"}}\n')
+    except OSError as error:
+        try:
+            path.touch(mode=PAGE)
+        except OSError:
+            say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
+
+
+def shown(command: tuple[str, ...]) -> str:
+    """A command in one line that is not too long."""
+    import shlex
+
+    text = shlex.join(command)
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -5,7 +5,6 @@ This module holds what a watchdog gets and gives; ``tick.py`` drives them, ``wat
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -63,7 +62,7 @@ class Look:
         ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in ``names``.
         ``more``: the finding's value, limit, since and detail.
         """
-        filled = {"run_dir": shlex.quote(str(self.rundir.root)), **names}
+        filled = {"run_dir": self.rundir.quoted(), **names}
         key = (self.run.name, self.watchdog, subject)
         return words.finding(key, health, summary, self.now, severity=severity, names=filled, **more)
 

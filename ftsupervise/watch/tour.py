@@ -6,7 +6,6 @@ Its parent (``tick.py``) keeps the same ``TickProgress`` from these reports, so 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,11 +21,11 @@ from ftsupervise.findings import EventKind, Finding
 from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import pinned, watchers
+from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_time, read_json, time_of
-from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.rundir.switches import KILL, read_finished, read_switch
+from ftsupervise.scheduler import SCHEDULERS, SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -244,9 +243,10 @@ class Tour:
         self.tell(QueuesRead({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
 
     def _answer(self, door: Scheduler, users: Sequence[str]) -> QueueAnswer:
-        if door.kind == "local" and self.progress.away:
-            return QueueAnswer(None, f"the local queue lies in it: {self.progress.away}", door.kind)
-        self.say.at(-1, "ask the scheduler", BOUND if door.kind == "local" else ASKING)
+        in_state = SCHEDULERS[door.kind].in_state
+        if in_state and self.progress.away:
+            return QueueAnswer(None, f"its queue lies in it: {self.progress.away}", door.kind)
+        self.say.at(-1, "ask the scheduler", BOUND if in_state else ASKING)
         return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:
@@ -328,14 +328,14 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
 
 
 def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in (progress.queues or {}).values() if queue.kind == "slurm"), None)
+    return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
 
 
 def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
-        look = f"ftsupervise status {shlex.quote(str(seen.rundir.root))}"
+        look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
         if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
@@ -346,27 +346,20 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
 def _events(seen: RunLook) -> tuple[Event, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
-        mark = read_json(seen.rundir.finished)
-        finished_at = None if mark is None else _mark_time(seen.rundir, mark)
-    except ValueError:  # ``touch state/finished`` leaves an empty file
-        finished_at = _mark_time(seen.rundir, {})
+        mark = read_finished(seen.rundir)
     except OSError:
         return ()
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(seen.attempts, finished_at=finished_at, raised=raised)
-
-
-def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
-    return as_time(mark.get("at")) or time_of(rundir.finished.stat())
+    return events(seen.attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
 def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:
     """Write the watchdogs' memory, and this watch's own beat, which the run's guard and other watches read."""
     try:
         write_memory(seen.rundir, seen.memory)
-        watchers.beat(seen.rundir, now, every)
+        heartbeat_page.write_watcher(seen.rundir, now, every)
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     return []

@@ -56,7 +56,7 @@ def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp
     one.wait()
     until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
     until(lambda: [processes.identity(pid) for pid in pids] == [None, None], "their end")
-    assert ledger(RunDir(tmp_path / "run"))[0].words == "died without a word"
+    assert ledger(RunDir(tmp_path / "run"))[0].words == "ended without a record"
 
 
 def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:
@@ -72,8 +72,8 @@ def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> Non
     minder = OrphanReaper(5)
     pid = minder.pid
     assert pid is not None
-    minder.mind(tmp_path)
-    minder.mind(None)
+    minder.set_attempt(tmp_path)
+    minder.set_attempt(None)
     minder.stop()
     assert processes.identity(pid) is None
     minder.stop()
@@ -84,7 +84,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
         "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import OrphanReaper\n"
-        "one = OrphanReaper(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True)\n"
+        "one = OrphanReaper(1); one.set_attempt(Path(sys.argv[1])); one.set_attempt(None); print(one.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from ftsupervise.model import JobState
 from ftsupervise.nodes import exclude, incidents
-from ftsupervise.rundir import heartbeat_page, launches, switches, watchers
+from ftsupervise.rundir import heartbeat_page, launches, switches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
 from ftsupervise.scheduler import local
@@ -58,10 +59,27 @@ def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
     assert switches.counts_from(run) == 7
 
 
+def test_what_the_guard_records_of_its_loop_stays_readable(run: RunDir) -> None:
+    lay("finished", run.finished)
+    lay("stopped", run.attempt(6) / "stopped.json")
+    assert switches.read_finished(run) == switches.Finished(41, 6, "node-1", NOW)
+    why = "kill switch raised by alice on node-1: größe"
+    assert switches.read_stopped(run.attempt(6)) == switches.Stopped("kill switch", why, 17, NOW)
+
+
+def test_a_run_that_was_declared_finished_by_hand_has_finished_when_the_file_was_made(run: RunDir) -> None:
+    assert switches.read_finished(run) is None and switches.read_stopped(run.attempt(1)) == switches.Stopped()
+    run.state.mkdir(parents=True)
+    for content in ("", "done", '{"at": "noon", "step": true}', "[" * 5000):
+        run.finished.write_text(content)
+        os.utime(run.finished, (NOW.timestamp(), NOW.timestamp()))
+        assert switches.read_finished(run) == switches.Finished(at=NOW), content
+
+
 def test_a_watcher_stays_readable(run: RunDir) -> None:
     lay("watcher", run.watch / "watchers" / "a")
     lay("watcher-once", run.watch / "watchers" / "b")
-    found = [(one.name, one.host, one.at, one.every) for one in watchers.watchers(run)]
+    found = [(one.name, one.host, one.at, one.every) for one in heartbeat_page.watchers(run)]
     assert found == [("a", "vm", NOW, timedelta(minutes=1)), ("b", "vm", NOW, None)]
 
 
@@ -207,7 +225,7 @@ def test_where_damage_is_not_excused_one_damaged_field_is_a_value_error(field: s
 
 
 def test_the_guard_and_the_quick_commands_load_no_dataclasses_for_their_records() -> None:
-    probe = """from ftsupervise.rundir import heartbeat_page, launches, switches, watchers; import sys
+    probe = """from ftsupervise.rundir import heartbeat_page, launches, switches, heartbeat_page; import sys
 print('dataclasses' in sys.modules)"""
     done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
