@@ -34,11 +34,9 @@ _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b
                     b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
 # With these a thread pool depends on the CPUs themselves, not only on their number.
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_MM_MAP = 14
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-_sbrk = _libc.sbrk
+_sbrk = ctypes.CDLL(None).sbrk
 _sbrk.restype, _sbrk.argtypes = ctypes.c_size_t, [ctypes.c_ssize_t]
 _kept: list[object] = []  # lives as long as the process
 
@@ -275,7 +273,7 @@ def _set_command_line(request: RankRequest) -> None:
     areas = [*map(int, (*code, *data, heap)), _sbrk(0), int(stack)]
     middle, end = start + len(words), start + len(words) + len(block)
     asked = struct.pack("=11QQIi", *areas, start, middle, middle, end, 0, 0, -1)  # struct prctl_mm_map
-    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked), 0)
+    processes.prctl(processes.PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked))
 
 
 def _fresh_standard_files() -> None:
