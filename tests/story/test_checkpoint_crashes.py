@@ -157,7 +157,7 @@ def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_save_may_be_killed_five_hundred_times(tmp_path: Path) -> None:
-    assert killed(tmp_path, 500, seed=int(time.time())) > 100
+    assert killed(tmp_path, 500, seed=int(time.time())) > 20
 
 
 @pytest.mark.slow
