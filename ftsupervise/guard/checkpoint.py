@@ -57,6 +57,17 @@ class Checkpoints:
                 raise
         return staged
 
+    def stage_anew(self, name: str) -> Path:
+        """The same on one rank, before the others: what an earlier save of that name has left is deleted. Raises as it does."""
+        staged = self.stage(name)
+        self.discard(staged)
+        return self.stage(name)
+
+    def discard(self, staged: Path) -> None:
+        """Delete what was staged and is not committed: a disk that is full gets its space back."""
+        if not self.over():
+            _delete(staged)
+
     def latest(self, world: int | None) -> Path | None:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
         from ftsupervise.checkpoints.find import choose

@@ -192,7 +192,9 @@ class Heart:
             return True
         at = datetime.now(timezone.utc)
         try:
-            mine = Beat(self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, self.facts)
+            mine = Beat(
+                self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, dict(self.facts)
+            )
             heartbeat_page.write_beat(self._place.rundir, mine, self._place.area)
         except OSError as error:
             if self._place.area is None or not is_sealed(self._place.area):

@@ -244,9 +244,21 @@ class SwitchReader:
         """The loop is asked to save: the save switch as last seen is answered with that checkpoint."""
         self._answered = self._to_clear = self._raised
 
+    def hand_over(self) -> Identity | None:
+        """The save switch that is answered with a checkpoint in the background: ``saved`` of another one leaves it up."""
+        answered, self._to_clear = self._to_clear, None
+        return answered
+
+    def take_back(self, answered: Identity | None) -> None:
+        """That checkpoint failed: the next one that is saved answers the switch."""
+        if self._to_clear is None:
+            self._to_clear = answered
+
     def saved(self, area: Path | None, *, clear: bool) -> None:
         """The checkpoint is committed. ``clear``: this rank takes the switch down that it answers."""
-        answered, self._to_clear = self._to_clear, None
+        self.take_down(self.hand_over(), area, clear=clear)
+
+    def take_down(self, answered: Identity | None, area: Path | None, *, clear: bool) -> None:
         if answered is None or self._rundir is None or not clear:
             return
         try:

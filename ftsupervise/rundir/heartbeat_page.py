@@ -35,6 +35,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 7  # asks a rank for its stacks (guard/heartbea
 
 EXIT_FIFO = "exits-"  # begins the names of the exit FIFOs beside the pages' directory (ranks/shm_dir.py)
 
+SAVE_FAILED = "save_failed"  # a fact of a beat: why the newest checkpoint in the background was not saved; "": it was
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"
 _NONE = -(1 << 63)  # no step yet
