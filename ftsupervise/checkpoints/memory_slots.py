@@ -292,10 +292,11 @@ def create_slots(
 ) -> RankFile:
     """A new file with its memory taken, in the place of an older one. Takes seconds per GB: call it from a side thread.
 
-    ``may_take(bytes)`` is asked before each piece of 8 MiB and raises OSError where there is no room any more
+    ``may_take(bytes)`` is asked for the whole, and again before each piece of 8 MiB; it raises OSError where there is no room
     (``memory_room.py``); ``fill`` may write slots before the file gets its name. Raises OSError, and leaves nothing then.
     """
     target = Path(path)
+    may_take(room.size)
     fd, temp = files.create_temporary(target.parent, target.name, 0o600, read=True)
     new = RankFile(target, fd, world, rank, room)
     try:
