@@ -35,7 +35,7 @@ def new_folder(job: str, top: str = SHARED_MEMORY) -> str:
 
 
 def node_folder(folder: str, node: str = "") -> str:
-    """The part of ``folder`` that is ``node``'s; this process's node without it. Raises ValueError for a name that is a path."""
+    """The part of ``folder`` that is ``node``'s, without it this process's. Raises ValueError for a name that is a path."""
     name = node or os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     if "/" in name or name in (".", ".."):
         raise ValueError(f"{name!r} is not the name of a node")

@@ -4,14 +4,13 @@
 
 Any of them may be {"why": …} instead.
 
-The sender reads a live file: it takes the header before and after, and says "torn" where they differ. The receiver writes into a
-slot that is not needed any more, compares the digest that both have taken on the way, sets the header last and only then says
-that it has the snapshot. A connection that ends anywhere leaves a slot that holds nothing.
+The sender reads a live file: it takes the header before and after, and says "torn" where they differ. The receiver writes into
+a slot that is not needed any more, compares the digest that both have taken on the way, sets the header last and only then
+says that it has the snapshot. A connection that ends anywhere leaves a slot that holds nothing.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -21,25 +20,24 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
+from ftsupervise.checkpoints.memory_room import MemoryRoom
 from ftsupervise.checkpoints.memory_slots import (
     ALGORITHMS,
-    Generation,
     RankFile,
     SlotHeader,
     SlotRoom,
+    SnapshotId,
     create_slots,
     open_slots,
     pack_header,
     parse_header,
 )
-from ftsupervise.host.memory import HostMemory
 from ftsupervise.ranks.snapshot_wire import PIECE, ChannelBroken, SnapshotChannel
 from ftsupervise.rundir.records import as_count
 
 CPU_PER_BYTE = 0.7e-9  # seconds of both ends together: sealed, with the digest
 _BURST = 2 * PIECE
 _FLOCK = struct.Struct("hhlli")
-_SPARE = 0.05  # of each limit stays free
 _RESERVED = 2  # slots of a copy: the one that is kept, and the one that comes
 
 
@@ -71,11 +69,11 @@ class NotTaken(Exception):
     """A snapshot that was not copied, and why. The channel is good for the next one."""
 
 
-def send_snapshot(channel: SnapshotChannel, file: RankFile, wanted: Generation, bucket: TokenBucket) -> None:
+def send_snapshot(channel: SnapshotChannel, file: RankFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
     """Raises NotTaken, ChannelBroken, OSError."""
-    slot = file.generations().get(wanted)
+    slot = file.held().get(wanted)
     header = file.valid(slot) if slot is not None else None
-    if slot is None or header is None or header.generation != wanted:
+    if slot is None or header is None or header.id != wanted:
         channel.send({"why": f"there is no step {wanted.step} of attempt {wanted.attempt} any more"})
         raise NotTaken("it was overwritten")
     room, can = file.room, digest.best_algorithm()
@@ -108,7 +106,7 @@ def send_snapshot(channel: SnapshotChannel, file: RankFile, wanted: Generation, 
 def receive_snapshot(
     channel: SnapshotChannel,
     place: str,
-    spared: Collection[Generation],
+    spared: Collection[SnapshotId],
     may_take: Callable[[int], None],
     refuse: Callable[[SlotHeader], str] = lambda header: "",
 ) -> SlotHeader:
@@ -186,14 +184,14 @@ def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> Ran
     return create_slots(path, header.world, header.rank, offer.room, may_take)
 
 
-def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[Generation]) -> int:
+def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[SnapshotId]) -> int:
     """The slot that is written over: an empty one, or the oldest that is not spared; the oldest where all are. Pure."""
 
-    def order(slot: int) -> tuple[bool, bool, Generation]:
+    def order(slot: int) -> tuple[bool, bool, SnapshotId]:
         held = slots[slot]
         if held is None:
-            return False, False, Generation(-1, -1)
-        return True, held.generation in spared, held.generation
+            return False, False, SnapshotId(-1, -1)
+        return True, held.id in spared, held.id
 
     return min(range(len(slots)), key=order)
 
@@ -228,15 +226,12 @@ def has_writer(file: RankFile) -> bool:
 
 
 def require_room(place: str, size: int) -> None:
-    """Raises OSError (ENOSPC) where ``size`` more bytes would come close to a limit of this process or of the file system."""
-    found = os.statvfs(place)
-    memory = HostMemory()
+    """Raises OSError where ``size`` bytes more in ``place`` are too many (``memory_room.py``)."""
+    room = MemoryRoom(place)
     try:
-        rooms = [*memory.rooms(), (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)]
+        room.may_take(size)
     finally:
-        memory.close()
-    if any(free - size < _SPARE * total for free, total in rooms):
-        raise OSError(errno.ENOSPC, "memory is short", place)
+        room.close()
 
 
 def open_all(place: str) -> list[RankFile]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.memory_folder import make, node_folder, rank_file
 from ftsupervise.checkpoints.memory_pins import Pins, PinsPage
-from ftsupervise.checkpoints.memory_slots import Generation, SlotHeader, open_slots
+from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, open_slots
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.ranks.protocol import own_addresses
 from ftsupervise.ranks.snapshot_copy import (
@@ -155,7 +155,7 @@ class SnapshotExchange:
         files = open_all(self._place)
         try:
             own = [file for file in files if has_writer(file)]
-            steps = [{one.step for one in file.generations()} for file in own]
+            steps = [{one.step for one in file.held()} for file in own]
             common = set.intersection(*steps) if steps else set()
             return len(own), own[0].world if own else 0, max(common, default=-1)
         except OSError:
@@ -169,7 +169,7 @@ class SnapshotExchange:
         for file in open_all(self._place):
             with file:
                 try:
-                    if not has_writer(file) and all(one.step < held for one in file.generations()):
+                    if not has_writer(file) and all(one.step < held for one in file.held()):
                         os.unlink(file.path)
                 except OSError:
                     continue
@@ -184,7 +184,8 @@ class SnapshotExchange:
                 self._news.wait(_LOOK)
                 order = self._order
             if (order.host, order.port) != of:
-                channel, tries, of = _closed(channel), 0, (order.host, order.port)
+                _close(channel)
+                channel, tries, of = None, 0, (order.host, order.port)
             wanted = self._wanted(order)
             if wanted is None:
                 continue
@@ -197,21 +198,22 @@ class SnapshotExchange:
             except (ChannelBroken, OSError) as error:
                 # the first time it may only be that the buddy has closed an idle connection
                 self._problem = str(error) if tries else self._problem
-                channel = _closed(channel)
+                _close(channel)
+                channel = None
                 threading.Event().wait(0 if not tries else _AGAIN[min(tries, len(_AGAIN)) - 1])
                 tries += 1
 
-    def _wanted(self, order: CopyOrder) -> Generation | None:
+    def _wanted(self, order: CopyOrder) -> SnapshotId | None:
         """The generation that goes next; None where there is none yet, or no buddy."""
         done = self._report.sent >= order.wanted and self._report.attempt == order.attempt
         if not order.host or order.wanted < 0 or done:
             return None
-        first: set[Generation | None] = set()
+        first: set[SnapshotId | None] = set()
         files = open_all(self._place)
         try:
             for file in files:
                 if has_writer(file):
-                    fits = (one for one in file.generations() if one.step >= order.wanted and one.attempt == order.attempt)
+                    fits = (one for one in file.held() if one.step >= order.wanted and one.attempt == order.attempt)
                     first.add(min(fits, default=None))
         except OSError:
             return None
@@ -222,7 +224,7 @@ class SnapshotExchange:
             self._missed = order.wanted
         return first.pop() if len(first) == 1 else None
 
-    def _send_all(self, channel: SnapshotChannel, wanted: Generation, order: CopyOrder) -> None:
+    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId, order: CopyOrder) -> None:
         files = open_all(self._place)
         try:
             for file in files:
@@ -264,11 +266,11 @@ class SnapshotExchange:
             channel.send({"why": f"nothing of rank {rank}: {error}"})
             raise NotTaken(str(error)) from None
         with file:
-            send_snapshot(channel, file, Generation(step, attempt), TokenBucket(None))
+            send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
 
-    def _spared(self) -> frozenset[Generation]:
+    def _spared(self) -> frozenset[SnapshotId]:
         held = self._order.held
-        return frozenset(Generation(held, attempt) for attempt in range(self._order.attempt + 1))
+        return frozenset(SnapshotId(held, attempt) for attempt in range(self._order.attempt + 1))
 
     def _refuse(self, header: SlotHeader) -> str:
         """An older attempt may still be alive on a node that Slurm has lost: nothing of it is taken."""
@@ -333,7 +335,7 @@ def _shut(sock: socket.socket) -> None:
         return
 
 
-def _closed(channel: SnapshotChannel | None) -> None:
+def _close(channel: SnapshotChannel | None) -> None:
     if channel is not None:
         channel.close()
 
@@ -364,7 +366,7 @@ def start_exchange(folder: str, node: str, key: bytes, share: float) -> tuple[in
         os._exit(0)
 
 
-def fetch(place: str, rank: int, wanted: Generation, host: str, port: int, key: bytes) -> None:
+def fetch(place: str, rank: int, wanted: SnapshotId, host: str, port: int, key: bytes) -> None:
     """Bring a rank's snapshot from another node to here, as fast as it goes. Raises NotTaken, ChannelBroken."""
     channel = connect(host, port, key)
     try:

@@ -2,7 +2,7 @@
 
     snapshots                    what this node holds: "RANK STEP ATTEMPT WORLD" for each
     snapshots-begin STEP/ATTEMPT RANK,HOST,PORT…
-                                 invalidate all that is newer ("-": everything), and fetch those ranks from there; "done", or why not
+                                 invalidate all that is newer ("-": everything), and fetch those ranks; "done", or why not
 
 The questions are answered by a process of their own (``rpc.py``), which may take its time.
 """
@@ -130,7 +130,7 @@ def held_in(place: str, node: str) -> list[HeldSnapshot]:
     for _, path in sorted(memory_folder.ranks_in(place).items()):
         try:
             with open_slots(path) as file:
-                found += [HeldSnapshot(file.rank, one.step, one.attempt, file.world, node) for one in file.generations()]
+                found += [HeldSnapshot(file.rank, one.step, one.attempt, file.world, node) for one in file.held()]
         except (OSError, ValueError):  # of another kind, or just removed: it holds nothing
             continue
     return found
@@ -163,12 +163,12 @@ def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = ()) -> 
 
 def begin_from(place: str, rest: str, key: bytes) -> str:
     """ "done" when nothing newer than the given generation is left and all is there that was to be fetched; else why not."""
-    from ftsupervise.checkpoints.memory_slots import Generation, open_slots
+    from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 
     until, *words = rest.split() or ["-"]
     step, _, attempt = until.partition("/")
     numbers = as_count(step), as_count(attempt)
-    wanted = Generation(numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
+    wanted = SnapshotId(numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
     supplies = []
     for word in words:
         rank, host, port = (*word.split(","), "", "")[:3]
@@ -188,14 +188,14 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
 
 def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
     """All at the same time: the restart waits for it."""
-    from ftsupervise.checkpoints.memory_slots import Generation
+    from ftsupervise.checkpoints.memory_slots import SnapshotId
     from ftsupervise.ranks.snapshot_copy import NotTaken
     from ftsupervise.ranks.snapshot_exchange import fetch
 
     problems: list[str] = []
 
     def bring(one: Supply) -> None:
-        assert isinstance(wanted, Generation)
+        assert isinstance(wanted, SnapshotId)
         try:
             fetch(place, one.rank, wanted, one.host, one.port, key)
         except (NotTaken, OSError, ValueError) as error:

@@ -49,7 +49,7 @@ class SnapshotRing:
         self._lock = threading.Lock()
         self._members: dict[str, _Member] = {}
         self._order = CopyOrder(0, 0)
-        self._buddies: Mapping[str, str] = {}
+        self._buddies: Mapping[str, tuple[str, int]] = {}  # node -> where its buddy takes copies
         self._advance = 2 * _LEAST
         self._seen: tuple[float, int] | None = None  # when, and the newest step, at the last naming
         self._rate = 0.0  # steps per second
@@ -66,7 +66,7 @@ class SnapshotRing:
         """Where ``node`` gives snapshots away; None where that is not known."""
         with self._lock:
             found = self._members.get(node)
-            return (found.host, found.report.port) if found is not None and found.report.port else None
+            return self._reach(found) if found is not None and found.report.port else None
 
     def begin(self, attempt: int, step: int) -> None:
         """A new attempt begins from ``step`` (-1: from none that is in memory): what is held from after it does not count."""
@@ -96,7 +96,8 @@ class SnapshotRing:
         """Is there a new order?"""
         fresh = {node: one for node, one in self._members.items() if now - one.at < _FRESH}
         order = [node for node in self._nodes() if node in fresh and fresh[node].report.port]
-        buddies = {node: order[(index + 1) % len(order)] for index, node in enumerate(order)} if len(order) > 1 else {}
+        after = [*order[1:], *order[:1]] if len(order) > 1 else []
+        buddies = {node: self._reach(fresh[buddy]) for node, buddy in zip(order, after, strict=False)}
         changed, self._buddies = buddies != self._buddies, buddies
         at_work = [fresh[node].report for node in order if fresh[node].report.ranks]
         if self._named(at_work, now) or changed:
@@ -138,16 +139,13 @@ class SnapshotRing:
             self._tell_one(node)
 
     def _tell_one(self, node: str) -> None:
-        buddy = self._members.get(self._buddies.get(node, ""))
-        order = self._order
-        if buddy is not None:
-            order = order._replace(host=self._reach(buddy), port=buddy.report.port)
-        self._tell(node, pack(order))
+        host, port = self._buddies.get(node, ("", 0))
+        self._tell(node, pack(self._order._replace(host=host, port=port)))
 
-    def _reach(self, buddy: _Member) -> str:
-        """The address of a node, for another one: the agent on this host may have sent from 127.0.0.1."""
-        others = [one.host for one in self._members.values()]
-        return buddy.report.host if _is_loop(buddy.host) and not all(map(_is_loop, others)) else buddy.host
+    def _reach(self, one: _Member) -> tuple[str, int]:
+        """Where another node finds it: the agent on this host may have sent from 127.0.0.1."""
+        all_here = all(_is_loop(member.host) for member in self._members.values())
+        return one.host if all_here or not _is_loop(one.host) else one.report.host, one.report.port
 
     def _wake(self, now: float) -> None:
         """Nodes without ranks take copies too."""

@@ -2,10 +2,10 @@
 
     client: hello (can it seal? 16 random bytes)    server: hello, proof    client: proof    then frames both ways
 
-The key is the one that the supervisor gave the agents of this ``ftsupervise run``. Each connection gets a key of its own from it
-and from both random numbers, and every frame has its number, so that nothing is taken twice. Where `cryptography` is installed on
-both sides each frame is sealed with AES-256-GCM, which costs less than any MAC of the standard library. Elsewhere a MAC covers
-each message, and with it the digest of the data: the data are then guarded against accidents, not against a forger on the wire.
+The key is the one that the supervisor gave the agents of this ``ftsupervise run``. Each connection gets a key of its own from
+it and from both random numbers, and every frame has its number, so that nothing is taken twice. Where `cryptography` is
+installed on both sides each frame is sealed with AES-256-GCM, which costs less than any MAC of the standard library. Elsewhere
+a MAC covers each message, and with it the digest of the data: they are then guarded against accidents, not against a forger.
 
 Nothing in a frame is ever a path: a snapshot is named by its rank and its step.
 """
