@@ -10,19 +10,16 @@ has named beforehand to all nodes; the ranks keep that one until every buddy has
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple
 
-from ftsupervise.checkpoints.memory_folder import make, node_folder, rank_file
+from ftsupervise.checkpoints.memory_folder import make, node_folder
 from ftsupervise.checkpoints.memory_pins import Pins, PinsPage
-from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, open_slots
+from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.host.processes import die_with_parent
 from ftsupervise.ranks.protocol import own_addresses
 from ftsupervise.ranks.snapshot_copy import (
@@ -35,59 +32,14 @@ from ftsupervise.ranks.snapshot_copy import (
     require_room,
     send_snapshot,
 )
-from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, accept, connect
-from ftsupervise.rundir.records import as_count, decode, encode
+from ftsupervise.ranks.snapshot_door import CopyServer
+from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport, pack, read_order
+from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel, connect
 
-_LOOK = 0.05  # seconds between two looks for the generation that is wanted
+_LOOK = 0.05  # seconds between two looks for the snapshot that is wanted
 _REPORT = 1.0  # seconds between two reports without news
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between two tries to reach the buddy
-_STRANGERS = 32  # connections that have proven nothing yet; the oldest goes
 _NICE = 19
-LARGEST = 1200  # bytes of an order or a report
-
-
-class CopyOrder(NamedTuple):
-    """What the supervisor tells a node."""
-
-    number: int  # grows: an older one is not obeyed
-    attempt: int
-    host: str = ""  # of the buddy; "" where there is none
-    port: int = 0
-    held: int = -1  # the step that every buddy holds
-    wanted: int = -1  # the first snapshot from this step on is copied next
-
-
-class CopyReport(NamedTuple):
-    """What a node tells the supervisor."""
-
-    port: int = 0  # where it takes snapshots
-    ranks: int = 0  # that run here and make snapshots
-    world: int = 0
-    newest: int = -1  # step that all of them have
-    sent: int = -1  # step that the buddy has of all of them
-    attempt: int = 0  # of ``sent``
-    missed: int = -1  # a ``wanted`` that came too late
-    order: int = 0  # the last one that was obeyed
-    host: str = ""  # how others reach this node, as it thinks
-    problem: str = ""
-
-
-def pack(word: CopyOrder | CopyReport) -> bytes:
-    return json.dumps(encode(word, sparse=True)).encode()
-
-
-def read_order(raw: bytes) -> CopyOrder | None:
-    try:
-        return decode(CopyOrder, json.loads(raw), lenient=True)
-    except ValueError:
-        return None
-
-
-def read_report(raw: bytes) -> CopyReport | None:
-    try:
-        return decode(CopyReport, json.loads(raw), lenient=True)
-    except ValueError:
-        return None
 
 
 class SnapshotExchange:
@@ -95,51 +47,38 @@ class SnapshotExchange:
 
     def __init__(self, folder: str, node: str, key: bytes, talk: socket.socket, share: float) -> None:
         """Raises OSError when there can be no folder or no socket."""
-        self.held = make(folder, node)
-        if self.held is None:
+        self.lock = make(folder, node)
+        if self.lock is None:
             raise OSError(f"cannot make {folder}")
-        self._place, self._key, self._talk = node_folder(folder, node), key, talk
-        self._bucket = TokenBucket(rate_of(share))
+        self._place, self._talk = node_folder(folder, node), talk
+        self._sender = CopySender(self._place, key, TokenBucket(rate_of(share)))
+        self._server = CopyServer(self._place, key, lambda: self._sender.order)
         self._pins = PinsPage(self._place, write=True)
-        self._order = CopyOrder(0, 0)
-        self._news = threading.Condition()
-        self._lock = threading.Lock()
-        self._report = CopyReport()
+        host = next((one for one in reversed(own_addresses()) if one[:1].isdigit()), "")
+        self._self = CopyReport(port=self._server.port, host=host)
         self._told, self._told_at = CopyReport(), 0.0
-        self._problem, self._missed = "", -1
-        self._host = next((one for one in reversed(own_addresses()) if one[:1].isdigit()), "")
-        self._door = _Door(key, self._serve)
 
     def run(self) -> None:
-        sender = threading.Thread(target=self._send_for_ever, name="snapshots-out", daemon=True)
-        sender.start()
+        threading.Thread(target=self._sender.run, name="snapshots-out", daemon=True).start()
         while self._hear(_LOOK):
             self._tell()
-
-    # ------------------------------------------------------------------------------------------------ with the agent
 
     def _hear(self, seconds: float) -> bool:
         """Obey what has come; False when the agent has gone."""
         if not select.select([self._talk], [], [], seconds)[0]:
             return True
         raw = self._talk.recv(1 << 16)
-        order = read_order(raw)
-        if order is not None and order.number > self._order.number:
+        order, before = read_order(raw), self._sender.order
+        if order is not None and order.number > before.number:
             self._pins.write(Pins(order.held, order.wanted))
-            if order.held > self._order.held:
-                self._drop_old(order.held)
-            with self._news:
-                self._order = order
-                self._news.notify_all()
+            if order.held > before.held:
+                drop_old(self._place, order.held)
+            self._sender.obey(order)
         return bool(raw)
 
     def _tell(self) -> None:
-        ranks, world, newest = self._own()
-        with self._lock:
-            report = self._report._replace(ranks=ranks, world=world, newest=newest, order=self._order.number)
-            report = report._replace(
-                port=self._door.port, host=self._host, missed=self._missed, problem=self._problem[:200]
-            )
+        ranks, world, newest = own_snapshots(self._place)
+        report = self._sender.progress(self._self)._replace(ranks=ranks, world=world, newest=newest)
         now = monotonic()
         urgent = report._replace(newest=self._told.newest) != self._told
         if not urgent and now < self._told_at + _REPORT:
@@ -150,39 +89,40 @@ class SnapshotExchange:
         except OSError:  # it has gone: ``_hear`` sees it
             return
 
-    def _own(self) -> tuple[int, int, int]:
-        """Ranks of this node that make snapshots, their world, and the newest step that all of them have."""
-        files = open_all(self._place)
-        try:
-            own = [file for file in files if has_writer(file)]
-            steps = [{one.step for one in file.held()} for file in own]
-            common = set.intersection(*steps) if steps else set()
-            return len(own), own[0].world if own else 0, max(common, default=-1)
-        except OSError:
-            return 0, 0, -1
-        finally:
-            for file in files:
-                file.close()
 
-    def _drop_old(self, held: int) -> None:
-        """Remove the copies of ranks that have another buddy now: all of the run holds a newer step elsewhere."""
-        for file in open_all(self._place):
-            with file:
-                try:
-                    if not has_writer(file) and all(one.step < held for one in file.held()):
-                        os.unlink(file.path)
-                except OSError:
-                    continue
+class CopySender:
+    """Copies the snapshots of this node's ranks to its buddy, one step at a time, as the last order says."""
 
-    # ------------------------------------------------------------------------------------------------------- sending
+    def __init__(self, place: str, key: bytes, bucket: TokenBucket) -> None:
+        self.order = CopyOrder(0, 0)
+        self._place, self._key, self._bucket = place, key, bucket
+        self._news = threading.Condition()
+        self._sent = SnapshotId(-1, 0)
+        self._missed, self._problem = -1, ""
 
-    def _send_for_ever(self) -> None:
+    def obey(self, order: CopyOrder) -> None:
+        with self._news:
+            self.order = order
+            self._news.notify_all()
+
+    def progress(self, report: CopyReport) -> CopyReport:
+        """``report`` with what has been copied."""
+        with self._news:
+            return report._replace(
+                sent=self._sent.step,
+                attempt=self._sent.attempt,
+                missed=self._missed,
+                order=self.order.number,
+                problem=self._problem[:200],
+            )
+
+    def run(self) -> None:
         channel: SnapshotChannel | None = None
         tries, of = 0, ("", 0)
         while True:
             with self._news:
                 self._news.wait(_LOOK)
-                order = self._order
+                order = self.order
             if (order.host, order.port) != of:
                 _close(channel)
                 channel, tries, of = None, 0, (order.host, order.port)
@@ -191,40 +131,37 @@ class SnapshotExchange:
                 continue
             try:
                 channel = channel or connect(order.host, order.port, self._key)
-                self._send_all(channel, wanted, order)
+                self._send_all(channel, wanted)
                 tries = 0
             except NotTaken as error:
-                self._problem = str(error)
+                self._note(str(error))
             except (ChannelBroken, OSError) as error:
-                # the first time it may only be that the buddy has closed an idle connection
-                self._problem = str(error) if tries else self._problem
+                if tries:  # the first time it may only be that the buddy has closed an idle connection
+                    self._note(str(error))
                 _close(channel)
                 channel = None
                 threading.Event().wait(0 if not tries else _AGAIN[min(tries, len(_AGAIN)) - 1])
                 tries += 1
 
     def _wanted(self, order: CopyOrder) -> SnapshotId | None:
-        """The generation that goes next; None where there is none yet, or no buddy."""
-        done = self._report.sent >= order.wanted and self._report.attempt == order.attempt
+        """The snapshot that goes next; None where there is none yet, or no buddy."""
+        done = self._sent.step >= order.wanted and self._sent.attempt == order.attempt
         if not order.host or order.wanted < 0 or done:
             return None
         first: set[SnapshotId | None] = set()
-        files = open_all(self._place)
-        try:
-            for file in files:
-                if has_writer(file):
-                    fits = (one for one in file.held() if one.step >= order.wanted and one.attempt == order.attempt)
-                    first.add(min(fits, default=None))
-        except OSError:
-            return None
-        finally:
-            for file in files:
-                file.close()
+        for file in open_all(self._place):
+            with file:
+                try:
+                    if has_writer(file):
+                        fits = (one for one in file.held() if one.step >= order.wanted and one.attempt == order.attempt)
+                        first.add(min(fits, default=None))
+                except OSError:
+                    first.add(None)
         if len(first) > 1 and None not in first:  # the ranks heard too late what to keep
             self._missed = order.wanted
         return first.pop() if len(first) == 1 else None
 
-    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId, order: CopyOrder) -> None:
+    def _send_all(self, channel: SnapshotChannel, wanted: SnapshotId) -> None:
         files = open_all(self._place)
         try:
             for file in files:
@@ -234,105 +171,37 @@ class SnapshotExchange:
         finally:
             for file in files:
                 file.close()
-        with self._lock:
-            self._problem = ""
-            self._report = self._report._replace(sent=wanted.step, attempt=wanted.attempt)
+        with self._news:
+            self._sent, self._problem = wanted, ""
 
-    # ----------------------------------------------------------------------------------------------------- receiving
+    def _note(self, problem: str) -> None:
+        with self._news:
+            self._problem = problem
 
-    def _serve(self, channel: SnapshotChannel) -> None:
-        """One connection: "put" brings a snapshot of a rank that runs elsewhere, "get" fetches one for it."""
-        while True:
-            asked = channel.receive()
-            try:
-                if asked.get("do") == "put":
-                    spared = self._spared()
-                    receive_snapshot(channel, self._place, spared, self._may_take, self._refuse)
-                elif asked.get("do") == "get":
-                    self._give(channel, asked)
-                else:
-                    raise ChannelBroken("no such request")
-            except NotTaken:
-                continue
 
-    def _give(self, channel: SnapshotChannel, asked: dict[str, Any]) -> None:
-        numbers = [as_count(str(asked.get(name))) for name in ("rank", "step", "attempt")]
-        rank, step, attempt = numbers
-        if rank is None or step is None or attempt is None:
-            raise ChannelBroken("no such request")
-        try:
-            file = open_slots(rank_file(self._place, rank))
-        except (OSError, ValueError) as error:
-            channel.send({"why": f"nothing of rank {rank}: {error}"})
-            raise NotTaken(str(error)) from None
+def own_snapshots(place: str) -> tuple[int, int, int]:
+    """Ranks of this node that make snapshots, their world, and the newest step that all of them have."""
+    steps, world = [], 0
+    for file in open_all(place):
         with file:
-            send_snapshot(channel, file, SnapshotId(step, attempt), TokenBucket(None))
-
-    def _spared(self) -> frozenset[SnapshotId]:
-        held = self._order.held
-        return frozenset(SnapshotId(held, attempt) for attempt in range(self._order.attempt + 1))
-
-    def _refuse(self, header: SlotHeader) -> str:
-        """An older attempt may still be alive on a node that Slurm has lost: nothing of it is taken."""
-        if header.attempt != self._order.attempt:
-            return f"attempt {header.attempt} is not the one that runs here ({self._order.attempt})"
-        try:
-            with open_slots(rank_file(self._place, header.rank)) as file:
-                return f"rank {header.rank} runs here" if has_writer(file) else ""
-        except (OSError, ValueError):
-            return ""
-
-    def _may_take(self, size: int) -> None:
-        require_room(self._place, size)
-
-
-class _Door:
-    """Listens, and lets in who knows the key: a thread for each connection."""
-
-    def __init__(self, key: bytes, serve: Callable[[SnapshotChannel], None]) -> None:
-        """Raises OSError."""
-        self._key, self._serve = key, serve
-        try:
-            self._sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        except OSError:  # no IPv6 here
-            self._sock = socket.create_server(("0.0.0.0", 0))
-        self.port = int(self._sock.getsockname()[1])
-        self._unproven: dict[socket.socket, None] = {}
-        self._lock = threading.Lock()
-        threading.Thread(target=self._accept, name="snapshots-door", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
             try:
-                sock = self._sock.accept()[0]
-            except OSError:  # too many open files: some will go
-                threading.Event().wait(0.1)
+                if has_writer(file):
+                    steps.append({one.step for one in file.held()})
+                    world = file.world
+            except OSError:
+                return 0, 0, -1
+    return len(steps), world, max(set.intersection(*steps), default=-1) if steps else -1
+
+
+def drop_old(place: str, held: int) -> None:
+    """Remove the copies of ranks that have another buddy now: all of the run holds the newer step ``held`` elsewhere."""
+    for file in open_all(place):
+        with file:
+            try:
+                if not has_writer(file) and all(one.step < held for one in file.held()):
+                    os.unlink(file.path)
+            except OSError:
                 continue
-            with self._lock:
-                self._unproven[sock] = None
-                if len(self._unproven) > _STRANGERS:
-                    _shut(next(iter(self._unproven)))
-            threading.Thread(target=self._let_in, args=(sock,), name="snapshots-in", daemon=True).start()
-
-    def _let_in(self, sock: socket.socket) -> None:
-        with sock:
-            try:
-                channel = accept(sock, self._key)
-                with self._lock:
-                    self._unproven.pop(sock, None)
-                self._serve(channel)
-            except (ChannelBroken, OSError):
-                pass
-            finally:
-                with self._lock:
-                    self._unproven.pop(sock, None)
-
-
-def _shut(sock: socket.socket) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
 
 
 def _close(channel: SnapshotChannel | None) -> None:

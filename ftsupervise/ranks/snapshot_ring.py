@@ -14,7 +14,7 @@ from math import ceil
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.ranks.snapshot_exchange import CopyOrder, CopyReport, pack, read_report
+from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport, pack, read_report
 
 _FRESH = 5.0  # seconds after which a node without a report is left out of the ring
 _LEAST, _MOST = 0.2, 5.0  # seconds in advance

@@ -244,7 +244,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
 def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(Detector(to.options.hang, to.past), to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+    return HangMonitor(Detector(to.options.hang, to.past), to.agents.table.newest, to.agents.ask, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
@@ -255,5 +255,5 @@ def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, d
     states = to.allocation.how_they_are(ended=True)
     used = now.placement.nodes or to.allocation.nodes
     lost = {node: states[node].rstrip("*") for node in used if is_away(states.get(node, ""))}
-    to.agents.end_what_lives_on(now.claim.folder, tuple(lost))
+    to.agents.kill_survivors(now.claim.folder, tuple(lost))
     return now._replace(node_states=states), lost

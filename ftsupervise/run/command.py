@@ -204,13 +204,13 @@ class RunningCommand:
         """The first crash that a node reported; None also where no restart would follow: the crash is then only recorded."""
         if self.asked.agents is None:
             return None
-        self.asked.agents.tend()
+        self.asked.agents.keep_running()
         self._hear_deaths()
         return self.death.cause() if self.death is not None and self.asked.restarts and not self.now.warned else None
 
     def _hear_deaths(self) -> None:
         """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
-        news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
+        news = self.asked.agents.table.deaths() if self.asked.agents is not None else []
         self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
         if not self.now.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
             self.death = first_failure(self.crashes)
@@ -346,7 +346,7 @@ class RunningCommand:
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
             agents, before = self.asked.agents, output if self.touched is None else self.touched.output
             one, failed = (
-                (agents.first_failure_before_kill(self.death), agents.pulses.failed) if agents else (self.death, ())
+                (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
             death = exit_analysis.cause_of(one, output, failed, before=before)
         stopped = read_stopped(self.asked.mine.folder).cause
@@ -385,8 +385,8 @@ class RunningCommand:
     def _reached(self) -> Reached:
         """The steps reached by the beats; the heartbeat pages are read more often and may know a later last step."""
         seen = reached(self.asked.options.rundir, self.asked.mine.number)
-        pulses = self.asked.agents.pulses.newest() if self.asked.agents is not None else []
-        told = [one.step for one in pulses if one.step is not None]
+        states = self.asked.agents.table.newest() if self.asked.agents is not None else []
+        told = [one.step for one in states if one.step is not None]
         return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
 
     def say(self, text: str) -> None:

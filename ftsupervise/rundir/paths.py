@@ -46,10 +46,8 @@ ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
 ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see fence.py
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
-ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of this job's snapshots in the memory of every node (checkpoints/memory_folder.py)
-ENV_SNAPSHOT_STEP = (
-    "FTSUPERVISE_SNAPSHOT_STEP"  # the step whose snapshot every rank of this attempt begins from; unset: none
-)
+ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of the job's snapshots (checkpoints/memory_folder.py)
+ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
-from ftsupervise.ranks.snapshot_exchange import CopyReport, read_report, start_exchange
+from ftsupervise.ranks.snapshot_exchange import start_exchange
+from ftsupervise.ranks.snapshot_orders import CopyReport, read_report
 from ftsupervise.ranks.snapshot_ring import SnapshotRing
 
 # A rank: PLACE WORLD RANK ATTEMPT SIZE FROM; a snapshot every 20 ms, every second step, in the slot that nobody needs.
@@ -114,7 +115,7 @@ class CopyScene:
             os.kill(pid, signal.SIGKILL)
         for talk in self._talks.values():
             talk.close()
-        for node in os.listdir(self.folder) if os.path.isdir(self.folder) else ():
+        for node in os.listdir(self.folder) if Path(self.folder).is_dir() else ():
             memory_folder.remove(self.folder, node)
 
     def _tell(self, node: str, body: bytes) -> None:

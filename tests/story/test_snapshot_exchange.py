@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,17 +197,8 @@ def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, 
     assert wanted not in before or scene.ring.state.held == wanted.step
     where = scene.ring.port_of("b")
     assert where is not None
-    channel = snapshot_wire.connect(*where, scene.key, seal=seal)
+    channel = snapshot_wire.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
     assert channel.sealed == seal
-    send = channel._send
-
-    def flipped(data: bytes | memoryview) -> None:
-        changed = bytearray(data)
-        if len(changed) > 50_000:
-            changed[40_000] ^= 4
-        send(changed)
-
-    channel._send = flipped  # type: ignore[method-assign]  # a forger between the two
     channel.send({"do": "put"})
     with pytest.raises((NotTaken, ChannelBroken)):
         _send(scene, channel, "a", 0, wanted)
@@ -232,6 +224,32 @@ def _channel(scene: CopyScene, node: str, key: bytes) -> SnapshotChannel:
     where = scene.ring.port_of(node)
     assert where is not None
     return snapshot_wire.connect(*where, key)
+
+
+def _forger(where: tuple[str, int], at: int) -> int:
+    """The port of somebody between the two, who flips one bit of what goes to ``where``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on(source: socket.socket, target: socket.socket, flip: int) -> None:
+        seen = 0
+        try:
+            while data := bytearray(source.recv(65536)):
+                if seen <= flip < seen + len(data):
+                    data[flip - seen] ^= 4
+                seen += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            target.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        near = listener.accept()[0]
+        far = socket.create_connection(where)
+        threading.Thread(target=pass_on, args=(far, near, -1), daemon=True).start()
+        pass_on(near, far, at)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
 
 
 def _send(scene: CopyScene, channel: SnapshotChannel, node: str, rank: int, wanted: SnapshotId) -> None:
