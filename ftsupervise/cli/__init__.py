@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "clear": ("switches", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
+    "checkpoints": (
+        "checkpoints",
+        "checkpoints",
+        "Checkpoints: list them, verify them, adopt those of other programs.",
+    ),
     "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
     "notify": ("notify", "notify", "Test a receiver; preview every message."),
     "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),

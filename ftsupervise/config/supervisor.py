@@ -163,6 +163,16 @@ SETTINGS = (
         "--guard-run-for", "guard.run_for", "guard.RUN_FOR", _SECONDS, None, above=0,
         help="Stop after this long, whatever the limit of the job.",
     ),
+    Setting(
+        "--checkpoints", "checkpoints.path", "checkpoints", Form.FOLDER, None,
+        help="Where the run writes its checkpoints: FTSUPERVISE_CHECKPOINT_DIR, unless the job sets that. Default: checkpoints "
+        "in the run directory.",
+    ),
+    Setting(
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
+        "every byte.",
+    ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
 

@@ -77,7 +77,7 @@ def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -
     given[ENV_ATTEMPT_DIR] = str(found.claim.folder)
     given[ENV_RESTART] = str(found.restarts)
     given[ENV_PAGES] = found.pages
-    given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
+    given.setdefault(ENV_CHECKPOINT_DIR, options.checkpoints or str(options.rundir.checkpoints))
     for key in (ENV_AREA, ENV_STAGING):
         given.pop(key, None)
     given.update(found.fence)
@@ -159,7 +159,8 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     if mine is None:
         return now, False
     log = mine.folder / "run.log"
-    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, to.env, partial(tell, log)))
+    where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
+    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
