@@ -67,7 +67,7 @@ class CauseKind(str, Enum):
     PREEMPTED = "preemption"
     INTERRUPTED = "interrupted"
     SUPERSEDED = "superseded"
-    LOST = "died without a word"  # no end on record, and its process is gone
+    LOST = "ended without a record"  # no end on record, and its process is gone
     UNKNOWN = "unknown"  # no end on record, and nothing can be said from here
     OTHER = "other"  # ``text`` says it: Slurm's own reason, or a page without more
 

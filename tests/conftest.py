@@ -1,23 +1,22 @@
-"""What all tests share: a state directory and a home of their own, and a way to wait for a state instead of a time."""
+"""What all tests share: a state directory and a home of their own,
+a supervised run, and a way to wait for a state instead of a time."""
 
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ftsupervise.errors import SchedulerUnavailable
+from tests.neighbours.patience import wait_until
+from tests.neighbours.supervised import SupervisedRun
 
 # an example may have no turn for a while on a busy machine: that is no failure
 settings.register_profile("patient", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-
-T = TypeVar("T")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -50,24 +49,13 @@ def no_subreaper() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def until() -> Callable[..., T]:
-    """``until(question, what="…", seconds=60)``: the first true answer; fails with the last one after ``seconds``.
+def until() -> Callable[..., object]:
+    """``until(question, what="…", seconds=60)``: the first true answer."""
+    return wait_until
 
-    A file that is not there yet is an answer too: not yet. So is a controller that has no turn for a moment.
-    """
 
-    def wait(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
-        deadline = time.monotonic() + seconds
-        while True:
-            answer: T | Exception
-            try:
-                answer = question()
-            except (FileNotFoundError, SchedulerUnavailable) as error:
-                answer = error
-            if answer and not isinstance(answer, (FileNotFoundError, SchedulerUnavailable)):
-                return answer
-            if time.monotonic() > deadline:
-                pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")
-            time.sleep(0.05)
-
-    return wait
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[SupervisedRun]:
+    """A run in ``tmp_path / "run"``: ``run.start("--in-place", "5", "--", "train")``."""
+    with closing(SupervisedRun(tmp_path / "run", tmp_path)) as one:
+        yield one

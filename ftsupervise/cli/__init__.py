@@ -15,6 +15,7 @@ import click
 from ftsupervise import __version__
 from ftsupervise.cli.saying import look_at_terminals, may_colour, say
 from ftsupervise.errors import Cancelled, Error, UsageError
+from ftsupervise.printable import log_line
 
 # name -> (module, attribute, one line for --help). A new command is one line here and one module beside this file.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -110,16 +111,18 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         say("ftsupervise: stopped", err=True)
         code = Cancelled.exit_code
     except click.ClickException as error:
+        head = _head(argv)
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2; before it was no error
             click.echo(error.format_message(), err=True)
         elif isinstance(error, click.UsageError) and error.ctx is not None:
             command = error.ctx.command_path
-            say(f"{command}: {error.format_message()}\n  {command} --help says more", err=True)
+            begin = head.replace("ftsupervise: ", f"{command}: ")
+            say(f"{begin}{error.format_message()}\n  {command} --help says more", err=True)
         else:
-            say(f"ftsupervise: {error.format_message()}", err=True)
+            say(f"{head}{error.format_message()}", err=True)
         code = UsageError.exit_code
     except Error as error:
-        say(f"ftsupervise: {error}", err=True)
+        say(f"{_head(argv)}{error}", err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = Cancelled.exit_code
@@ -130,9 +133,15 @@ def _main(argv: list[str] | None, shown: dict[str, Any]) -> NoReturn:
         from ftsupervise.errors import from_os_error
 
         known = from_os_error(error, f"use {error.filename}" if error.filename else "finish")
-        say(f"ftsupervise: {known}", err=True)
+        say(f"{_head(argv)}{known}", err=True)
         code = known.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _head(argv: list[str] | None) -> str:
+    """The beginning of an error. ``run`` writes into the job's log, where each line of ours begins with its time."""
+    in_the_log = (sys.argv[1:] if argv is None else argv)[:1] == ["run"]
+    return log_line("") if in_the_log else "ftsupervise: "
 
 
 def _width() -> int:

@@ -213,8 +213,9 @@ def _journals_of(run: str | None) -> list[Journal]:
     import os
 
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.config.find_run import find_run, state_dir
+    from ftsupervise.config.find_run import find_run
     from ftsupervise.crontab.installation import journal_of, journal_of_default
+    from ftsupervise.rundir.paths import state_dir
 
     crons = [journal_of(run)] if run is not None else [journal_of_default(os.environ)]
     if run is not None and crons[0] is not None:

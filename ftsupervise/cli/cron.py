@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli import cron_run
+from ftsupervise.cli import cron_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,8 +69,8 @@ def install(
     if dry_run:
         _show(plan)
         return
-    slurm = cron_run.slurm(plan.installed.environment) if plan.installed.backend == "slurm" else None
-    done = carry_out(plan, cron_run.now(), slurm)
+    slurm = cron_output.slurm(plan.installed.environment) if plan.installed.backend == "slurm" else None
+    done = carry_out(plan, cron_output.now(), slurm)
     where = plan.cron.root
     click.echo(f"cron {'is installed' if done.changed else 'was installed already'} in {where}")
     click.echo(f"  kept by   {plan.installed.why}")
@@ -97,14 +97,15 @@ def install(
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def list_entries(directory: Path | None, as_json: bool) -> None:
     """List what runs when, and which files and lines are passed over, and why."""
-    from ftsupervise.cli.cron_output import entries_as_json, entry_lines
     from ftsupervise.crontab.entries import find
     from ftsupervise.crontab.installation import need_installed
 
     place = _place(directory)
     installed = need_installed(place)
     found = find(place, installed)
-    for line in (entries_as_json if as_json else entry_lines)(found, installed, cron_run.now()):
+    for line in (cron_output.entries_as_json if as_json else cron_output.entry_lines)(
+        found, installed, cron_output.now()
+    ):
         click.echo(line)
     if not as_json and not found.entries and not found.passed:
         click.echo(f"nothing yet: drop an executable into {place.folder('hourly')}")
@@ -144,14 +145,13 @@ def status(directory: Path | None, as_json: bool) -> None:
 
     Exit code 2 when it is dead or was never started, 1 when its slots come late, 3 when that is unknown.
     """
-    from ftsupervise.cli import cron_output
     from ftsupervise.crontab.installation import need_installed
     from ftsupervise.crontab.status import gather
 
     place = _place(directory)
     installed = need_installed(place)
-    slurm = cron_run.slurm(installed.environment) if installed.backend == "slurm" else None
-    seen = gather(place, installed, slurm, cron_run.now())
+    slurm = cron_output.slurm(installed.environment) if installed.backend == "slurm" else None
+    seen = gather(place, installed, slurm, cron_output.now())
     for line in cron_output.as_json(seen) if as_json else cron_output.lines(seen):
         click.echo(line)
     raise SystemExit({"DEAD": 2, "UNSTARTED": 2, "LATE": 1, "UNKNOWN": 3}.get(seen.verdict, 0))
@@ -171,8 +171,8 @@ def remove(directory: Path | None, dry_run: bool) -> None:
         what = "cancel its jobs" if installed.backend == "slurm" else f"take its lines out of your {installed.backend}"
         click.echo(f"would mark {place.root} as removed and {what}; folders, files and outputs stay")
         return
-    slurm = cron_run.slurm(installed.environment) if installed.backend == "slurm" else None
-    done = carry_out(place, installed, cron_run.now(), slurm)
+    slurm = cron_output.slurm(installed.environment) if installed.backend == "slurm" else None
+    done = carry_out(place, installed, cron_output.now(), slurm)
     click.echo(f"cron in {place.root} is removed; its folders stay")
     if done.cancelled:
         click.echo(f"  cancelled  {' '.join(done.cancelled)}")
@@ -196,10 +196,10 @@ def run(name: str | None, directory: Path | None, foreground: bool, again: bool,
     if foreground == (name is not None):
         raise UsageError("name an entry, or say --foreground", hint="ftsupervise cron list shows the entries")
     if foreground:
-        cron_run.loop(_place(directory), dry_run)
+        cron_output.loop(_place(directory), dry_run)
     else:
         assert name is not None
-        cron_run.run_one(_place(directory), name, again=again, dry_run=dry_run)
+        cron_output.run_one(_place(directory), name, again=again, dry_run=dry_run)
 
 
 @cron.command(short_help="Bring the chain back if it is dead.")
@@ -228,10 +228,10 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
     installed = need_installed(place)
     if dry_run:
         click.echo("would ask squeue once and submit what is missing of:")
-        for slot in slots_after(cron_run.now(), installed.period, installed.spares):
+        for slot in slots_after(cron_output.now(), installed.period, installed.spares):
             click.echo(f"  TZ=UTC0 sbatch --parsable {' '.join(options(installed, slot))} {place.script}")
         return
-    state = see_to(place.root, cron_run.slurm(installed.environment), cron_run.now(), thorough=True)
+    state = see_to(place.root, cron_output.slurm(installed.environment), cron_output.now(), thorough=True)
     click.echo(state.words)
     raise SystemExit(codes[state.health])
 
@@ -242,7 +242,7 @@ def ensure(directory: Path | None, run_dir: str | None, dry_run: bool) -> None:
 def tick(directory: Path | None, slot: int | None) -> None:
     """Run one slot; every back end calls this."""
     made_for = datetime.fromtimestamp(slot, timezone.utc) if slot is not None else None
-    done = cron_run.tick(_place(directory), made_for)
+    done = cron_output.tick(_place(directory), made_for)
     for line in (*done.trouble, *done.notified) if done is not None else ():
         click.echo(line, err=True)
 
@@ -262,7 +262,7 @@ def _for_run(name: str) -> Finding | None:
     from ftsupervise.config.find_run import find_run
     from ftsupervise.crontab.keepalive import look_after_for
 
-    return look_after_for(load_settings(find_run(name).config), cron_run.slurm(os.environ), cron_run.now())
+    return look_after_for(load_settings(find_run(name).config), cron_output.slurm(os.environ), cron_output.now())
 
 
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> InstallPlan:
@@ -297,7 +297,7 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
         settings.model_copy(update=changes),
         alerts,
         alerts_from=origin,
-        now=cron_run.now(),
+        now=cron_output.now(),
         env=os.environ,
         python=sys.executable,
     )
@@ -330,7 +330,7 @@ def _show(plan: InstallPlan) -> None:
     click.echo(f"kept by {installed.why}; times are in {installed.timezone}")
     if plan.script:
         click.echo(f"\n# {plan.cron.script}\n{plan.script}")
-        for slot in slots_after(cron_run.now(), installed.period, installed.spares):
+        for slot in slots_after(cron_output.now(), installed.period, installed.spares):
             click.echo(f"TZ=UTC0 sbatch --parsable {' '.join(options(installed, slot))} {plan.cron.script}")
     if plan.lines:
         click.echo(f"\n# into your {installed.backend}\n{plan.lines}")

@@ -12,6 +12,7 @@ import click
 
 from ftsupervise.cli.saying import say
 from ftsupervise.printable import printable
+from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -31,7 +32,7 @@ _ASKING = 10.0  # seconds for all that Slurm is asked before something is submit
 @click.option("--exclude", metavar="NODES", default="", help="Nodes to exclude, besides launch.exclude.")
 @click.option("--again", is_flag=True, help="Submit even though the run is in the queue already.")
 @click.option("--trust", is_flag=True, help="Launch settings that somebody else may write; it is remembered.")
-@click.option("--scheduler", type=click.Choice(["auto", "slurm", "local"]), help="Instead of the configuration's.")
+@click.option("--scheduler", type=click.Choice(["auto", *SCHEDULERS]), help="Instead of the configuration's.")
 def launch(
     run: str | None,
     dry_run: bool,
@@ -52,7 +53,6 @@ def launch(
 
     from ftsupervise.config.find_run import launch_file
     from ftsupervise.host import haste
-    from ftsupervise.scheduler import kind_of
 
     before = haste.until
     haste.until = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
@@ -106,11 +106,11 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
     from ftsupervise.launch.plan import plan
     from ftsupervise.nodes.exclude import that_fit, to_avoid
 
-    if after and not re.fullmatch(r"(local-)?\d+(_\d+)?", after):
+    if after and not is_job_id(after):
         raise UsageError(f"--after takes a job id such as 87, not {after!r}", hint="squeue --me lists yours")
     if exclude and not re.fullmatch(r"[A-Za-z0-9_.,\[\]-]+", exclude):
         raise UsageError(f"--exclude takes node names such as node-[3,7], not {exclude!r}")
-    avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == "slurm" else ((), ())
+    avoid, unread = to_avoid(run, datetime.now(timezone.utc)) if kind == SLURM else ((), ())
     for sentence in unread:
         say(f"note: {sentence}", err=True)
     if avoid:  # Slurm is asked, by a dry run too: it prints what would be submitted and nothing else
@@ -179,7 +179,6 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
     """Print what was submitted, and the scheduler's warnings."""
     from ftsupervise.errors import SchedulerUnavailable
     from ftsupervise.launch.submit import launch_run
-    from ftsupervise.scheduler import open_scheduler
 
     scheduler = open_scheduler(plan.kind)
     try:
@@ -203,7 +202,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
     if done.found_again:
         say(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
     else:
-        kind = "on this machine " if plan.kind == "local" else ""
+        kind = "on this machine " if plan.kind == LOCAL else ""
         attached = f", after job {plan.after}" if plan.after else ""
         say(f"{plan.name}: submitted {kind}as job {ids} ({members}{attached})")
     say(f"  run directory  {where}")
@@ -221,7 +220,7 @@ def _tell_who_watches(plan: Plan, run: Run) -> None:
     from ftsupervise.crontab.keepalive import see_to
     from ftsupervise.scheduler.slurm import Slurm
 
-    if plan.kind != "slurm":
+    if plan.kind != SLURM:
         return
     state = see_to(run.cron.directory, Slurm(), datetime.now(timezone.utc))
     if state.installed:

@@ -19,8 +19,8 @@ from ftsupervise.host.ownership import shown_user
 if TYPE_CHECKING:
     from ftsupervise.nodes import incidents
     from ftsupervise.nodes.exclude import ExclusionResult
-    from ftsupervise.nodes.settings import Scoring
-    from ftsupervise.nodes.shared_store import Judgement
+    from ftsupervise.nodes.incidents import Scoring
+    from ftsupervise.nodes.judging import Judgement
     from ftsupervise.rundir.paths import RunDir
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -63,7 +63,7 @@ def _edit(command: Command) -> Command:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_nodes(run: str | None, as_json: bool) -> None:
     """List each node with incidents or a mark by hand, the excluded ones first (the default)."""
-    from ftsupervise.nodes.settings import of_run_dir
+    from ftsupervise.nodes.judging import of_run_dir
 
     rundir = _find(run)
     judged = _judged(rundir, quiet=as_json)
@@ -204,7 +204,7 @@ def _mark(
 ) -> RunDir:
     from ftsupervise.errors import from_os_error
     from ftsupervise.nodes.incidents import set_override
-    from ftsupervise.nodes.settings import of_run_dir
+    from ftsupervise.nodes.judging import of_run_dir
 
     wanted = _names(names)
     rundir = _find_after(run)
@@ -231,11 +231,9 @@ def _say_what_is_left(rundir: RunDir, judged: tuple[incidents.JudgedNode, ...], 
 
 def _judged(rundir: RunDir, *, quiet: bool = False) -> Judgement:
     """The nodes with their history; what could not be read is reported, unless ``quiet``."""
-    from ftsupervise.nodes import shared_store
-    from ftsupervise.nodes.settings import of_run_dir
+    from ftsupervise.nodes.judging import judge, of_run_dir
 
-    scoring, places = of_run_dir(rundir)
-    judged = shared_store.judge(places, scoring, datetime.now(timezone.utc))
+    judged = judge(*of_run_dir(rundir), datetime.now(timezone.utc))
     for problem in () if quiet else judged.known.problems:
         say(f"ftsupervise: {problem}", err=True)
     return judged

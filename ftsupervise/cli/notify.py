@@ -155,8 +155,7 @@ def _test_message(run: Run, receiver: str, now: datetime) -> Message:
 def _journals(run: Run) -> list[Journal]:
     """Where messages of this run may wait: in its own journal, and in this account's."""
     from ftsupervise.alerts.journal import Journal
-    from ftsupervise.config.find_run import state_dir
-    from ftsupervise.rundir.paths import RunDir
+    from ftsupervise.rundir.paths import RunDir, state_dir
     from ftsupervise.watch.checks import journal_of
 
     if run.run_dir is None:

@@ -33,10 +33,10 @@ class _Number(click.FloatRange):
 
 
 def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
-    from ftsupervise.warm.manager import wanted
+    from ftsupervise.warm.restarts import parse_setting
 
     try:
-        return wanted(value)
+        return parse_setting(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -89,8 +89,7 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
 
     from ftsupervise.config.find_run import find_run
     from ftsupervise.errors import NotFound
-    from ftsupervise.run import supervisor
-    from ftsupervise.run.settings import options_of
+    from ftsupervise.run import options_of, supervisor
     from ftsupervise.rundir.paths import ENV_RUN, RunDir
 
     try:

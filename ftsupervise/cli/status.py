@@ -13,7 +13,7 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
-    from ftsupervise.report.status import Status
+    from ftsupervise.report import Status
 
 SCHEMA_VERSION = 2
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "yellow", "STOPPED": "yellow"}
@@ -25,7 +25,7 @@ _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "
 def status(runs: tuple[str, ...], as_json: bool) -> None:
     """Show how RUN is doing. RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml."""
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.report.status import gather
+    from ftsupervise.report import gather
 
     found = [find_run(run) for run in runs or (None,)]
     seen = [gather(rundir, datetime.now(timezone.utc), os.environ) for rundir in found]

@@ -125,14 +125,14 @@ def _release(rundir: RunDir, name: str) -> None:
     from ftsupervise.errors import SchedulerUnavailable, from_os_error
     from ftsupervise.rundir.launches import may_change
     from ftsupervise.rundir.switches import let_go, release_brake, still_held
-    from ftsupervise.scheduler import open_scheduler
+    from ftsupervise.scheduler import kind_of_job, open_scheduler
 
     try:
         was = release_brake(rundir, who=shown_user(), now=datetime.now(timezone.utc))
         held = [job for job in still_held(rundir) if may_change(rundir, job)]
         say(f"The brake of {name} {'was not on.' if was is None else f'is off: {was.words()}'}")
         for job in held:
-            open_scheduler("local" if job.startswith("local-") else "slurm").release(job)
+            open_scheduler(kind_of_job(job)).release(job)
             let_go(rundir, job)
             say(f"Job {job} may start again.")
     except OSError as error:

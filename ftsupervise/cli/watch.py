@@ -128,19 +128,21 @@ class Shown:
 
 def _refuse(done: TickResult) -> None:
     """Report an error in the settings of the only run at once, with its exit code."""
-    for error in done.progress.errors.values():
-        raise error
-    for label, why in zip(done.progress.roster.names, done.progress.trouble.values(), strict=False):
-        from ftsupervise.errors import NoAnswer
+    for index, run in enumerate(done.progress.runs):
+        if run.error is not None:
+            raise run.error
+        if run.trouble:
+            from ftsupervise.errors import NoAnswer
 
-        raise NoAnswer(f"{label or 'this directory'}: {why}", hint="nothing is known of this run until it answers")
+            label = done.progress.roster.label(index)
+            raise NoAnswer(f"{label}: {run.trouble}", hint="nothing is known of this run until it answers")
 
 
 def _name_all(roster: Roster) -> None:
     """Every run that this account has launched, by its state directory, or by its last answer."""
-    from ftsupervise.config.find_run import state_dir
     from ftsupervise.errors import NoAnswer
     from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.paths import state_dir
     from ftsupervise.watch import roster as rosters
 
     roster.away = ""
@@ -161,12 +163,12 @@ def _name_all(roster: Roster) -> None:
 def _take_leave(roster: Roster) -> None:
     """Sign off: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.heartbeat_page import remove_watcher
     from ftsupervise.rundir.paths import RunDir
-    from ftsupervise.rundir.watchers import leave
 
     def go() -> None:
         for run in roster.runs:
-            leave(RunDir(str(run.run_dir)))
+            remove_watcher(RunDir(str(run.run_dir)))
 
     try:
         within(5.0, go)
@@ -175,8 +177,8 @@ def _take_leave(roster: Roster) -> None:
 
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
-    from ftsupervise.config.find_run import state_dir
     from ftsupervise.nodes.exclude import relieve
+    from ftsupervise.rundir.paths import state_dir
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
     from ftsupervise.watch.tour import TickOrders

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from ftsupervise.config import sources
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.find_run import state_dir
 from ftsupervise.config.load import load_account, loaded
 from ftsupervise.config.schema import Run
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, ownership
 from ftsupervise.host.modes import make_own
 from ftsupervise.printable import printable
+from ftsupervise.rundir.paths import state_dir
 
 # watchdogs that read a log: any file of this account, by an expression that may take for ever
 _READERS = ("hang", "loss")

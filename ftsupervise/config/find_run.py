@@ -15,17 +15,9 @@ from pathlib import Path
 
 from ftsupervise.errors import ConfigError, Error, NotFound
 from ftsupervise.host import files
-from ftsupervise.rundir.paths import ENV_RUN_DIR, ENV_STATE_DIR, RunDir
+from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir, state_dir
 
 CONFIG_NAME = "ftsupervise.yaml"
-
-
-def state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
-    if env.get(ENV_STATE_DIR):
-        return Path(env[ENV_STATE_DIR])
-    base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
 _PLAIN_NAME = re.compile(r"^name: *([A-Za-z][A-Za-z0-9._-]*) *(?:#.*)?$", re.M)

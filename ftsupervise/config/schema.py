@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -47,6 +47,7 @@ from ftsupervise.config.slurm_options import (
     option_name,
 )
 from ftsupervise.config.watchdogs import Watch
+from ftsupervise.scheduler import SCHEDULERS
 from ftsupervise.secrecy import assigned, by_name
 
 # The ``cron:`` section: where the crontab emulation lives, how often it looks, and how small its jobs are.
@@ -159,6 +160,11 @@ ModuleName = Annotated[
     str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
 ]
 Off = Literal[False, "off"]
+_SCHEDULERS = ("auto", *SCHEDULERS)
+if TYPE_CHECKING:
+    SchedulerWord = str
+else:
+    SchedulerWord = Literal[_SCHEDULERS]
 _Warm = Literal["auto"] | tuple[ModuleName, ...]
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 
@@ -349,7 +355,7 @@ class Run(Strict):
     """How the run is put in the queue."""
     run_dir: Path | None = None
     """Directory of the run, the same on all nodes. Default: runs/NAME beside this file."""
-    scheduler: Literal["auto", "slurm", "local"] = "auto"
+    scheduler: SchedulerWord = "auto"
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
     share: Sharing = Sharing()
     """What the run's group may write besides the switches; nothing by itself."""

@@ -2,7 +2,7 @@
 
 ``schema.py`` takes default, bounds and description of a key from here (``fields.declared``); ``launch`` puts
 unusual values into the batch script; ``ftsupervise run`` makes its options from the table and hands their
-values to ``run/settings.py``. Free of pydantic, because the supervisor starts without it.
+values to ``run.options_of``. Free of pydantic, because the supervisor starts without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Form(Enum):
 
 
 class Setting(NamedTuple):
-    """``key`` in the settings ("" where only the flag exists), ``value`` in ``run.settings.Options``."""
+    """``key`` in the settings ("" where only the flag exists), ``value`` in ``run.Options``."""
 
     flag: str
     key: str
@@ -168,5 +168,5 @@ BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
 
 
 def default(value: str) -> Any:
-    """The default of what ``run.settings.Options`` has at ``value`` ("budgets.same_failure")."""
+    """The default of what ``run.Options`` has at ``value`` ("budgets.same_failure")."""
     return next(setting.default for setting in SETTINGS if setting.value == value)

@@ -237,18 +237,8 @@ def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:
     """The living processes of a task: below its first one, and orphans of ours that carry its mark."""
     found = [pid] if processes.identity(pid) is not None else []
     found += processes.below(pid)
-    mark = f"{MARK}={folder}".encode()
-    for other in processes.below(os.getpid(), without=before):
-        if other not in found and mark in _environment(other):
-            found.append(other)
-    return found
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    others = processes.below(os.getpid(), without=before)
+    return found + [p for p in others if p not in found and processes.environment(p).get(MARK) == str(folder)]
 
 
 def _end_the_rest(before: frozenset[int]) -> None:

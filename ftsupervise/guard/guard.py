@@ -18,13 +18,12 @@ from types import TracebackType
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
 from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.pace import NOW, Pace
-from ftsupervise.guard.settings import Voice
-from ftsupervise.guard.stop_reasons import Decision, Signals, StopReasons, as_vote, from_vote
+from ftsupervise.guard.settings import NOW, Pace, Voice
+from ftsupervise.guard.stop_reasons import Decision, StopReasons, as_vote, from_vote
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import SAVE, Identity, clear_answered
+from ftsupervise.rundir.switches import Finished, Stopped
 
 _CONTINUE = Decision.CONTINUE
 WATCH_EVERY = 60.0  # seconds between two checks of the watches
@@ -72,18 +71,16 @@ class Guard:
         self._first = True
         self._want = _CONTINUE  # this rank's own decision
         self._stop: Decision | None = None  # decided: every later step repeats it
-        self._to_clear: Identity | None = None
         self._watch_due = _monotonic() + WATCH_EVERY
         self._voice = Voice(place.rank, place.world)
-        self._signals = Signals(signals, self._wake)
-        self._lookout = StopReasons(place, limits, self._signals, self._voice)
-        self._heart = Heart(place, beat_every, self._voice, self._lookout.superseded)
-        self._checkpoints = Checkpoints(place, self._lookout.superseded, self._voice)
+        self._outside = StopReasons(place, limits, signals, self._wake, self._voice)
+        self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
+        self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
         self._page = self._heart.page
         for problem in problems:
             self._voice.once(problem)
-        deaf = self._signals.listen()
-        atexit.register(self._signals.last_words)
+        deaf = self._outside.signals.listen()
+        atexit.register(self._outside.signals.last_words)
         if deaf:
             self._voice.once(
                 f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
@@ -156,14 +153,14 @@ class Guard:
         """Ask right before a checkpoint of your own making is committed (renamed, its marker written): False when a newer
         attempt has begun. It may begin right after; ``checkpoint()`` has no such gap.
         """
-        if not self._lookout.superseded():
+        if not self._outside.superseded():
             return True
         self._is_over()
         return False
 
     def _is_over(self) -> None:
-        self._lookout.superseded()
-        who = f"attempt {self._lookout.newer}" if self._lookout.newer else "a newer attempt"
+        self._outside.superseded()
+        who = f"attempt {self._outside.newer}" if self._outside.newer else "a newer attempt"
         self._voice.once(f"{who} has begun: this attempt saves nothing any more")
         self._wake()
 
@@ -173,14 +170,7 @@ class Guard:
             return
         self._heart.facts["saved"] = str(whole(step))
         self._heart.soon()
-        answered, self._to_clear = self._to_clear, None
-        if answered is None or self._place.rundir is None or self._place.rank != 0:
-            return
-        try:
-            clear_answered(self._place.rundir, SAVE, answered, self._place.area)
-        except OSError as error:
-            problem = f"cannot take the save switch down: {error.strerror}; the next attempt will save once more"
-            self._voice.once(problem)
+        self._outside.switches.saved(self._place.area, clear=self._place.rank == 0)
 
     def finished(self, step: int) -> None:
         """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
@@ -192,7 +182,7 @@ class Guard:
         self._heart.change_phase("finished")
         rundir = self._place.rundir
         if rundir is not None and self._place.rank == 0:
-            record = {"step": whole(step), "attempt": self._place.attempt, "host": self._heart.host, "at": _now()}
+            record = Finished(whole(step), self._place.attempt, self._heart.host, datetime.now(timezone.utc))
             try:
                 make_folder(rundir.state, FOLDER)
                 write_json(rundir.finished, record, area=self._place.area)
@@ -234,9 +224,9 @@ class Guard:
     def close(self) -> None:
         """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
         self._leave()
-        self._signals.ignore()
+        self._outside.signals.ignore()
         self._heart.beat_now()
-        self._lookout.close()
+        self._outside.memory.close()
 
     def __enter__(self) -> Guard:
         self._forget()
@@ -273,7 +263,7 @@ class Guard:
                 self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may stop at different steps")
         decision = self._want if agreed is None else self._shared_decision(agreed)
         if decision.save:
-            self._lookout.answered = self._to_clear = self._lookout.raised
+            self._outside.switches.answer()
             self._want = _CONTINUE
             self._tell_all(f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}")
         elif decision.stop:
@@ -295,7 +285,7 @@ class Guard:
         self._heart.facts["stop"] = decision.cause
         self._heart.beat_now()
         if self._place.attempt_dir is not None and self._place.rank == 0:
-            record = {"cause": decision.cause, "reason": decision.reason, "step": whole(step), "at": _now()}
+            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc))
             try:
                 write_json(self._place.attempt_dir / STOPPED, record)
             except OSError as error:
@@ -321,7 +311,7 @@ class Guard:
 
     def _look(self) -> None:
         """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""
-        end = self._lookout.end
+        end = self._outside.end
         now = self._pace.begin(end)
         self._set_next()
         try:
@@ -330,7 +320,7 @@ class Guard:
             self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
         self._pace.done(end)
         self._set_next()
-        if self._signals.got and not self._want.stop:  # it came during the check
+        if self._outside.signals.got and not self._want.stop:  # it came during the check
             self._wake()
 
     def _set_next(self) -> None:
@@ -338,15 +328,15 @@ class Guard:
 
     def _reasons(self, now: float) -> Decision:
         if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
-            for taken in self._signals.taken():
+            for taken in self._outside.signals.taken():
                 self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
-            if self._signals.pid != os.getpid() and not self._first:
-                self._signals.pid = os.getpid()  # a forked child that trains is a loop of its own
-            self._heart.facts["memory"] = self._lookout.memory_used()
+            if self._outside.signals.pid != os.getpid() and not self._first:
+                self._outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
+            self._heart.facts["memory"] = self._outside.memory.used()
             self._miss_the_watch(now)
-        want = self._lookout.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
-        if self._lookout.problem:
-            self._heart.facts["problem"] = self._lookout.problem
+        want = self._outside.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
+        if self._outside.switches.problem:
+            self._heart.facts["problem"] = self._outside.switches.problem
         return want
 
     def _miss_the_watch(self, now: float) -> None:
@@ -354,7 +344,7 @@ class Guard:
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
         self._watch_due = now + WATCH_EVERY
-        from ftsupervise.rundir.watchers import watchers
+        from ftsupervise.rundir.heartbeat_page import watchers
 
         try:
             late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
@@ -366,7 +356,3 @@ class Guard:
                 f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat()

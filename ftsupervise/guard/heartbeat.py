@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 from ftsupervise.guard.settings import RankContext, Voice
-from ftsupervise.rundir import heartbeat_page, imports
+from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
+from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Beat
 
 # How this process ends, told on its page before it has ended: with torch loaded it takes a second, or hangs in its
@@ -135,7 +137,7 @@ class Heart:
         self._due = self._phase_due = _NOW
         self.host = os.uname().nodename
         self.phase = "start"
-        self._age = imports.age()  # seconds that this process took to come here
+        self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
         self.ending: ExitReport | None = None
         self.page = self._open_page()
@@ -156,11 +158,11 @@ class Heart:
 
     def _tell_imports(self) -> None:
         """List the imported modules for a standby, when the supervisor wants one."""
-        path = os.environ.get(imports.ENV_IMPORTS, "")
+        path = os.environ.get(ENV_IMPORTS, "")
         if not path or self._place.rank != 0:
             return
         try:
-            imports.write_imports(path, self._place.attempt, self._age)
+            write_imports(path, self._place.attempt, self._age)
         except Exception as error:  # law 7; restarts stay cold
             self._voice.once(f"cannot write {path}: {error}; restarts are cold")
 
@@ -217,3 +219,59 @@ class Heart:
             self._phase_due = now + min(1.0, self._every)
             self._due = _NOW
         self.beat(now)
+
+
+# The modules that this process has imported by its first step, for a standby that imports them in advance.
+#
+# Only modules of Python and installed packages: the program's own modules may change between two attempts.
+
+ENV_IMPORTS = "FTSUPERVISE_IMPORTS"  # the file for the list; set by ``ftsupervise run`` when it needs one
+
+
+class Imports(NamedTuple):
+    """The modules that a rank had imported by its first step."""
+
+    attempt: int | None = None
+    seconds: float = 0.0  # that it took
+    cpus: int = 0
+    rss: int = 0  # bytes
+    modules: Annotated[tuple[str, ...], 100_000] = ()  # in the order in which they were imported
+
+
+def installed() -> list[str]:
+    """Names of the imported modules that are installed, in the order in which they were imported."""
+    roots = {str(Path(os.__file__).parent) + os.sep}
+    roots |= {f"{entry}{os.sep}" for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
+    inside = tuple(roots)
+    found = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        file = getattr(module, "__file__", None)
+        real = spec is not None and getattr(spec, "name", "") == name and isinstance(file, str)
+        if real and str(file).startswith(inside) and name != "sitecustomize" and not name.startswith("ftsupervise"):
+            found.append(name)
+    return found
+
+
+def write_imports(path: str, attempt: int | None, seconds: float) -> None:
+    """Write them down. ``seconds``: from the start of this process to where its imports were over. Raises OSError."""
+    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()))
+    write_json(Path(path), record, sync=False)
+
+
+def age() -> float:
+    """Seconds since this process was started; 0.0 where that cannot be seen."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _rss() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

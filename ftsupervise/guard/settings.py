@@ -1,12 +1,15 @@
-"""The guard's rank, run and limits: from its arguments first, then from the environment."""
+"""The guard's rank, run and limits, from its arguments first, then from the environment; its pace and its lines on stderr."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from math import inf
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from typing import NamedTuple
 
 from ftsupervise.printable import log_line
@@ -129,3 +132,49 @@ class Voice:
         if text not in self._told:
             self._told.add(text)
             self.say(text)
+
+
+# How often the guard checks: as it was told, and more rarely where a check takes long.
+
+NOW = -inf
+_SLOW = (
+    0.05  # seconds that a check may take; slower ones are spread so that they take no more than this share of the time:
+)
+_SHARE = 0.02
+_LONGEST_POLL = 60.0
+
+
+class Pace:
+    """``due`` is the monotonic time of the next check. ``poll``: seconds between two checks."""
+
+    def __init__(self, poll: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.due = NOW
+        self._poll, self._clock = poll, clock
+        self._began = self._slow_until = NOW  # a slow check before ``_slow_until`` is not the first one
+        self._usage: struct_rusage | None = None
+
+    def begin(self, end: float) -> float:
+        """A check begins: the time. The next one is set first, at the deadline ``end`` at the latest, if that is to come."""
+        self._began = now = self._clock()
+        self._usage = getrusage(RUSAGE_THREAD)
+        due = now + self._poll
+        self.due = end if now < end < due else due
+        return now
+
+    def done(self, end: float) -> None:
+        """The check is over. A single slow one, as when a server is away for a moment, does not delay the next."""
+        now = self._began
+        if (took := self._clock() - now) <= _SLOW or (spent := min(took, self._own_time())) <= _SLOW:
+            return
+        if now < self._slow_until:
+            due = now + max(self._poll, min(spent / _SHARE, _LONGEST_POLL))
+            self.due = end if now < end < due else due
+        self._slow_until = now + 2 * _LONGEST_POLL
+
+    def _own_time(self) -> float:
+        """Seconds that the check took: all of them if it waited for something, but not those in which this thread had no turn
+        on a busy machine."""
+        here, before = getrusage(RUSAGE_THREAD), self._usage
+        if before is None or here.ru_nvcsw > before.ru_nvcsw:
+            return inf
+        return here.ru_utime + here.ru_stime - before.ru_utime - before.ru_stime

@@ -3,8 +3,8 @@
 Taking new memory costs five to nine copies of the state, and mapping what is there already two to five. Both happen beside the
 loop, before the first snapshot and after a restart; until then there is none. Each copy then goes into pages that are there.
 
-Where a process of an earlier attempt still lives and holds the file, this attempt makes a file of its own in its place, with what
-it began from: what the old one writes from then on reaches nobody.
+Where a process of an earlier attempt still lives and holds the file, this attempt makes a file of its own in its place, with
+what it began from: what the old one writes from then on reaches nobody.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ftsupervise.checkpoints.memory_slots import (
 )
 from ftsupervise.checkpoints.memory_state import Described
 
+_ALL = SnapshotId(1 << 62, 1 << 62)
 _LOOK_EVERY = 1.0  # seconds between two checks of the memory
 _PATIENCE = 60.0  # seconds after which memory that was short is asked for again; twice as long each time
 
@@ -215,7 +216,7 @@ class SnapshotMemory:
         try:
             file, mapping = self._file, self._mapping
             if file is None or mapping is None or not self._mine or room != file.room:
-                old, self_taken = file, _Share(self._room, self._folder, self._rank)
+                old, may_take = file, _Share(self._room, self._folder, self._rank)
                 path = rank_file(self._folder, self._rank)
 
                 def fill(new: RankFile) -> None:
@@ -223,7 +224,7 @@ class SnapshotMemory:
                     if old is not None:
                         _carry_over(old, new, than)
 
-                file = create_slots(path, self._world, self._rank, room, self_taken, fill)
+                file = create_slots(path, self._world, self._rank, room, may_take, fill)
                 mapping = mmap.mmap(file.fd, room.size)
             populate(mapping)
             self._made = (file, mapping)
@@ -262,5 +263,4 @@ def _carry_over(old: RankFile, new: RankFile, than: SnapshotId | bool | None) ->
             new.receive(at, header, old.pieces(slot, header))
             if not old.still(slot, header):
                 new.begin(at)
-    if than is not True:
-        new.invalidate_newer(than or None)
+    new.invalidate_newer(than)

@@ -108,24 +108,22 @@ def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
 def among(folder: str | os.PathLike[str] | int, names: Iterable[str] = ()) -> set[str]:
     """Which of ``names`` lie in ``folder``, its path or its descriptor, however many others do. Raises OSError.
 
-    A fresh open and a listing revalidate what a network file system remembers of the folder. Where others may write there, the
-    listing may have no end: beyond the first thousands each name is asked for by itself.
+    Each call opens a path anew and lists it: on NFS that revalidates what was cached of the folder. Where others may write
+    there, the listing may have no end: beyond the first thousands each name is asked for by itself.
     """
-    opened = folder if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with os.scandir(opened) as found:
-            listed = {entry.name for entry in islice(found, _NAMES + 1)}
-        if len(listed) <= _NAMES:
-            return listed.intersection(names)
-        return {name for name in names if _is_there(name, opened)}
-    finally:
-        if opened is not folder:
-            os.close(opened)
+    with os.scandir(folder) as found:
+        listed = {entry.name for entry in islice(found, _NAMES + 1)}
+    if len(listed) <= _NAMES:
+        return listed.intersection(names)
+    return {name for name in names if _is_there(name, folder)}
 
 
-def _is_there(name: str, folder: int) -> bool:
+def _is_there(name: str, folder: str | os.PathLike[str] | int) -> bool:
     try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if isinstance(folder, int):
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        else:
+            os.lstat(f"{os.fspath(folder)}/{name}")
     except FileNotFoundError:
         return False
     return True

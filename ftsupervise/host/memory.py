@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,15 +29,16 @@ class HostMemory:
     def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup", levels: int = _LEVELS) -> None:
         self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         self._levels: list[_Level] = []
-        try:
-            text = Path(f"{proc}/self/cgroup").read_text("utf-8", "replace")
-        except OSError:
-            return
         total = self._host()[0]
+<<<<<<< HEAD
         found = sorted(_levels(text, Path(cgroups)), key=lambda pair: pair[0])
         for limit, folder in [pair for pair in found if pair[0] < total][:levels]:
+=======
+        above = [(_limit(folder, v2), v2, folder) for v2, folder in _cgroups(f"{proc}/self/cgroup", Path(cgroups))]
+        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:_LEVELS]:
+>>>>>>> main
             try:
-                self._levels.append(_open_level(limit, folder))
+                self._levels.append(_open_level(limit, v2, folder))
             except OSError:
                 continue
 
@@ -87,40 +89,37 @@ def _host(meminfo: bytes) -> tuple[int, int]:
     return int(words[1]), int(words[7])
 
 
-def _levels(own: str, mount: Path) -> list[tuple[int, Path]]:
-    """(limit in kB, directory) of every limited memory cgroup above us, v1 or v2."""
-    found = []
-    for line in own.splitlines():
+def _cgroups(proc: str, mount: Path) -> Iterator[tuple[bool, Path]]:
+    """Our memory cgroup and those above it up to the root, each with whether it is of version 2. None without cgroups."""
+    try:
+        text = Path(proc).read_text("utf-8", "replace")
+    except OSError:
+        return
+    for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            base, file = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, file = mount / "memory", "memory.limit_in_bytes"
-        else:
+        v2 = number == "0" and not controllers
+        if not v2 and "memory" not in controllers.split(","):
             continue
+        base = mount if v2 else mount / "memory"
         folder = base / path.lstrip("/")
-        while True:
-            limit = _limit(folder / file)
-            if limit is not None:
-                found.append((limit, folder))
-            if folder == base or base not in folder.parents:
-                break
+        yield v2, folder
+        while base in folder.parents:
             folder = folder.parent
-    return found
+            yield v2, folder
 
 
-def _limit(path: Path) -> int | None:
+def _limit(folder: Path, v2: bool) -> int:
+    """In kB; 0 without one."""
     try:
-        value = int(path.read_bytes())
+        value = int((folder / ("memory.max" if v2 else "memory.limit_in_bytes")).read_bytes())
     except (OSError, ValueError):  # not there, or "max"
-        return None
-    return value // 1024 if 0 < value < _NO_LIMIT else None
+        return 0
+    return value // 1024 if value < _NO_LIMIT else 0
 
 
-def _open_level(limit: int, folder: Path) -> _Level:
+def _open_level(limit: int, v2: bool, folder: Path) -> _Level:
     flags = os.O_RDONLY | os.O_CLOEXEC
-    v2 = (folder / "memory.current").exists()
     usage = os.open(folder / ("memory.current" if v2 else "memory.usage_in_bytes"), flags)
     try:
         stat = os.open(folder / "memory.stat", flags)
@@ -143,7 +142,6 @@ def _file_pages(stat: bytes, keys: tuple[bytes, ...]) -> int:
 
 # Did the kernel kill one of the job's processes for its memory? The cgroups above us count, and may be read by anybody.
 
-_JOB_LEVELS = 4  # Slurm nests job, step and task; the job's own count, or that of a limited parent, is what we look for
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
@@ -151,7 +149,11 @@ class OomKillCounter:
     """Counts when it is made; ``more()`` says whether there were more since. Without cgroups: never."""
 
     def __init__(self, proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> None:
-        self._files = _files(proc, Path(mount))
+        self._files = [
+            folder / ("memory.events" if v2 else "memory.oom_control")
+            for v2, folder in _cgroups(proc, Path(mount))
+            if "/job_" in str(folder)  # a process killed in a cgroup above the job's own may belong to another user
+        ]
         self._before = self._count()
 
     def more(self) -> bool:
@@ -168,29 +170,3 @@ class OomKillCounter:
             if match:
                 found[path] = int(match[1])
         return found
-
-
-def _files(proc: str, mount: Path) -> list[Path]:
-    """memory.events (v2) and memory.oom_control (v1) of our cgroup and those above it, but for the root."""
-    try:
-        text = Path(proc).read_text("utf-8", "replace")
-    except OSError:
-        return []
-    found: list[Path] = []
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            base, name = mount, "memory.events"
-        elif "memory" in controllers.split(","):
-            base, name = mount / "memory", "memory.oom_control"
-        else:
-            continue
-        folder = base / path.lstrip("/")
-        for _ in range(_JOB_LEVELS):
-            if folder == base or base not in folder.parents:
-                break
-            if "/job_" in str(folder):  # a process killed in a cgroup above the job's own may belong to another user
-                found.append(folder / name)
-            folder = folder.parent
-    return found

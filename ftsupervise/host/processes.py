@@ -9,12 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # prctl(2)
+_EXITING = 0x4  # PF_EXITING of the kernel
+_KILLED = 1 << _SIGKILL - 1  # among the pending signals
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")  # one with a trap hears the signal, and so do those it waits for
 _SRUN = "srun"  # blocks all signals, passes USR1 on to every rank; SIGTERM makes it kill them at once, unsaved
@@ -39,6 +44,7 @@ class Process(NamedTuple):
     parent: int
     session: int
     start: int  # clock ticks since boot
+    resident: int  # bytes
 
     @property
     def gone(self) -> bool:
@@ -48,14 +54,61 @@ class Process(NamedTuple):
 
 def process(pid: int) -> Process | None:
     """The process with this number now; None if there is none. ``stat`` can be read even of one in state D."""
+    found = stat_fields(f"/proc/{pid}/stat")
+    if found is None:
+        return None
+    name, fields = found
+    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]), int(fields[21]) * _PAGE)
+
+
+class ProcessStat(NamedTuple):
+    """What a process has used, and whether it is about to end."""
+
+    state: str
+    start: int
+    cpu: float  # seconds that it has used
+    killed: bool  # SIGKILL is pending: it has not run since
+    exiting: bool  # its files are closed before it is gone
+    status: int  # as waitpid has it; meaningful for a zombie only
+
+    @property
+    def gone(self) -> bool:
+        return self.state in "ZX"
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Of the process with this number now; None if there is none."""
+    found = stat_fields(f"/proc/{pid}/stat")
+    if found is None:
+        return None
+    fields = found[1]
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - half the price, and asked of every process there is
+        cpu, killed = (int(fields[11]) + int(fields[12])) * _TICK, bool(int(fields[28]) & _KILLED)
+        return ProcessStat(fields[0], int(fields[19]), cpu, killed, is_exiting(fields), int(fields[49]))
+    except (IndexError, ValueError):  # a kernel that shows less
+        return None
+
+
+def stat_fields(path: str) -> tuple[str, list[str]] | None:
+    """The name in /proc/PID/stat or /proc/PID/task/TID/stat, and the fields behind it: the first is the state. Source: proc(5).
+    None when the process or thread is gone."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - half the price, and asked of every process there is
             text = file.read().decode("utf-8", "replace")
     except OSError:  # gone, or going while we read
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    return Process(pid, name, fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return name, rest.split()
+
+
+def is_exiting(fields: list[str]) -> bool:
+    """Is the process or thread with these ``stat_fields`` being taken down?"""
+    return bool(int(fields[6]) & _EXITING)
+
+
+def own_bytes(pid: int) -> int:
+    """Resident bytes without the pages of mapped files, which come and go with the page cache; 0 if it is gone."""
+    return sum(int(line.split()[1]) << 10 for line in _status(pid) if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def identity(pid: int) -> int | None:
@@ -81,11 +134,12 @@ def boot_id() -> str:
 # --------------------------------------------------------------------------------------------- which belong together
 
 
-def living() -> Iterator[Process]:
-    """Every process of this host that can be seen and is not a zombie."""
+def living(*, zombies: bool = False) -> Iterator[Process]:
+    """Every process of this host that can be seen and is not a zombie; ``zombies``: those too, for one whose main thread has
+    ended looks like a zombie, and may have threads that live."""
     for name in os.listdir("/proc"):
         one = process(int(name)) if name.isdigit() else None
-        if one is not None and not one.gone:
+        if one is not None and (zombies or not one.gone):
             yield one
 
 
@@ -110,17 +164,17 @@ def marked(name: str) -> dict[str, list[Process]]:
     return found
 
 
-def children() -> dict[int, list[int]]:
+def children(*, zombies: bool = False) -> dict[int, list[int]]:
     """The living processes of this host by their parent."""
     found: dict[int, list[int]] = {}
-    for one in living():
+    for one in living(zombies=zombies):
         found.setdefault(one.parent, []).append(one.pid)
     return found
 
 
-def below(pid: int, without: frozenset[int] = frozenset()) -> list[int]:
+def below(pid: int, without: frozenset[int] = frozenset(), *, zombies: bool = False) -> list[int]:
     """All living descendants of ``pid``, parents first; not the branches that begin with a pid in ``without``."""
-    tree, found = children(), []
+    tree, found = children(zombies=zombies), []
     queue = [one for one in tree.get(pid, ()) if one not in without]
     while queue:
         one = queue.pop(0)
@@ -154,32 +208,51 @@ def sruns(pids: list[int]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------------ end
 
 
-def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
-    """What a child calls before its exec, to get signal ``number`` when this process dies."""
+@cache
+def _libc() -> Any:
+    """The C library; None in a Python built without libffi: orphans are then found by what else marks them."""
     try:
         import ctypes  # here, because a reader of the ledger does not need it
-    except ImportError:  # a Python built without libffi: orphans are then found by what else marks them
-        return lambda: None
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    except ImportError:
+        return None
+    libc = ctypes.CDLL(None)
+    libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    return libc
 
-    def before_exec() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return before_exec
+def prctl(option: int, value: int | bytes, more: int | bytes = 0, length: int = 0) -> None:
+    """prctl(2) for this process, a struct and its length included; nothing where this Python cannot call it."""
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(option, value, more, length, 0)
+
+
+def end_with(parent: int, number: int) -> None:
+    """This process gets signal ``number`` when its ``parent`` dies. It ends here if that is dead already."""
+    prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
+    """The function that a child calls before its exec, to get signal ``number`` when this process dies."""
+    _libc()  # not in the child: another thread may hold the loader's lock while this process forks
+    parent = os.getpid()
+    return lambda: end_with(parent, number)
 
 
 def become_subreaper() -> Callable[[], None]:
     """Orphans below us become our children from now on, so that nothing of an attempt survives it, also what has made itself a
     session of its own. Returns ``die_with_parent()``."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except ImportError:
-        pass
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     return die_with_parent()
+
+
+def set_name(name: bytes) -> None:
+    """The name (comm) of this process, as ``ps`` shows it: 15 bytes."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name[:15], 0, 0, 0)
 
 
 def send(pids: list[int], number: int) -> int:
@@ -261,14 +334,15 @@ def end_child(leader: int) -> None:
 
 def _handles(pid: int, number: int) -> bool:
     """Caught, or blocked in the main thread, as by programs that wait for signals in a thread of their own (srun)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
-    except OSError:
-        return False
     bit = 1 << (number - 1)
-    return any(
-        int(line.split()[1], 16) & bit for line in status.splitlines() if line.startswith(("SigCgt:", "SigBlk:"))
-    )
+    return any(int(line.split()[1], 16) & bit for line in _status(pid) if line.startswith(("SigCgt:", "SigBlk:")))
+
+
+def _status(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+    except OSError:  # gone meanwhile
+        return []
 
 
 def _names(pid: int) -> set[str]:

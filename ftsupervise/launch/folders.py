@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import Refused, from_os_error
 from ftsupervise.host.modes import FOLDER, SHARED, make_folder, make_root, set_mode
 from ftsupervise.host.ownership import distrust, group_name
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.fence import STAGING
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import RunDir, state_dir
 from ftsupervise.rundir.records import as_text, read_json
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import interpreter, ownership
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import is_srun, srun
 from ftsupervise.scheduler.parse import quote as sbatch_quote
@@ -60,7 +61,7 @@ class Plan:
 
     name: str
     token: str
-    kind: str  # "slurm" or "local"
+    kind: str  # of the scheduler
     chain: str  # "array" or "daisy"
     members: int
     run_dir: Path
@@ -113,7 +114,7 @@ def plan(
             "spare_nodes asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
             "failure; the jobs are chained by --dependency instead"
         )
-    if launch.time is None and kind != "local":
+    if launch.time is None and kind == SLURM:
         notes.append(
             "no launch.time: the partition's default limit applies, and the warning before it may come too late "
             'to save; set it, such as time: "20:00:00"'
@@ -228,12 +229,12 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     words = _words(launch.command)
     container = _words(launch.container) if launch.container else []
     own_srun = is_srun(words)
-    if kind == "local" and own_srun:
+    if kind != SLURM and own_srun:
         raise ConfigError(
-            "launch.command starts with srun, but this machine is the scheduler (scheduler: local)",
+            f"launch.command starts with srun, but the scheduler is not Slurm (scheduler: {kind})",
             hint="leave the srun away: ftsupervise puts it there on Slurm (launch.srun_options)",
         )
-    if kind == "local" or own_srun or not launch.srun:
+    if kind != SLURM or own_srun or not launch.srun:
         return [*container, *words]
     through = srun(*launch.srun_options)
     if launch.spare_nodes:
@@ -259,7 +260,7 @@ def _has(words: Sequence[str], *options: str) -> bool:
 def _of_spares(launch: Launch, kind: str) -> list[str]:
     """Spare nodes that the command would take for itself."""
     words = _words(launch.command)
-    if not launch.spare_nodes or kind == "local" or "FTSUPERVISE_NODES" in " ".join(words):
+    if not launch.spare_nodes or kind != SLURM or "FTSUPERVISE_NODES" in " ".join(words):
         return []
     if is_srun(words) and _has(words, *_NODES):
         return []

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise import secrecy
-from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import (
     CannotWrite,
     ConfigError,
@@ -33,11 +32,12 @@ from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
 from ftsupervise.launch.plan import Plan, render
 from ftsupervise.model import Job
-from ftsupervise.nodes import incidents
+from ftsupervise.nodes.exclude import write_exclusions
 from ftsupervise.rundir.launches import LaunchRecord, launches, people
 from ftsupervise.rundir.ledger import newest
-from ftsupervise.rundir.paths import RunDir, write_whole
+from ftsupervise.rundir.paths import RunDir, state_dir, write_whole
 from ftsupervise.rundir.records import as_counts, write_json
+from ftsupervise.scheduler import kind_of_job
 from ftsupervise.scheduler.ownership import comment, identify, jobs_of_run
 
 if TYPE_CHECKING:
@@ -181,15 +181,11 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
             hint=_rest_of_a_daisy_chain(records, live)
             or "attach another chain behind it with --after JOBID, or submit beside it with --again",
         )
-    elif last is not None and last.job_id and last.cause is None and _kind_of_job(last.job_id) != plan.kind:
+    elif last is not None and last.job_id and last.cause is None and kind_of_job(last.job_id) != plan.kind:
         raise Refused(  # two chains that do not see each other would end each other's attempts, member by member
             f"attempt {last.number} of {plan.name} is at work in job {last.job_id}, which is not in this queue",
             hint=f"end it first: ftsupervise kill {_quoted(rundir.root)}; when status says STOPPED: ftsupervise clear",
         )
-
-
-def _kind_of_job(job: str) -> str:
-    return "local" if job.startswith("local-") else "slurm"
 
 
 def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
@@ -320,7 +316,7 @@ def _remember_ours(run_dir: RunDir, job: str, nodes: tuple[str, ...]) -> None:
     """Record the excluded nodes that may be released later. Without the record they stay excluded in this chain."""
     try:
         if nodes:
-            incidents.write_exclusions(run_dir.nodes, job, nodes)
+            write_exclusions(run_dir.nodes, job, nodes)
     except OSError:
         return
 

@@ -12,21 +12,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable
+from ftsupervise.host.modes import stranger
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job
-from ftsupervise.nodes import incidents, shared_store
-from ftsupervise.nodes.settings import margin, of_run
+from ftsupervise.nodes import incidents
+from ftsupervise.nodes.judging import judge, of_run
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import read_record, write_json
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run
 from ftsupervise.scheduler.parse import NodeInventory, is_held
-from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.scheduler.slurm import Slurm, clean_environment
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -76,7 +79,7 @@ def apply(
     problem = "" if whole else "not all that is known of the nodes could be read: no exclusion is taken back"
     try:
         records = launches(rundir)
-        if records and records[-1].scheduler == "local":
+        if records and records[-1].scheduler not in ("", SLURM):
             return ExclusionResult()
         slurm, run = Slurm(env, timeout=_PATIENCE), identify_to_change(rundir, records, member)
         queue = slurm.queue(users=people(rundir))
@@ -146,7 +149,7 @@ def _target(
 def reserve(needed: int) -> int:
     """How many nodes more than a job needs are to be up before others are excluded for their score: for those that fail while
     no supervisor runs, above all the batch host with its supervisor."""
-    return margin(needed, 0)
+    return incidents.margin(needed, 0)
 
 
 def fitting(
@@ -175,13 +178,39 @@ def fitting(
     return chosen
 
 
+class ExclusionPage(NamedTuple):
+    """The page of one waiting job, ``applied/JOB``."""
+
+    nodes: Annotated[tuple[str, ...], 100_000] = ()
+
+
+def our_exclusions(place: Path, job: str) -> frozenset[str]:
+    """The nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
+    try:
+        whose = (place / incidents.APPLIED).stat()
+        path = place / incidents.APPLIED / job
+        page = read_record(ExclusionPage, path, distrust=lambda found: stranger(whose, found))
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(filter(incidents.is_name, page.nodes if page else ()))
+
+
+def write_exclusions(place: Path, job: str, nodes: Iterable[str]) -> None:
+    """Write down the nodes that we exclude for ``job``; without any its file is removed. Raises OSError."""
+    path, ours = incidents.folder(place, incidents.APPLIED) / job, sorted(nodes)
+    if ours:
+        write_json(path, ExclusionPage(tuple(ours)))
+    else:
+        path.unlink(missing_ok=True)
+
+
 class ExclusionLedger:
     """The excluded nodes that we added, per job array (an array may have several records in the queue). Written before Slurm
     is told, and removed after every record is updated, so that none of our exclusions is forgotten."""
 
     def __init__(self, rundir: RunDir, jobs: Sequence[Job]) -> None:
         self._place = rundir.nodes
-        self._before = {base: incidents.our_exclusions(self._place, base) for base in {job.base_id for job in jobs}}
+        self._before = {base: our_exclusions(self._place, base) for base in {job.base_id for job in jobs}}
         self._after: dict[str, frozenset[str]] = dict.fromkeys(self._before, frozenset())
 
     def of(self, job: Job) -> frozenset[str]:
@@ -190,7 +219,7 @@ class ExclusionLedger:
     def record(self, job: Job, wanted: Sequence[str]) -> None:
         """``wanted`` is about to be excluded for ``job``. Raises OSError."""
         base = job.base_id
-        incidents.write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
+        write_exclusions(self._place, base, self._before[base] | self._after[base] | self._new(job, wanted))
 
     def confirm(self, job: Job, wanted: Sequence[str]) -> None:
         """``wanted`` is excluded for ``job``."""
@@ -203,8 +232,8 @@ class ExclusionLedger:
     def close(self) -> None:
         """All records are updated. Raises OSError."""
         for base, nodes in self._after.items():
-            if nodes != incidents.our_exclusions(self._place, base):
-                incidents.write_exclusions(self._place, base, nodes)
+            if nodes != our_exclusions(self._place, base):
+                write_exclusions(self._place, base, nodes)
 
     def _new(self, job: Job, wanted: Sequence[str]) -> frozenset[str]:
         theirs = frozenset(job.excluded) - self._before[job.base_id]
@@ -216,8 +245,7 @@ class ExclusionLedger:
 
 def to_avoid(run: Run, now: datetime) -> tuple[tuple[incidents.JudgedNode, ...], tuple[str, ...]]:
     """The nodes to exclude, a person's own first, then the worst; what could not be read. Reads files only."""
-    scoring, places = of_run(run)
-    judged = shared_store.judge(places, scoring, now)
+    judged = judge(*of_run(run), now)
     avoided = sorted((node for node in judged.nodes if node.excluded), key=lambda node: node.state != "by hand")
     return tuple(avoided), judged.known.problems
 
@@ -264,10 +292,5 @@ def relieve(run: Run, now: datetime) -> tuple[str, ...]:
     rundir = RunDir(Path(run.run_dir))
     if not incidents.any_exclusions(rundir.nodes):
         return ()
-    from ftsupervise.nodes import shared_store
-    from ftsupervise.nodes.settings import of_run
-    from ftsupervise.scheduler.slurm import clean_environment
-
-    scoring, places = of_run(run)
-    judged = shared_store.judge(places, scoring, now)
+    judged = judge(*of_run(run), now)
     return apply(rundir, clean_environment(os.environ), judged.nodes, whole=judged.whole).changed

@@ -18,12 +18,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import islice, pairwise
-from math import log2
+from math import ceil, log2
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
+from ftsupervise.config.supervisor import default
 from ftsupervise.host.modes import FOLDER, make_folder, may_be_changed, stranger
-from ftsupervise.nodes.settings import Scoring
 from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
@@ -46,6 +46,7 @@ WEIGHTS: Mapping[str, float] = {
 _OF_THE_NODE = frozenset({"health", "hardware", "no-answer", "node", "launch", "warning"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
+_SHARE = 0.02  # of the run's nodes that may be excluded, when it has fewer spares
 _FADED = 20  # half-lives after which an incident does not count
 _FAINT = 0.1  # a score below this is none
 _MOST = 400  # incidents that one writer keeps
@@ -89,10 +90,6 @@ class OverridePage(NamedTuple):
     until: datetime | None = None
 
 
-class ExclusionPage(NamedTuple):
-    nodes: Annotated[tuple[str, ...], 100_000] = ()
-
-
 class NodeHistory(NamedTuple):
     """All that lies in the places. ``problems``: what could not be read, a sentence each."""
 
@@ -116,6 +113,19 @@ class JudgedNode(NamedTuple):
     @property
     def excluded(self) -> bool:
         return self.state in ("excluded", "by hand")
+
+
+class Scoring(NamedTuple):
+    """How incidents become exclusions."""
+
+    half_life: float = default("care.half_life")  # seconds after which an incident counts half
+    exclude_at: float = default("care.exclude_at")
+    at_most: int = 1  # nodes excluded because of their score; a person's own exclusions come besides
+
+
+def margin(nodes: int, spares: int) -> int:
+    """How many nodes a run may exclude by itself: its spares, or 2 % of its nodes, at least one."""
+    return max(spares, ceil(_SHARE * nodes), 1)
 
 
 def is_name(text: str) -> bool:
@@ -341,32 +351,12 @@ def set_override(
             continue
 
 
-def our_exclusions(place: Path, job: str) -> frozenset[str]:
-    """The nodes that we excluded for the waiting job ``job``; all others on its list are a person's own."""
-    try:
-        whose = (place / APPLIED).stat()
-        path = place / APPLIED / job
-        page = read_record(ExclusionPage, path, limit=_PAGE, distrust=lambda found: stranger(whose, found))
-    except (OSError, ValueError):
-        return frozenset()
-    return frozenset(filter(is_name, page.nodes if page else ()))
-
-
 def any_exclusions(place: Path) -> bool:
     """Have we excluded a node for any waiting job?"""
     try:
         return bool(os.listdir(place / APPLIED))
     except OSError:
         return False
-
-
-def write_exclusions(place: Path, job: str, nodes: Iterable[str]) -> None:
-    """None at all: its file goes. Raises OSError."""
-    path, ours = folder(place, APPLIED) / job, sorted(nodes)
-    if ours:
-        write_json(path, ExclusionPage(tuple(ours)))
-    else:
-        path.unlink(missing_ok=True)
 
 
 def forget(place: Path, half_life: float, now: datetime) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,19 +18,16 @@ from ftsupervise.config.supervisor import default
 from ftsupervise.host import processes
 from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
-from ftsupervise.nodes.health import Placement, place, text_of, wanted
-from ftsupervise.nodes.settings import Scoring, margin
-from ftsupervise.nodes.shared_store import PATIENCE, merge, read_bounded
+from ftsupervise.nodes.judging import NodeJudge
+from ftsupervise.nodes.placement import Placement, place, text_of, wanted
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import ExclusionResult
     from ftsupervise.scheduler.allocation import Allocation
 
 START, FAILURE = "start", "failure"
-_ASK_AGAIN = 600.0  # seconds after which a shared directory that has not answered is asked again
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
 _ASKED = (signal.SIGTERM, signal.SIGINT)  # a rank that was asked to leave
 
@@ -49,6 +45,55 @@ class NodePolicy:
     health_when: tuple[str, ...] = (START, FAILURE)
 
 
+class WaitingExclusions:
+    """The exclusions of the run's waiting jobs, as far as this job has brought them up to date."""
+
+    def __init__(self, rundir: RunDir, env: Mapping[str, str], allocation: Allocation, judge: NodeJudge) -> None:
+        self.rundir, self.env, self.allocation, self.judge = rundir, env, allocation, judge
+        self.applied: ExclusionResult | None = None  # the result of the last update
+        # an earlier job may have excluded nodes for a reason that is over
+        self.outdated = incidents.any_exclusions(rundir.nodes)
+        # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
+        self._requested: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
+
+    def update(self, log: Path | None, *, leaving: bool = False) -> None:
+        """Exclude the bad nodes for the run's waiting jobs. Asks Slurm only when something has changed.
+
+        ``leaving``: the next member is to start now, in the place of this job.
+        """
+        nodes, gone = self.judge.excluded(), self.allocation.last_silent
+        if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
+            return
+        unchanged = (nodes, leaving, gone) == self._requested or not (nodes or self._requested[0])
+        if unchanged and not self.outdated:
+            return
+        from ftsupervise.nodes import exclude  # a job that goes well never needs it
+        from ftsupervise.scheduler.ownership import own_job_ids
+
+        done = exclude.apply(
+            self.rundir,
+            self.env,
+            self.judge.nodes,
+            whole=self.judge.whole,
+            member=own_job_ids(self.env),
+            gone=gone,
+            leaving=leaving,
+        )
+        for sentence in (*done.changed, *done.left_in):
+            tell(log, sentence)
+        if done.problem:
+            again = "trying again after the next attempt"
+            tell(log, f"could not update the excluded nodes of the waiting jobs ({done.problem}); {again}")
+        self.applied, self.outdated = done, bool(done.problem)
+        self._requested = nodes, leaving, gone
+
+    def release(self, log: Path | None) -> None:
+        """Once the run has finished no node is excluded: the waiting members have nothing to do."""
+        if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
+            self.outdated = True
+            self.update(log)
+
+
 class NodeSelector:
     """The nodes of one job."""
 
@@ -61,40 +106,24 @@ class NodeSelector:
         env: Mapping[str, str],
         allocation: Allocation,
     ) -> None:
-        self.rundir, self.name, self.command, self.care = rundir, name, command, care
-        self.env, self.allocation = env, allocation
-        self.names = allocation.nodes or (os.uname().nodename,)
-        self.not_asked_until = 0.0  # monotonic: the shared directory has not answered, and is not asked before
-        self.others = incidents.NodeHistory()  # its last answer
-        self.whole = True  # was that answer given now?
+        self.rundir, self.name, self.command, self.care, self.allocation = rundir, name, command, care, allocation
+        self.names = allocation.nodes or (_host(),)
         self.job = job_id(env)
-        mark = f"{name}.{self.job or 'none'}.{os.uname().nodename}.{os.getpid()}.{processes.identity(os.getpid())}"
-        self.seen = incidents.IncidentLog(mark)
-        self.judged: tuple[incidents.JudgedNode, ...] = ()
-        self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
-        self.unfit: dict[str, str] = {}  # node -> what its health command said
-        self.applied: ExclusionResult | None = None  # of the last update of the waiting jobs
-        # of the last update: the nodes to exclude; whether this job was leaving; the nodes that did not answer
-        self._told: tuple[frozenset[str], bool, frozenset[str]] = (frozenset(), False, frozenset())
-        # an earlier job may have excluded nodes for a reason that is over
-        self.outdated = incidents.any_exclusions(rundir.nodes)
         self.text = text_of(command) if allocation.job else ""
         need = wanted(command, len(self.names), self.text)
-        most = margin(need, len(self.names) - need) if self.care.at_most is None else self.care.at_most
-        self.settings = Scoring(self.care.half_life, self.care.exclude_at, most)
+        most = incidents.margin(need, len(self.names) - need) if care.at_most is None else care.at_most
+        writer = f"{name}.{self.job or 'none'}.{_host()}.{os.getpid()}.{processes.identity(os.getpid())}"
+        scoring = incidents.Scoring(care.half_life, care.exclude_at, most)
+        self.judge = NodeJudge(rundir.nodes, care.directory, scoring, writer)
+        self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge)
+        self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
+        self.unfit: dict[str, str] = {}  # node -> what its health command said
 
     # --------------------------------------------------------------------------------------------------------- asking
 
-    def scores(self) -> dict[str, float]:
-        """node -> score, the worst to be taken last; trusted nodes have none."""
-        return {node.name: node.score for node in self.judged if node.state != "trusted"}
-
     def barred(self, *, by_hand: bool = True) -> dict[str, str]:
         """Nodes that are not used here at all, and why: by their health command, or by hand."""
-        people = (
-            {node.name: f"excluded {node.why}" for node in self.judged if node.state == "by hand"} if by_hand else {}
-        )
-        return {**people, **self.unfit}
+        return {**(self.judge.by_hand() if by_hand else {}), **self.unfit}
 
     def too_few(self, why: str) -> Failure:
         """Too few nodes are healthy. If none is, the health command may be at fault: that is not tried ten times."""
@@ -105,23 +134,14 @@ class NodeSelector:
             else Failure(FailureKind.NODE, "nodes not healthy", why)
         )
 
-    def better_next(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``nodes`` that are excluded for the next member too."""
-        return tuple(node for node in self._bad(nodes) if self.applied and self.applied.excludes(node))
-
-    def _bad(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``nodes`` that are to be excluded."""
-        bad = {node.name for node in self.judged if node.excluded}
-        return tuple(node for node in nodes if node in bad)
-
     # -------------------------------------------------------------------------------------------------------- placing
 
     def initial(self) -> Placement | str:
         """Where to start, or why not to. Slurm has just given us the nodes: only a health command prevents the start."""
-        incidents.forget(self.rundir.nodes, self.settings.half_life, _now())
-        self.look(None)
+        incidents.forget(self.rundir.nodes, self.care.half_life, _now())
+        self.judge.judge_anew(None)
         self.examine(START, None)
-        self.update_exclusions(None)
+        self.exclusions.update(None)
         command, nodes = self.command, self.allocation.nodes
         states = self.allocation.how_they_are() if len(nodes) > 1 else {}
         found = self._place(states, self.barred())
@@ -136,65 +156,33 @@ class NodeSelector:
         found = self._place(states, self.barred())
         if found.short:
             return f"{found.short}: the next member takes over"
-        here = self._bad(found.nodes)
+        here = [node for node in found.nodes if node in self.judge.excluded()]
         if here:
-            self.outdated = True  # the members that wait may have changed since the last update
-            self.update_exclusions(None, leaving=True)
-        if bad := self.better_next(found.nodes):
+            self.exclusions.outdated = True  # the members that wait may have changed since the last update
+            self.exclusions.update(None, leaving=True)
+        applied = self.exclusions.applied
+        if bad := [node for node in here if applied and applied.excludes(node)]:
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
             return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
         if here:
-            self.update_exclusions(None)  # this job stays after all
+            self.exclusions.update(None)  # this job stays after all
         return found
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
         if self.allocation.nodes or barred:
-            return place(self.command, self.names, states, self.scores(), barred, self.text)
+            return place(self.command, self.names, states, self.judge.scores(), barred, self.text)
         return Placement(self.command, ())
 
     # ---------------------------------------------------------------------------------------------------------- doing
-
-    def look(self, log: Path | None, *, write: bool = False) -> incidents.NodeHistory:
-        """Read what is known of all nodes and judge them; first write down what we have seen, if ``write``."""
-        own = self.rundir.nodes
-        problems = self.seen.write([own]) if write else ()
-        known = incidents.read([own])
-        if self.care.directory is not None:
-            told, self.whole = self._read_shared(self.care.directory, log, write)
-            problems, known = (*problems, *told), merge(known, self.others)
-        for problem in (*problems, *known.problems):
-            tell(log, problem)
-        self.judged = incidents.judge(known, self.settings, _now())
-        return known
-
-    def _read_shared(self, place: Path, log: Path | None, write: bool) -> tuple[tuple[str, ...], bool]:
-        """Read what other runs know of nodes: what went wrong, and whether the answer is up to date."""
-        if time.monotonic() < self.not_asked_until:
-            return (), False
-        found = read_bounded(place, self.seen if write else None, PATIENCE)
-        if found is None:
-            tell(
-                log,
-                f"{place} does not answer: nothing new is known of nodes from other runs, and no exclusion is taken back",
-            )
-            self.not_asked_until = time.monotonic() + _ASK_AGAIN
-            return (), False
-        self.others = found[1]
-        return found[0], True
-
-    def note(self, found: list[incidents.Incident], log: Path | None) -> incidents.NodeHistory:
-        """Write down and judge anew."""
-        self.seen.add(found)
-        return self.look(log, write=bool(found))
 
     def after(self, mine: Claim, ended: End, lost: Mapping[str, str]) -> None:
         """Write down which nodes this failure speaks against, and judge all anew."""
         log = mine.folder / "run.log"
         self.gone |= frozenset(ended.gone)
         found = [self._incident(mine, ended, known_as(node, self.names), *more) for node, *more in against(ended, lost)]
-        known = self.note(found, log)
+        known = self.judge.note(found, log)
         for one in found:
             nodes = incidents.follows(known.incidents, one)
             if len(nodes) > 1:
@@ -210,63 +198,21 @@ class NodeSelector:
         self.unfit = {node: f"its health command says {one.words()}" for node, one in answers.items() if one.unfit}
         kinds = {health.WARNING: "warning", health.CRITICAL: "health", health.NO_ANSWER: "no-answer"}
         found = [
-            incidents.Incident(node, kinds[one.word], _now(), self.name, self.job, by=self._by(), evidence=one.words())
+            incidents.Incident(node, kinds[one.word], _now(), self.name, self.job, by=_host(), evidence=one.words())
             for node, one in answers.items()
             if one.word in kinds
         ]
         for words in dict.fromkeys(one.words() for one in answers.values() if one.word != health.OK):
             on = ", ".join(node for node, one in answers.items() if one.words() == words)
             tell(log, f"health command on {on}: {words}")
-        self.note(found, log)
-
-    def update_exclusions(self, log: Path | None, *, leaving: bool = False) -> None:
-        """Exclude the bad nodes for the run's waiting jobs. Asks Slurm only when something has changed.
-
-        ``leaving``: the next member is to start now, in the place of this job.
-        """
-        wanted = frozenset(node.name for node in self.judged if node.excluded)
-        if not self.job or not self.env.get("SLURM_JOB_ID"):
-            return
-        gone = self.allocation.last_silent
-        if (wanted, leaving, gone) == self._told and not self.outdated:
-            return
-        if not wanted and not self._told[0] and not self.outdated:
-            return
-        from ftsupervise.nodes import exclude  # a job that goes well never needs it
-        from ftsupervise.scheduler.ownership import own_job_ids
-
-        here = own_job_ids(self.env)
-        self.applied = exclude.apply(
-            self.rundir, self.env, self.judged, whole=self.whole, member=here, gone=gone, leaving=leaving
-        )
-        for sentence in (*self.applied.changed, *self.applied.left_in):
-            tell(log, sentence)
-        self.outdated = bool(self.applied.problem)
-        if self.applied.problem:
-            tell(
-                log,
-                f"could not update the excluded nodes of the waiting jobs ({self.applied.problem}); "
-                "trying again after the next attempt",
-            )
-        self._told = wanted, leaving, gone
-
-    def release_exclusions(self, log: Path | None) -> None:
-        """Once the run has finished no node is excluded: the waiting members have nothing to do."""
-        if self.rundir.has_finished() and incidents.any_exclusions(self.rundir.nodes):
-            self.outdated = True
-            self.update_exclusions(log)
+        self.judge.note(found, log)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _incident(self, mine: Claim, ended: End, node: str, kind: str, rank: str, evidence: str) -> incidents.Incident:
         sign = ended.failure.words() if ended.failure else ""
         name = self.name
-        return incidents.Incident(
-            node, kind, _now(), name, self.job, mine.number, rank, sign, self._by(), evidence[:300]
-        )
-
-    def _by(self) -> str:
-        return os.uname().nodename
+        return incidents.Incident(node, kind, _now(), name, self.job, mine.number, rank, sign, _host(), evidence[:300])
 
 
 def against(ended: End, lost: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
@@ -301,6 +247,10 @@ def _kind(failure: Failure, cause: Cause) -> str:
         by = cause.killed_by
         return "" if by in _ASKED else "crashed" if by in _CRASHES else "killed"
     return {FailureKind.MEMORY: "memory", FailureKind.HANG: "hang"}.get(failure.kind, "")
+
+
+def _host() -> str:
+    return os.uname().nodename
 
 
 def _now() -> datetime:

@@ -12,7 +12,7 @@ Frames both ways: four bytes of length, then ``marshal`` (both ends are the same
 """
 
 # pathlib costs more to import than all the rest of this child
-# ruff: noqa: PTH115, PTH116, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH115, PTH116, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import os
 import stat
 import sys
 import time
+from itertools import islice
 
 TYPE_CHECKING = False  # importing typing costs as much as all the rest of this child
 if TYPE_CHECKING:
@@ -245,33 +246,15 @@ def processes(roots: list[int], most: int) -> list[tuple[int, int, int, str, int
     Own bytes are RssAnon + RssShmem: pages of mapped files come and go with the page cache and are no leak. ``stat`` and
     ``status`` are read because neither waits for a lock of a process in state D, as ``cmdline`` and ``maps`` do.
     """
-    page = os.sysconf("SC_PAGE_SIZE")
-    known: dict[int, tuple[int, int, str, int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and len(known) < most:
-            try:
-                fields = text(f"/proc/{name}/stat", 4096).rpartition(b")")[2].split()
-                known[int(name)] = (int(fields[1]), int(fields[19]), fields[0].decode(), int(fields[21]) * page)
-            except (OSError, IndexError, ValueError):  # gone meanwhile
-                continue
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from ftsupervise.host import processes as host  # here: this one question is worth what it costs to import
+
+    known = {one.pid: one for one in islice(host.living(), most)}
     wanted = {pid for pid in roots if pid in known}
-    grew = True
-    while grew:
-        below = {pid for pid, (parent, *_) in known.items() if parent in wanted} - wanted
+    while below := {pid for pid, one in known.items() if one.parent in wanted} - wanted:
         wanted |= below
-        grew = bool(below)
-    return [(pid, *known[pid], _own_bytes(pid)) for pid in sorted(wanted)]
-
-
-def _own_bytes(pid: int) -> int:
-    own = 0
-    try:
-        for line in text(f"/proc/{pid}/status", 8192).splitlines():
-            if line.startswith((b"RssAnon:", b"RssShmem:")):
-                own += int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):  # gone meanwhile
-        return 0
-    return own
+    found = [known[pid] for pid in sorted(wanted)]
+    return [(one.pid, one.parent, one.start, one.state, one.resident, host.own_bytes(one.pid)) for one in found]
 
 
 def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[int, bytes, bytes, bool]:

@@ -20,8 +20,7 @@ from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.rank_table import Listener, Node, RankExit, RankTable, death_of
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.rundir.heartbeat_page import read_beats
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
 from ftsupervise.truth import Beat, RankState
 

@@ -11,53 +11,22 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import signal
 import stat
 import struct
 from time import monotonic
-from typing import NamedTuple
 
 from ftsupervise.host import processes
+from ftsupervise.host.processes import ProcessStat, process_stat
 from ftsupervise.ranks.protocol import ExitRecord
 from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, ours_alone
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample, RankState
 
-_TICK = 1 / os.sysconf("SC_CLK_TCK")
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
 _INFO_EXIT = 1 << 3
 _GET_INFO = 0xC000FF0B | _INFO.size << 16  # PIDFD_GET_INFO
-_EXITING = 0x4  # PF_EXITING of the kernel
-_KILLED = 1 << signal.SIGKILL - 1  # among its pending signals
 _ANCESTORS = 16
 _EARLY = 60.0  # seconds
-
-
-class _Stat(NamedTuple):
-    state: str
-    killed: bool  # it was not scheduled since
-    exiting: bool  # it is exiting: its files are closed before it is gone
-    parent: int
-    cpu: float
-    start: int
-    status: int  # as waitpid has it; meaningful for a zombie only
-    name: str
-
-
-def look_at(pid: int) -> _Stat | None:
-    """``/proc/PID/stat``; None when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - each rank, each second
-            name, _, rest = file.read().decode("utf-8", "replace").partition("(")[2].rpartition(")")
-    except OSError:
-        return None
-    fields = rest.split()
-    try:
-        cpu = (int(fields[11]) + int(fields[12])) * _TICK
-        killed, exiting = bool(int(fields[28]) & _KILLED), bool(int(fields[6]) & _EXITING)
-        return _Stat(fields[0], killed, exiting, int(fields[1]), cpu, int(fields[19]), int(fields[49]), name)
-    except (IndexError, ValueError):
-        return None
 
 
 class _Rank:
@@ -145,10 +114,10 @@ class RankObserver:
             last = heartbeat_page.read_open(one.fd)
             if not one.state or last is None or last.leaving or last.phase == "finished":
                 continue
-            seen = look_at(last.pid)
+            seen = process_stat(last.pid)
             if seen is None or seen.start != last.pid_start:
                 code = one.code
-            elif seen.killed or seen.exiting or seen.state in "ZX":
+            elif seen.killed or seen.exiting or seen.gone:
                 code = _code_of(seen)
             else:
                 continue
@@ -244,8 +213,8 @@ class RankObserver:
     def _watch(self, one: _Rank) -> bool:
         """Find the process of a new page. False when it is another node's (several share this host)."""
         pid = one.reading.pid
-        seen = look_at(pid)
-        if seen is None or seen.start != one.reading.pid_start or seen.state in "ZX":
+        seen = process_stat(pid)
+        if seen is None or seen.start != one.reading.pid_start or seen.gone:
             return True  # a page without a process that we can see: unknown
         env = processes.environment(pid)
         if self.node and env.get("SLURMD_NODENAME", self.node) != self.node:
@@ -255,7 +224,7 @@ class RankObserver:
         one.task = _task(pid)
         one.final = one.task == pid or env.get("TORCHELASTIC_MAX_RESTARTS") == "0"
         if one.task > 0 and not one.final:
-            above = look_at(one.task)
+            above = processes.process(one.task)
             one.taskfd = self._follow(one, one.task, above.start) if above is not None else -1
         return True
 
@@ -264,7 +233,7 @@ class RankObserver:
             fd = os.pidfd_open(pid)
         except (AttributeError, OSError):  # an older kernel: each look asks
             return -1
-        seen = look_at(pid)
+        seen = processes.process(pid)
         if seen is None or seen.start != start:
             os.close(fd)
             return -1
@@ -275,8 +244,8 @@ class RankObserver:
     def _look_at_process(self, one: _Rank) -> None:
         if not one.state:
             return
-        seen = look_at(one.reading.pid)
-        if seen is not None and seen.start == one.reading.pid_start and seen.state not in "ZX":
+        seen = process_stat(one.reading.pid)
+        if seen is not None and seen.start == one.reading.pid_start and not seen.gone:
             one.state, one.cpu = seen.state, seen.cpu
         elif one.pidfd < 0 or one.pidfd not in self._fds:
             one.state = "X"
@@ -318,8 +287,8 @@ class RankObserver:
 def _task(pid: int) -> int:
     """The process that Slurm (or a standby) started: ``pid`` or one above it; -1 when it was not Slurm."""
     for _ in range(_ANCESTORS):
-        here = look_at(pid)
-        above = look_at(here.parent) if here is not None and here.parent > 0 else None
+        here = processes.process(pid)
+        above = processes.process(here.parent) if here is not None and here.parent > 0 else None
         if here is None or above is None:
             return -1
         if above.name.startswith("slurmstepd") or above.name == processes.STANDBY:
@@ -330,8 +299,8 @@ def _task(pid: int) -> int:
 
 def _exit_code(pidfd: int, pid: int) -> int | None:
     """The exit code of a process that is not our child: readable while it is a zombie, on newer kernels also later."""
-    seen = look_at(pid)
-    if seen is not None and seen.state in "ZX":
+    seen = process_stat(pid)
+    if seen is not None and seen.gone:
         return _code_of(seen)
     raw = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
     try:
@@ -342,7 +311,7 @@ def _exit_code(pidfd: int, pid: int) -> int | None:
     return os.waitstatus_to_exitcode(told[13]) if told[0] & _INFO_EXIT else None
 
 
-def _code_of(ended: _Stat) -> int | None:
+def _code_of(ended: ProcessStat) -> int | None:
     if ended.killed and not ended.status:
         return None  # before Linux 5.17 it is reported once the process has taken the signal
     try:

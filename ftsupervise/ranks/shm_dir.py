@@ -19,6 +19,7 @@ from collections.abc import Callable
 from ftsupervise.rundir.heartbeat_page import BELL
 
 SHARED_MEMORY = "/dev/shm"
+STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/standbys.py)
 _OLD = 60.0  # seconds after which an unlocked directory is removed
 
 
@@ -91,8 +92,8 @@ def clear(base: str, before: int | None = None) -> None:
     if not ours_alone(base):
         return
     for name in _names(base):
-        # of a standby (warm/manager.py), and of agents that were killed (bell.py)
-        if before is None and (name.endswith((".sock", ".coming")) or name == "said" or name.startswith(BELL)):
+        # of standbys (warm/standbys.py), and of agents that were killed
+        if before is None and (name.endswith((".sock", ".coming")) or name == STANDBY_LOG or name.startswith(BELL)):
             _quietly(os.unlink, f"{base}/{name}")
         if not (name.isascii() and name.isdigit()) or (before is not None and int(name) >= before):
             continue

@@ -19,13 +19,12 @@ from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankExit
+from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
-from ftsupervise.run.events import SignalQueue
-from ftsupervise.run.settings import Options
-from ftsupervise.rundir.ledger import read_cause
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.records import read_json
 from ftsupervise.scheduler.parse import is_srun
-from ftsupervise.warm.manager import Warm
+from ftsupervise.warm.restarts import WarmStart
 
 _TASK = re.compile(
     r"^srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\[\]-]+): (?P<how>Killed|Terminated|Aborted|Segmentation fault"
@@ -169,15 +168,6 @@ def root_error(path: Path) -> str:
     return printable(str(said).strip().partition("\n")[0], 500) if said else ""
 
 
-def stopped(path: Path) -> Cause | None:
-    """Why the guard made the command stop, as it recorded it; None if it did not. Never raises."""
-    try:
-        word = printable(str((read_json(path, limit=64_000) or {}).get("cause", "")), 200)
-    except (OSError, ValueError):
-        return None
-    return read_cause({}, word) if word else None
-
-
 def ends_with_a_rank(command: tuple[str, ...]) -> bool:
     """Is it an srun that is meant to end as soon as one of its ranks has failed?"""
     return is_srun(command) and may_end_with_a_rank(command)
@@ -255,15 +245,6 @@ class Output:
 # The command of one attempt, and how it is being ended.
 
 
-class Ending(NamedTuple):
-    """How the command is being ended. Times are monotonic."""
-
-    kill_at: float  # the time of SIGKILL for processes still running
-    cause: Cause | None = None  # where we end it because of an observation
-    by: int = 0  # the signal that asked us to stop
-    died_at: float | None = None  # when we first saw that it is over
-
-
 class Touched(NamedTuple):
     """From ``at`` (monotonic) on we may have caused a death; and the command's output until then."""
 
@@ -280,7 +261,7 @@ class CommandSpec:
     command: tuple[str, ...]
     end: float | None  # of the job, epoch seconds
     ears: SignalQueue
-    warm: Warm
+    warm: WarmStart
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,9 +18,12 @@ from pathlib import Path
 
 from ftsupervise.host.processes import SHELL_MARKED, end_child
 from ftsupervise.model import CauseKind
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir import fence, heartbeat_page, switches
+from ftsupervise.rundir.fence import superseded
 from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
+from ftsupervise.rundir.switches import KILL, read_switch
 
 _PATIENCE = 60.0  # seconds for one file system
 _LATELY = 120.0  # seconds after its last beat in which a rank may still be running
@@ -124,6 +128,57 @@ def sweep(folders: list[Path]) -> None:
     """Delete what older attempts staged and did not commit: maybe terabytes. The next attempt deletes the rest."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# While the command runs, a thread watches the kill switch and the attempts: a newer one ends ours.
+
+
+@dataclass
+class Observed:
+    """The last state of the run directory."""
+
+    kill_since: float | None = None  # monotonic time since which the kill switch is known to be up
+    newer: int | None = None  # an attempt that has begun after ours
+
+
+class RunDirWatcher:
+    """A thread that watches the run directory while the command runs: a hung file system blocks only this thread."""
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        attempt: int,
+        ears: SignalQueue,
+        every: float,
+        also: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.seen = Observed()
+        self._also = also  # another check to make there
+        self._rundir, self._attempt, self._ears, self._every = rundir, attempt, ears, every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="lookout", daemon=True)
+        self._thread.start()
+
+    def close(self, patience: float = 1.0) -> None:
+        self._over.set()
+        self._thread.join(patience)
+
+    def _look_on(self) -> None:
+        while not self._over.wait(self._every):
+            if self._look() | self._also():
+                self._ears.nudge()
+
+    def _look(self) -> bool:
+        """Is there anything new?"""
+        seen = self.seen
+        before = (seen.kill_since, seen.newer)
+        switch = read_switch(self._rundir, KILL)
+        if not switch.up:
+            seen.kill_since = None
+        elif seen.kill_since is None:
+            seen.kill_since = time.monotonic()
+        seen.newer = superseded(self._rundir, self._attempt)
+        return (seen.kill_since, seen.newer) != before
 
 
 # A reaper ends the command when ``ftsupervise run`` itself is killed and can no longer do it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import signal
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -16,15 +18,12 @@ from ftsupervise.host import files
 from ftsupervise.host.modes import FOLDER, make_folder, make_root
 from ftsupervise.model import Attempt, Claim, End
 from ftsupervise.nodes import incidents
-from ftsupervise.run.events import STOP, SignalQueue
-from ftsupervise.run.settings import Options
+from ftsupervise.run import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.paths import RunDir, for_the_group
-from ftsupervise.rundir.records import as_whole, read_json
-from ftsupervise.rundir.run_log import tell
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
-from ftsupervise.scheduler import open_scheduler
+from ftsupervise.rundir.paths import RunDir, for_the_group, tell
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_finished, read_switch
+from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
 
 _ROOM = 16_384  # bytes
@@ -144,10 +143,51 @@ def odd_switches(rundir: RunDir) -> tuple[str, ...]:
 
 def _at_step(rundir: RunDir) -> str:
     try:
-        step = (read_json(rundir.finished) or {}).get("step")
-    except (OSError, ValueError):  # ``touch state/finished`` is enough
+        mark = read_finished(rundir)
+    except OSError:
         return ""
-    return f" at step {step}" if as_whole(step) is not None else ""
+    return f" at step {mark.step}" if mark is not None and mark.step is not None else ""
+
+
+# The signals that the supervisor waits for, together with news of other threads, as bytes in one pipe.
+
+STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASS_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+class SignalQueue:
+    """Signals as bytes in a pipe, so that they are waited for together with everything else and none is lost."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._old = {n: signal.signal(n, lambda *_: None) for n in (*STOP, *PASS_ON, signal.SIGCHLD)}
+
+    def heard(self, timeout: float | None) -> bytes:
+        """Numbers of the signals that came, each once, in order (0: the lookout has news); b"" after ``timeout`` seconds.
+
+        Once: a burst of thousands must not stand before the SIGTERM behind it.
+        """
+        if not select.select([self._read], [], [], timeout)[0]:
+            return b""
+        try:
+            return bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
+        except BlockingIOError:
+            return b""
+
+    def nudge(self) -> None:
+        """Wake the waiting thread, from another one."""
+        try:
+            os.write(self._write, b"\0")
+        except OSError:  # full: it wakes anyway
+            return
+
+    def close(self) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        os.close(self._read)
+        os.close(self._write)
 
 
 # The waits before, between and after attempts: a back-off, a full disk, a run directory that is not mounted.
@@ -290,8 +330,8 @@ def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...
     held: list[str] = []
     try:
         records = launches(rundir)
-        kind = records[-1].scheduler if records else ""
-        scheduler = open_scheduler(kind or ("slurm" if env.get("SLURM_JOB_ID") else "local"), env)
+        kind, mine = records[-1].scheduler if records else "", ledger.job_id(env)
+        scheduler = open_scheduler(kind or (kind_of_job(mine) if mine else LOCAL), env)
         run = identify_to_change(rundir, records, own_job_ids(env))
         for job in jobs_of_run(run, scheduler.queue(), certain=True):
             if job.state.waiting:

@@ -19,35 +19,24 @@ from ftsupervise.errors import Error
 from ftsupervise.host import interpreter
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes.health import Placement
+from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import FAILURE, NodeSelector
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
-from ftsupervise.run import fencing, gate, one_attempt
-from ftsupervise.run.decide import (
-    NEXT,
-    NextAction,
-    Outcome,
-    RestartDecision,
-    Situation,
-    State,
-    decide,
-    delay,
-    since_progress,
-)
-from ftsupervise.run.events import SignalQueue
+from ftsupervise.run import Options, attempt, fencing, gate
+from ftsupervise.run.attempt import RunProgress, Services
+from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, shut, sit_out, wait_for_space
-from ftsupervise.run.one_attempt import RunProgress, Services
-from ftsupervise.run.settings import Options
+from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, sit_out, wait_for_space
+from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
-from ftsupervise.rundir.run_log import tell
+from ftsupervise.rundir.paths import tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
-from ftsupervise.warm.manager import Warm, WarmSettings
+from ftsupervise.warm.restarts import WarmSettings, WarmStart
 
 # A training run keeps the cron alive that watches it, as that cron watches the run.
 #
@@ -159,14 +148,14 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
         steps=allocation.steps(),
         agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
-        warm=Warm(asked, options.command, allocation, options.rundir, partial(tell, None)),
+        warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         owed=PendingWrites(),
         past=GapHistory(),
     )
 
 
 class Supervisor:
-    """The attempts of one job: what is done in each state of ``decide.py``."""
+    """The attempts of one job: what is done in each state of ``states.py``."""
 
     def __init__(self, to: Services) -> None:
         self.to = to
@@ -252,12 +241,12 @@ class Supervisor:
         return Outcome.DONE if self._wait(rest) else Outcome.OVER
 
     def _claim(self) -> Outcome:
-        now, begun = one_attempt.begin(self.to, self.now, self._wait)
+        now, begun = attempt.begin(self.to, self.now, self._wait)
         self.now = now._replace(told=self.now.told)  # while we waited for space
         return Outcome.DONE if begun else Outcome.OVER
 
     def _attempt(self) -> Outcome:
-        self.now = one_attempt.see_through(self.to, self.now)
+        self.now = attempt.see_through(self.to, self.now)
         return Outcome.DONE
 
     def _pause(self) -> Outcome:
@@ -337,12 +326,12 @@ class Supervisor:
         if move is not NextAction.STOP and enough:
             self.to.nodes.examine(FAILURE, log)
         if move is not NextAction.LEAVE:
-            self.to.nodes.update_exclusions(log)
+            self.to.nodes.exclusions.update(log)
 
     def _make_way(self) -> Outcome:
         """Let the next member start now, with as many bad nodes excluded as can be replaced."""
         if not self.now.ended.told and self.now.ended.newer is None:
-            self.to.nodes.update_exclusions(self.now.log, leaving=not shut(self.to.options))
+            self.to.nodes.exclusions.update(self.now.log, leaving=not shut(self.to.options))
         return Outcome.DONE
 
     def _record(self) -> Outcome:
@@ -351,7 +340,7 @@ class Supervisor:
         self.to.owed.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))
         if ended.failure is None:
-            self.to.nodes.release_exclusions(self.now.log)
+            self.to.nodes.exclusions.release(self.now.log)
         return _OUTCOME[verdict.move]
 
     def _brake(self) -> Outcome:

@@ -59,11 +59,7 @@ def newer(attempts: str | os.PathLike[str], mine: int) -> int | None:
 
     The directory is opened anew each time: on NFS that is what revalidates a cached listing.
     """
-    fd = os.open(attempts, _DIRECTORY)
-    try:
-        newest = max(as_counts(os.listdir(fd)), default=mine)
-    finally:
-        os.close(fd)
+    newest = max(as_counts(os.listdir(attempts)), default=mine)
     return newest if newest > mine else None
 
 

@@ -21,10 +21,14 @@ a file that vanishes or is half there. Standard library only: the guard uses thi
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ftsupervise.host import files
-from ftsupervise.host.modes import PAGE, SHARED, make_folder, set_file_mode
+from ftsupervise.host.modes import PAGE, SHARED, as_page, make_folder, set_file_mode
+from ftsupervise.printable import log_line, printable
 
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
@@ -47,6 +51,14 @@ ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # the step whose snapshot every
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
+
+
+def state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """The directory of this account's own state: $FTSUPERVISE_STATE_DIR, $XDG_STATE_HOME/ftsupervise, ~/.local/state/…"""
+    if env.get(ENV_STATE_DIR):
+        return Path(env[ENV_STATE_DIR])
+    base = env.get("XDG_STATE_HOME", "")  # a relative one would be in the current directory
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
 class RunDir:
@@ -171,3 +183,45 @@ def sync_directory(directory: Path) -> None:
         pass
     finally:
         os.close(fd)
+
+
+# The supervisor's lines: on stderr, which is the job's output, and in the attempt's own log. Neither may fail the command.
+
+
+def tell(log: Path | None, text: str) -> None:
+    """Write ``text`` as one printable line: parts of it come from a job, a health command or Slurm."""
+    text = printable(text)
+    try:
+        print(log_line(text), file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        pass
+    if log is None:
+        return
+    try:
+        with os.fdopen(as_page(log), "a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}\n")
+    except OSError:
+        return
+
+
+def warn(folder: Path, words: str, say: Callable[[str], None], signal: int = 0) -> None:
+    """Write the file that asks the guards of an attempt, on any node, to stop. On a full disk an empty file is enough.
+
+    The first line is for people, the second for the ledger: the ``signal`` that asked us, if one did, and the time.
+    """
+    path, at = folder / WARNING, datetime.now(timezone.utc)
+    try:
+        write_whole(path, f'{words}\n{{"signal": {int(signal)}, "at": "{at.isoformat()}"}}\n')
+    except OSError as error:
+        try:
+            path.touch(mode=PAGE)
+        except OSError:
+            say(f"cannot write {path}: {error.strerror}; only the signal is passed on")
+
+
+def shown(command: tuple[str, ...]) -> str:
+    """A command in one line that is not too long."""
+    import shlex
+
+    text = shlex.join(command)
+    return text if len(text) <= 200 else text[:199] + "…"

@@ -44,6 +44,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 T = TypeVar("T")
 Exact = Annotated[str, "exact"]  # text that stays as it is: a path, the value of a variable
+ExactObject = Annotated[dict[str, Any], "exact"]  # a JSON object that stays as it is
 Convert = Callable[[Any], Any]
 
 
@@ -214,8 +215,8 @@ _REQUIRED = object()
 @cache
 def _decoder(kind: Any, lenient: bool, bound: int | None = None) -> Convert:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind == Exact:
-        return lambda raw: _of(str, raw)
+    if origin is Annotated and args[1] == "exact":
+        return lambda raw: _of(typing.get_origin(args[0]) or args[0], raw)
     if origin is Annotated:
         return _decoder(args[0], lenient, args[1])
     if origin in (typing.Union, types.UnionType):

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from ftsupervise.host import files
 from ftsupervise.host.ownership import in_group, shown_user
-from ftsupervise.rundir.paths import RunDir, sync_directory
+from ftsupervise.rundir.paths import STOPPED, RunDir, sync_directory
 from ftsupervise.rundir.records import as_text, parse_object, read_record, time_of, write_json
 from ftsupervise.truth import Health, SwitchState
 
@@ -177,7 +177,7 @@ def _identity(path: Path) -> Identity:
 
 BRAKE = "brake"
 RELEASED = "brake-released"
-Mark = TypeVar("Mark", "Brake", "Released")
+Mark = TypeVar("Mark", "Brake", "Released", "Finished", "Stopped")
 
 
 class Brake(NamedTuple):
@@ -263,3 +263,38 @@ def let_go(rundir: RunDir, job: str) -> None:
 def counts_from(rundir: RunDir) -> int:
     """The first attempt whose failures count. Raises OSError."""
     return _released(rundir).attempt + 1
+
+
+# What the guard records of its loop: that the training is complete, and why the loop stopped before.
+
+
+class Finished(NamedTuple):
+    """``RUN/state/finished``: no further member of the chain trains."""
+
+    step: int | None = None
+    attempt: int | None = None
+    host: str = ""
+    at: datetime | None = None
+
+
+class Stopped(NamedTuple):
+    """``stopped.json`` in the folder of an attempt. ``cause`` is one of the guard's causes, ``reason`` says it to people."""
+
+    cause: str = ""
+    reason: str = ""
+    step: int | None = None
+    at: datetime | None = None
+
+
+def read_finished(rundir: RunDir) -> Finished | None:
+    """The mark of a finished run; None if there is none. One made with ``touch`` has the file's time. Raises OSError."""
+    mark = _read(Finished, rundir.finished)
+    return mark if mark is None or mark.at is not None else mark._replace(at=time_of(rundir.finished.stat()))
+
+
+def read_stopped(attempt_dir: Path) -> Stopped:
+    """Why the guard made the loop stop; empty if it did not, or where that cannot be read. Never raises."""
+    try:
+        return _read(Stopped, attempt_dir / STOPPED) or Stopped()
+    except OSError:
+        return Stopped()

@@ -1,15 +1,17 @@
-"""The door to whatever runs jobs: real Slurm (``slurm.py``) or this machine (``local.py``), behind one port.
+"""The schedulers that run jobs, behind one port: Slurm (``slurm.py``), this machine (``local.py``); ``SCHEDULERS`` lists them.
 
 Every method answers or raises ``SchedulerUnavailable``: ``()`` is an empty queue, never "could not look".
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftsupervise.rundir.paths import ENV_DEADLINE
 
@@ -20,8 +22,9 @@ if TYPE_CHECKING:  # the guard asks for the job's deadline here, and starts with
 class Scheduler(Protocol):
     """What the stories need of a scheduler."""
 
-    kind: str  # "slurm" or "local"
-    warnings: set[str]  # what it complained of beside its answers
+    kind: str  # its name in ``SCHEDULERS``
+    in_state: bool  # its queue lies in this account's state directory
+    warnings: set[str]  # its complaints beside its answers
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
         """All live jobs of ``users`` (default: mine), one record per array rest. One request to the controller."""
@@ -50,40 +53,71 @@ class Scheduler(Protocol):
         """One job, also shortly after its end; None if the scheduler says there is no such job."""
 
 
+class SchedulerKind(NamedTuple):
+    """One scheduler that jobs can be handed to."""
+
+    opens: str  # "module:class", called with the environment
+    prefix: str  # of its job ids, followed by digits: it tells them from those of the others
+    here: Callable[[Mapping[str, str]], bool]  # is it the one of this machine? asked in the table's order for ``auto``
+
+
 _CONFIGURED = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
-def kind_of(kind: str, env: Mapping[str, str] | None = None) -> str:
-    """``auto`` is Slurm where ``sbatch`` is on the PATH and belongs to a cluster, else this machine.
+def _slurm_here(env: Mapping[str, str]) -> bool:
+    """Is ``sbatch`` on the PATH, and does it belong to a cluster?
 
     A controller that is down is still a cluster. Slurm's commands without any configuration are none (they look for one
     for a minute each, so that is only tried where no file says where the cluster is).
     """
-    import os
     import shutil
 
     from ftsupervise.host import bounded
 
-    env = os.environ if env is None else env
+    if not shutil.which("sbatch", path=env.get("PATH")):
+        return False
+    if env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or any(map(os.path.exists, _CONFIGURED)):
+        return True
+    return "Slurmctld" in bounded.run(["scontrol", "ping"], timeout=5, env=env).stdout
+
+
+SLURM = "slurm"  # the only one with srun, partitions and nodes to be excluded
+LOCAL = "local"
+SCHEDULERS = {
+    SLURM: SchedulerKind("ftsupervise.scheduler.slurm:Slurm", "", _slurm_here),
+    LOCAL: SchedulerKind("ftsupervise.scheduler.local:Local", "local-", lambda env: True),
+}
+
+
+def kind_of(kind: str, env: Mapping[str, str] | None = None) -> str:
+    """``kind``, or for ``auto`` the first scheduler of the table that this machine has."""
     if kind != "auto":
         return kind
-    if not shutil.which("sbatch", path=env.get("PATH")):
-        return "local"
-    if env.get("SLURM_CONF") or env.get("SLURM_CONF_SERVER") or any(map(os.path.exists, _CONFIGURED)):
-        return "slurm"
-    asked = bounded.run(["scontrol", "ping"], timeout=5, env=env)
-    return "slurm" if "Slurmctld" in asked.stdout else "local"
+    env = os.environ if env is None else env
+    return next(name for name, one in SCHEDULERS.items() if one.here(env))
+
+
+def kind_of_job(job_id: str) -> str:
+    """The scheduler that gave a job its id."""
+    found = [name for name, one in SCHEDULERS.items() if job_id.startswith(one.prefix)]
+    return max(found, key=lambda name: len(SCHEDULERS[name].prefix))
+
+
+def is_job_id(text: str) -> bool:
+    """Is it one, such as 87, 88_3 or local-4?"""
+    return any(re.fullmatch(rf"{re.escape(one.prefix)}\d+(_\d+)?", text) for one in SCHEDULERS.values())
 
 
 def open_scheduler(kind: str = "auto", env: Mapping[str, str] | None = None) -> Scheduler:
-    """The scheduler that ``scheduler:`` in the configuration names."""
-    if kind_of(kind, env) == "slurm":
-        from ftsupervise.scheduler.slurm import Slurm
+    """The scheduler that ``scheduler:`` in the configuration names. Raises SchedulerUnavailable for a name of none."""
+    found = SCHEDULERS.get(kind_of(kind, env))
+    if found is None:
+        from ftsupervise.errors import SchedulerUnavailable
 
-        return Slurm(env)
-    from ftsupervise.scheduler.local import Local
-
-    return Local(env)
+        raise SchedulerUnavailable(f"no scheduler is called {kind!r}", hint=f"there are: {', '.join(SCHEDULERS)}")
+    module, _, name = found.opens.partition(":")
+    opened: Scheduler = getattr(import_module(module), name)(env)
+    return opened
 
 
 # When will the scheduler end this job? The environment knows on new Slurms; on 22.05 the controller has to be asked once.

@@ -17,20 +17,20 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.config.find_run import state_dir
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
 from ftsupervise.host import interpreter
 from ftsupervise.host.modes import make_own
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
 from ftsupervise.model import Job, JobState, Submitted
-from ftsupervise.rundir.paths import ENV_JOB_ID, write_whole
+from ftsupervise.rundir.paths import ENV_JOB_ID, state_dir, write_whole
 from ftsupervise.rundir.records import as_count, read_record, write_json
+from ftsupervise.scheduler import LOCAL, SCHEDULERS
 from ftsupervise.scheduler.parse import array_size, directives, most_alive
 from ftsupervise.scheduler.slurm import clean_environment
 from ftsupervise.units import parse_slurm_time
 
-PREFIX = "local-"
+PREFIX = SCHEDULERS[LOCAL].prefix
 Marks = Callable[[], dict[str, list[Process]]]
 ENV_OF = "FTSUPERVISE_LOCAL_OF"  # FOLDER:MEMBER in the environment of every process of a member
 
@@ -89,7 +89,8 @@ def local_root(env: Mapping[str, str]) -> Path:
 class Local:
     """The port ``Scheduler`` over this machine. Jobs of other machines that share the state directory are not seen."""
 
-    kind = "local"
+    kind = LOCAL
+    in_state = True
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = dict(os.environ if env is None else env)

@@ -28,6 +28,7 @@ from ftsupervise.rundir.paths import (
     ENV_RUN,
     ENV_RUN_DIR,
 )
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.parse import (
     INVENTORY,
     SQUEUE_ENV,
@@ -68,7 +69,8 @@ def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
 class Slurm:
     """The port ``Scheduler`` over squeue, sbatch, scancel and scontrol. Times out in ``timeout`` seconds a command."""
 
-    kind = "slurm"
+    kind = SLURM
+    in_state = False
 
     def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
         self._env = clean_environment(os.environ if env is None else env)

@@ -1,8 +1,9 @@
-"""Turn a fork of the standby into a fresh process of one rank: set again all that a process inherits from its parent, and
-all that an interpreter sets up at its start.
+"""A rank's request to a standby: may a fork become that rank (``Judge``), and how it does (``become``).
 
-Two things cannot be set again: the seed of ``hash()`` for text (all ranks of a node have the standby's, unless PYTHONHASHSEED
-is set), and warnings that a module gives when it is imported (they were given to the standby's log).
+It may not if anything differs that an import may have read, or that a fork cannot change. All else is set again: what a
+process inherits from its parent, and what an interpreter sets up at its start. Two things cannot be set again: the seed of
+``hash()`` for text (all ranks of a node have the standby's, unless PYTHONHASHSEED is set), and warnings that a module gives
+when it is imported (they were given to the standby's log).
 """
 
 from __future__ import annotations
@@ -14,47 +15,205 @@ import mmap
 import os
 import resource
 import signal
-import socket
 import struct
 import sys
+import zipimport
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from ftsupervise.host import processes
 from ftsupervise.warm import client as proxy
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 1, 15, 35, 14
+# The environment of one rank and one attempt. Everything else must be as it was when the modules were imported.
+_OF_A_RANK = (
+    b"SLURM", b"SRUN_", b"FTSUPERVISE_", b"PMI", b"OMPI_MCA_orte", b"CUDA_VISIBLE_DEVICES", b"GPU_DEVICE_ORDINAL",
+    b"ROCR_VISIBLE_DEVICES", b"HIP_VISIBLE_DEVICES", b"ZE_AFFINITY_MASK", b"KRB5CCNAME", b"TORCHELASTIC_", b"XDG_SESSION_ID",
+)  # fmt: skip
+_OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE", b"LOCAL_WORLD_SIZE",
+                    b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
+# With these a thread pool depends on the CPUs themselves, not only on their number.
+_PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-libc = ctypes.CDLL(None, use_errno=True)
-libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-_sbrk = libc.sbrk
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+_sbrk = _libc.sbrk
 _sbrk.restype, _sbrk.argtypes = ctypes.c_size_t, [ctypes.c_ssize_t]
 _kept: list[object] = []  # lives as long as the process
+
+
+@dataclass(frozen=True)
+class RankRequest:
+    """What the process of a rank would inherit over an exec, as ``client.myself`` lists it."""
+
+    command: list[bytes]
+    python: int
+    executable: bytes
+    env: dict[bytes, bytes]
+    fds: list[int]
+    limits: dict[int, tuple[int, int]]
+    umask: int
+    cpus: list[int]
+    nice: int
+    groups: list[int]
+    blocked: list[int]
+    ignored: list[int]
+    held: dict[str, str]
+    devices: list[str]
+    oom: str
+    cold: bool = False  # it is to be started cold, once nothing of an older attempt lives
+
+    @property
+    def attempt(self) -> int:
+        number = self.env.get(b"FTSUPERVISE_ATTEMPT", b"")
+        return int(number) if number.isdigit() else 0
+
+
+def read_request(data: bytearray) -> RankRequest | None:
+    """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
+    head = len(proxy.PROTOCOL)
+    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
+        return None
+    size = int.from_bytes(data[head : head + 8], "little")
+    if len(data) < head + 8 + size:
+        return None
+    try:
+        request = RankRequest(**marshal.loads(bytes(data[head + 8 : head + 8 + size])))
+    except (EOFError, ValueError, TypeError):
+        return None
+    return request if isinstance(request.fds, list) and isinstance(request.env, dict) else None
+
+
+# ------------------------------------------------------------------------------------------------ may it become that rank?
+
+
+class Incompatible(Exception):
+    """This rank has to be started cold; the text says why."""
+
+
+class Judge:
+    """The standby's state when its modules were imported. ``env``: its environment before that."""
+
+    def __init__(self, cpus: int, env: Mapping[bytes, bytes]) -> None:
+        self.cpus = cpus or len(os.sched_getaffinity(0))
+        self.env = {key: value for key, value in env.items() if not _of_a_rank(key)}
+        every = {*env, *os.environb}
+        self.set = {key: os.environb.get(key) for key in every if os.environb.get(key) != env.get(key)}
+        self.of_a_rank = sorted(os.fsdecode(key) for key in self.set if _of_a_rank(key))
+        self.here = os.stat(".")
+        self.own = {name.partition(".")[0] for name in sys.modules} - {"ftsupervise", "sitecustomize", "__main__"}
+
+    def fits(self, request: RankRequest) -> None:
+        """Raises Incompatible."""
+        if self.of_a_rank:
+            raise Incompatible(f"imported modules set variables of one rank: {', '.join(self.of_a_rank[:5])}")
+        if request.python != sys.hexversion or os.fsdecode(request.executable) != sys.executable:
+            raise Incompatible("another Python")
+        if [os.fsdecode(word) for word in request.command] != sys.orig_argv:
+            raise Incompatible("another command")
+        if request.groups != sorted(os.getgroups()):
+            raise Incompatible("other groups")
+        here = proxy.held_to()
+        if other := [name for name, value in request.held.items() if here.get(name) != value]:
+            raise Incompatible(f"another container, cgroup or set of rights: {', '.join(other)}")
+        if other := sorted(set(request.devices).symmetric_difference(proxy.devices())):
+            raise Incompatible(f"other devices: {', '.join(other[:5])}")
+        theirs = {key: value for key, value in request.env.items() if not _of_a_rank(key)}
+        if theirs != self.env:
+            names = sorted(key for key in {*theirs, *self.env} if theirs.get(key) != self.env.get(key))
+            raise Incompatible(f"another environment: {', '.join(map(os.fsdecode, names[:5]))}")
+        if len(request.cpus) != self.cpus:
+            raise Incompatible(f"{len(request.cpus)} CPUs, and {self.cpus} when the modules were imported")
+        if any(name in theirs for name in _PINNED) and set(request.cpus) != os.sched_getaffinity(0):
+            raise Incompatible("threads are to be pinned to other CPUs")
+        shadow = self._shadow()
+        if shadow:
+            raise Incompatible(f"{shadow} beside the program shadows an imported module of that name")
+
+    def folder(self, fd: int) -> None:
+        """Raises Incompatible when ``fd`` is another working directory than the one relative paths were resolved in."""
+        theirs = os.fstat(fd)
+        if (theirs.st_dev, theirs.st_ino) != (self.here.st_dev, self.here.st_ino):
+            raise Incompatible("another working directory")
+
+    def _shadow(self) -> str:
+        """A module beside the program that an import here would have used instead, maybe a new one; "" if there is none."""
+        first = _first_on_path()
+        if first is None:
+            return ""
+        try:
+            names = os.listdir(first)
+        except OSError:
+            return ""
+        inside = {name for name in self.own if _lies_in(name, os.path.realpath(first))}
+        for name in names:
+            stem = name.partition(".")[0]
+            if stem in self.own and stem not in inside:
+                whole = os.path.join(first, name)
+                if name.endswith((".py", ".so")) or os.path.isfile(os.path.join(whole, "__init__.py")):
+                    return whole
+        return ""
+
+
+def _first_on_path() -> str | None:
+    """The folder that the interpreter will put first in ``sys.path``; None for none. Raises Incompatible."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    words = sys.orig_argv[1:]
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word.startswith("--"):
+            words = words[1:]
+            continue
+        for at, letter in enumerate(word[1:], 1):
+            if letter in "mc":
+                return os.getcwd()
+            if letter in "WX":
+                if at + 1 == len(word):
+                    words = words[1:]
+                break
+    if not words or os.path.isdir(words[0]):
+        return words[0] if words else None
+    try:
+        zipimport.zipimporter(words[0])
+    except zipimport.ZipImportError:
+        return os.path.dirname(os.path.realpath(words[0]))
+    raise Incompatible("the program is a zip archive")
+
+
+def _lies_in(name: str, folder: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return bool(file) and os.path.realpath(str(file)).startswith(folder + os.sep)
+
+
+def _of_a_rank(key: bytes) -> bool:
+    return key in _OF_A_RANK_WHOLE or key.startswith(_OF_A_RANK)
+
+
+# ------------------------------------------------------------------------------------------------------ how it becomes it
 
 
 class Cannot(Exception):
     """This fork cannot become that rank; the rank has to be started cold."""
 
 
-def become(request: Mapping[str, Any], parent: int, imported: Mapping[bytes, bytes | None]) -> None:
+def become(request: RankRequest, imported: Mapping[bytes, bytes | None]) -> None:
     """Take over everything in ``request`` but descriptors and signals. ``imported``: environment variables as the imported
     modules have set them; None: removed. Raises Cannot, OSError, ValueError."""
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
     os.setsid()
-    os.umask(request["umask"])
-    os.sched_setaffinity(0, request["cpus"])
-    if os.sched_getaffinity(0) != set(request["cpus"]):
+    os.umask(request.umask)
+    os.sched_setaffinity(0, request.cpus)
+    if os.sched_getaffinity(0) != set(request.cpus):
         raise Cannot("its CPUs are not ours to use")
-    if request["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
-    _set_oom(request["oom"])
-    for number, limits in request["limits"].items():
+    if request.nice != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, request.nice)
+    _set_oom(request.oom)
+    for number, limits in request.limits.items():
         if resource.getrlimit(number) != limits:
             resource.setrlimit(number, limits)
     os.environ.clear()
-    os.environb.update(request["env"])
+    os.environb.update(request.env)
     for key, value in imported.items():
         if value is None:
             os.environb.pop(key, None)
@@ -65,16 +224,16 @@ def become(request: Mapping[str, Any], parent: int, imported: Mapping[bytes, byt
     _fresh_seeds()
 
 
-def hear(request: Mapping[str, Any], ours: Iterable[int]) -> None:
+def hear(request: RankRequest, ours: Iterable[int]) -> None:
     """Set signals as a fresh interpreter has them. Call it last: from here on signals reach this rank."""
     for number in ours:
         signal.signal(number, signal.SIG_DFL)
-    for number in request["ignored"]:
+    for number in request.ignored:
         signal.signal(number, signal.SIG_IGN)
     for number in _PYTHON_IGNORES:
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN if signal.SIGINT in request["ignored"] else signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN if signal.SIGINT in request.ignored else signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
 
 
 def take_over(numbers: list[int], received: list[int], here: int, link: int) -> int:
@@ -107,23 +266,24 @@ def _set_oom(wanted: str) -> None:
         return
 
 
-def _name_it(request: Mapping[str, Any]) -> None:
+def _name_it(request: RankRequest) -> None:
     """Let ``ps`` and ``/proc/PID/environ`` (by which we kill lost ranks) show the rank, not the standby."""
-    command: list[bytes] = request["command"]
-    libc.prctl(_PR_SET_NAME, os.path.basename(os.fsencode(sys.executable or command[0]))[:15], 0, 0, 0)
-    words = b"\0".join(command) + b"\0"
-    block = b"".join(key + b"=" + value + b"\0" for key, value in request["env"].items())
+    processes.set_name(os.path.basename(os.fsencode(sys.executable or request.command[0])))
+    words = b"\0".join(request.command) + b"\0"
+    block = b"".join(key + b"=" + value + b"\0" for key, value in request.env.items())
     room = mmap.mmap(-1, len(words) + len(block) + 1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room.write(words + block)
     _kept.append(room)
     start = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    with open("/proc/self/stat", "rb") as file:
-        field = dict(enumerate(file.read().rpartition(b")")[2].split(), 3))  # as numbered in proc(5)
+    found = processes.stat_fields("/proc/self/stat")
+    if found is None:
+        raise Cannot("its /proc/self/stat cannot be read")
+    field = dict(enumerate(found[1], 3))  # as numbered in proc(5)
     code, data, heap, stack = (field[26], field[27]), (field[45], field[46]), field[47], field[28]
     areas = [*map(int, (*code, *data, heap)), _sbrk(0), int(stack)]
     middle, end = start + len(words), start + len(words) + len(block)
     asked = struct.pack("=11QQIi", *areas, start, middle, middle, end, 0, 0, -1)  # struct prctl_mm_map
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked), 0)
+    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked), 0)
 
 
 def _fresh_standard_files() -> None:
@@ -158,50 +318,3 @@ def _fresh_seeds() -> None:
     if process is not None:
         process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))
     # random reseeds itself after each fork; torch begins with the same seed in every process
-
-
-# A client's session with a standby: the request received so far.
-
-
-@dataclass
-class Caller:
-    """One connection, and the child that was forked for it."""
-
-    link: socket.socket
-    until: float  # monotonic: it is dropped then, unless it has a child
-    data: bytearray = field(default_factory=bytearray)
-    request: dict[str, Any] | None = None
-    fds: list[int] = field(default_factory=list)
-    whole: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
-    refused: str = ""  # or it gets this refusal then: its cold start must not meet an older attempt either
-    pid: int = 0
-
-    @property
-    def attempt(self) -> int:
-        return attempt_of(self.request)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-        self.fds.clear()
-        self.link.close()
-
-
-def attempt_of(request: dict[str, Any] | None) -> int:
-    number = (request or {}).get("env", {}).get(b"FTSUPERVISE_ATTEMPT", b"")
-    return int(number) if number.isdigit() else 0
-
-
-def whole(data: bytearray) -> dict[str, Any] | None:
-    """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
-    head = len(proxy.PROTOCOL)
-    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
-        return None
-    size = int.from_bytes(data[head : head + 8], "little")
-    if len(data) < head + 8 + size:
-        return None
-    try:
-        request = marshal.loads(bytes(data[head + 8 : head + 8 + size]))
-        return dict(request) if isinstance(request["fds"], list) and isinstance(request["env"], dict) else None
-    except (EOFError, ValueError, TypeError, KeyError):
-        return None

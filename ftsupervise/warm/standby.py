@@ -17,23 +17,22 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ftsupervise.host import ownership
+from ftsupervise.host import ownership, processes
 from ftsupervise.host.memory import HostMemory
-from ftsupervise.warm.compat import Judge
+from ftsupervise.warm.rank_setup import Judge
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
 _TRIES = 6
 _LOOK_WITHIN = 2.0  # seconds; less than client.py waits for an answer
 _THREAD_ENDS = 0.5  # seconds for a thread that was asked to end, as pools do before a fork
-_EXITING = 0x4  # PF_EXITING of the kernel
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
 
 
 def stand_by(orders: str) -> None:
-    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/manager.py``."""
+    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/standbys.py``."""
     told: dict[str, Any] = json.loads(orders)
     _forget(told)
     coming = told.pop("coming", None)
@@ -42,7 +41,7 @@ def stand_by(orders: str) -> None:
     learned = json.loads(ownership.read_trusted(told["imports"])) if told.get("imports") else {}
     here = Standby(told, learned)
     if here.tight():
-        here.tell({"no": "there is too little free memory on this node"})
+        here.tell({"refused": "there is too little free memory on this node"})
         os._exit(0)
     here.load()
     Serving(told["place"], Judge(here.cpus, here.env), here.tell, here.fresh, coming).serve()
@@ -103,7 +102,7 @@ class Standby:
             self.skipped.update(found)
             if len(self.skipped) < _TRIES:
                 self._again()
-            self.tell({"no": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
+            self.tell({"refused": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
             os._exit(0)
         os.sched_setaffinity(0, everywhere)
         self.stamps = _stamps()
@@ -198,11 +197,9 @@ def _threads() -> int:
     """Besides this one. One that is being taken down does not count: it was joined, and has had no turn since."""
     living = 0
     for name in os.listdir("/proc/self/task"):
-        try:
-            fields = Path(f"/proc/self/task/{name}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        living += fields[0] not in (b"Z", b"X") and not int(fields[6]) & _EXITING
+        found = processes.stat_fields(f"/proc/self/task/{name}/stat")
+        if found is not None:
+            living += found[1][0] not in "ZX" and not processes.is_exiting(found[1])
     return living - 1
 
 
@@ -223,6 +220,7 @@ def _bad_fork() -> str:
 
 
 def _children() -> list[str]:
+    """Asked after each module: a look at every process of the host would take a hundred times longer."""
     try:
         return Path("/proc/thread-self/children").read_text("ascii").split()
     except OSError:

@@ -36,7 +36,7 @@ def main() -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code != SEEN:
         os.write(
-            1, (json.dumps({"node": node, "no": f"its Python does not stop at our hook ({code})"}) + "\n").encode()
+            1, (json.dumps({"node": node, "refused": f"its Python does not stop at our hook ({code})"}) + "\n").encode()
         )
         return
     os.environ["FTSUPERVISE_STANDBY"] = json.dumps(orders)

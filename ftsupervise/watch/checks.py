@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
@@ -24,7 +25,7 @@ from ftsupervise.rundir import pinned
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import newest
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.rundir.records import ExactObject, read_record, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -182,18 +183,24 @@ def _check(look: Look, settings: object) -> list[Finding]:
     return [*found, look.finding("watchdog", Health.OK, works, words, names=names)]
 
 
+class WatchMemory(NamedTuple):
+    """The page: what each watchdog remembers, by its name."""
+
+    watchdogs: Mapping[str, ExactObject] = MappingProxyType({})
+
+
 def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:
     """What the watchdogs remember from the last pass. Lost or damaged memory is no memory: trends start anew."""
     try:
-        raw = read_json(rundir.watch / _MEMORY) or {}
+        page = read_record(WatchMemory, rundir.watch / _MEMORY)
+        return dict(page.watchdogs) if page is not None else {}
     except (OSError, ValueError):
         return {}
-    return {key: value for key, value in raw.items() if isinstance(value, dict)}
 
 
 def write_memory(rundir: RunDir, memory: Mapping[str, dict[str, Any]]) -> None:
     """Raises OSError. Not synced: a power cut costs the trends of some minutes."""
-    write_json(rundir.watch / _MEMORY, memory, sync=False)
+    write_json(rundir.watch / _MEMORY, WatchMemory(memory), sync=False)
 
 
 # Run directories that do not answer, or are gone. The tick must not touch them: it would hang, and with it the watch of

@@ -129,8 +129,8 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
     settings = _everybody([run.alerts for run in runs])
     journal = _journal(orders.state, orders.state / "watch" / "journal", away)
     known = {alert.finding.subject for alert in journal.read().alerts.values()}
-    every = range(len(progress.roster.names))
-    checked = [settings_finding(progress.roster.label(i), progress.trouble.get(i, ""), orders.now) for i in every]
+    labels = map(progress.roster.label, range(len(progress.runs)))
+    checked = [settings_finding(label, r.trouble, orders.now) for label, r in zip(labels, progress.runs, strict=True)]
     findings = [one for one in checked if one.health is Health.BAD or one.subject in known]
     queue = slurm_queue(progress)
     if queue is not None:
@@ -148,9 +148,9 @@ def _of_storage(
     orders: TickOrders, progress: TickProgress, say: Say, away: str
 ) -> Iterator[tuple[RunReport, Journal, Alerts]]:
     """Run directories that do not answer or cannot be used, and those that could not and can again."""
-    for index in sorted(progress.stored):
-        run, finding = progress.roster.known[index].run, progress.stored[index]
-        if index in progress.missing:
+    for index, finding in progress.stored():
+        run = progress.roster.known[index].run
+        if progress.runs[index].missing:
             finding = checks.launched_or_not(run, finding, orders.state, away)
             _report(progress, say, RunDirChecked(index, finding))
         elif finding.health is Health.OK and not away:
@@ -199,7 +199,7 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 def blind(progress: TickProgress) -> str:
     """Why this tick could not see all that it was to check; "" if it could."""
     unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
-    dark = [finding.summary for _, finding in sorted(progress.stored.items()) if finding.health is Health.BAD]
+    dark = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
     return next(iter([*unasked, *dark]), "")
 
 

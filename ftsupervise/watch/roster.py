@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
-from ftsupervise.config.find_run import CONFIG_NAME, settings_of, state_dir
+from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
 from ftsupervise.host.private import home, private
-from ftsupervise.rundir.records import read_json, write_json
+from ftsupervise.rundir.paths import state_dir
+from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
 from ftsupervise.watch.checks import QueueAnswer
 
@@ -140,16 +142,20 @@ def listed() -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------- remembered on this host
 
 
+class RememberedRuns(NamedTuple):
+    """The page: the directory of each run, by its name."""
+
+    runs: Mapping[str, Exact] = MappingProxyType({})
+
+
 def directories() -> dict[str, str]:
     """By name: the directory of each run that this account's state directory named when it last answered."""
     page = _page()
-    if page is None:
-        return {}
     try:
-        runs = (read_json(page) or {}).get("runs")
+        found = read_record(RememberedRuns, page) if page is not None else None
     except (OSError, ValueError):
         return {}
-    return {str(name): str(path) for name, path in runs.items()} if isinstance(runs, dict) else {}
+    return dict(found.runs) if found is not None else {}
 
 
 def remember(found: dict[str, str]) -> None:
@@ -169,7 +175,7 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
     if page is None or now == before:
         return
     try:
-        write_json(page, {"runs": now}, mode=0o600, sync=False)
+        write_json(page, RememberedRuns(now), mode=0o600, sync=False)
     except OSError:  # a full /tmp: then a state directory that hangs takes the names with it
         return
 
@@ -198,30 +204,37 @@ class RunReport:
 
 
 @dataclass
-class TickProgress:
-    """What is known of this tick so far. Runs are meant by their index in the roster."""
+class WatchedRun:
+    """What is known of one run in this tick."""
 
-    roster: Roster
-    found: dict[int, str] = field(default_factory=dict)  # the directories that names mean
-    settled: set[int] = field(default_factory=set)  # their settings have been read, or cannot be
-    away: str = ""  # why the state directory must not be touched
-    trouble: dict[int, str] = field(default_factory=dict)  # why the settings of a run cannot be read
-    errors: dict[int, Error] = field(default_factory=dict)
-    stored: dict[int, Finding] = field(default_factory=dict)  # how a run's storage is; OK: it can be used
-    missing: set[int] = field(default_factory=set)  # their directory is not there
-    hung: set[int] = field(default_factory=set)  # a child hung on them: they are not touched again in this tick
-    users: set[str] = field(default_factory=set)
-    queues: dict[str, QueueAnswer] | None = None  # by the scheduler's word in the settings
-    asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
-    reports: dict[int, RunReport] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)  # all their jobs wait
-    sent: set[int] = field(default_factory=set)  # their messages have been sent, or cannot be in this tick
-    delivered: list[Delivered] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the watch itself could not do
-    relief: list[tuple[str, str]] = field(default_factory=list)  # (run, sentence)
-    general: tuple[RunReport, ...] | None = None  # of no single run
-    storage: tuple[RunReport, ...] = ()  # of run directories
-    pinged: bool = False
+    directory: str = ""  # what its name means, once that was looked up
+    settled: bool = False  # its settings have been read, or cannot be
+    trouble: str = ""  # why its settings cannot be read
+    error: Error | None = None  # the same, for the person who ran the tick by hand
+    storage: Finding | None = None  # how its directory is; OK: it can be used
+    missing: bool = False  # its directory is not there
+    hung: bool = False  # a child hung on it: it is not touched again in this tick
+    report: RunReport | None = None
+    waits: bool = False  # all its jobs wait, and the nodes excluded for them have not been reviewed
+    sent: bool = False  # its messages have been sent, or cannot be in this tick
+
+
+class TickProgress:
+    """What is known of this tick: of each run, by its index in the roster, and of what the runs share."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.runs = [WatchedRun() for _ in roster.names]
+        self.away = ""  # why the state directory must not be touched
+        self.users: set[str] = set()  # the accounts that the runs belong to
+        self.queues: dict[str, QueueAnswer] | None = None  # by the scheduler's word in the settings
+        self.asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
+        self.delivered: list[Delivered] = []
+        self.notes: list[str] = []  # what the watch itself could not do
+        self.relief: list[tuple[str, str]] = []  # (run, sentence)
+        self.general: tuple[RunReport, ...] | None = None  # of no single run
+        self.storage: tuple[RunReport, ...] = ()  # of run directories
+        self.pinged = False
 
     def apply(self, event: Any) -> None:
         """Note what a child has reported."""
@@ -229,7 +242,8 @@ class TickProgress:
 
     def complaints(self) -> list[str]:
         """What the watch itself could not do."""
-        return [*(about(self.roster.label(i), why) for i, why in sorted(self.trouble.items())), *self.notes]
+        labelled = ((self.roster.label(i), run.trouble) for i, run in enumerate(self.runs) if run.trouble)
+        return [*(about(label, why) for label, why in labelled), *self.notes]
 
     def all_delivered(self) -> Delivered:
         return Delivered(
@@ -239,10 +253,14 @@ class TickProgress:
             sum(one.critical_waiting for one in self.delivered),
         )
 
+    def stored(self) -> list[tuple[int, Finding]]:
+        """How the directory of each run is, as far as that was checked."""
+        return [(index, run.storage) for index, run in enumerate(self.runs) if run.storage is not None]
+
     def stands(self, index: int) -> bool:
         """Can this run be checked, as far as is known?"""
-        finding = self.stored.get(index)
-        return index in self.roster.known and finding is not None and finding.health is Health.OK
+        storage = self.runs[index].storage
+        return index in self.roster.known and storage is not None and storage.health is Health.OK
 
 
 class DirectoryFound(NamedTuple):
@@ -250,7 +268,7 @@ class DirectoryFound(NamedTuple):
     directory: str
 
     def into(self, progress: TickProgress) -> None:
-        progress.found[self.which] = self.directory
+        progress.runs[self.which].directory = self.directory
 
 
 class SettingsRead(NamedTuple):
@@ -259,11 +277,12 @@ class SettingsRead(NamedTuple):
     error: Error | None = None
 
     def into(self, progress: TickProgress) -> None:
-        progress.settled.add(self.which)
+        run = progress.runs[self.which]
+        run.settled = True
         if self.known is not None:
             progress.roster.known[self.which] = self.known
         if self.error is not None:
-            progress.trouble[self.which], progress.errors[self.which] = self.error.message, self.error
+            run.trouble, run.error = self.error.message, self.error
 
 
 class RunDirChecked(NamedTuple):
@@ -273,10 +292,9 @@ class RunDirChecked(NamedTuple):
     missing: bool = False
 
     def into(self, progress: TickProgress) -> None:
-        progress.stored[self.which] = self.finding
+        run = progress.runs[self.which]
+        run.storage, run.missing = self.finding, run.missing or self.missing
         progress.users.update(self.users)
-        if self.missing:
-            progress.missing.add(self.which)
 
 
 class QueuesRead(NamedTuple):
@@ -294,10 +312,9 @@ class RunChecked(NamedTuple):
     waits: bool
 
     def into(self, progress: TickProgress) -> None:
-        progress.reports[self.which] = self.report
+        run = progress.runs[self.which]
+        run.report, run.waits = self.report, run.waits or self.waits
         progress.notes += self.trouble
-        if self.waits:
-            progress.waiting.add(self.which)
 
 
 class MessagesSent(NamedTuple):
@@ -305,7 +322,8 @@ class MessagesSent(NamedTuple):
     delivered: Delivered
 
     def into(self, progress: TickProgress) -> None:
-        progress.sent.update(self.indexes)
+        for index in self.indexes:
+            progress.runs[index].sent = True
         progress.delivered.append(self.delivered)
 
 
@@ -314,5 +332,5 @@ class NodesReleased(NamedTuple):
     sentences: tuple[tuple[str, str], ...]
 
     def into(self, progress: TickProgress) -> None:
-        progress.waiting.discard(self.which)
+        progress.runs[self.which].waits = False
         progress.relief += self.sentences

@@ -48,7 +48,7 @@ class TickResult:
     @property
     def saw_all(self) -> bool:
         """Was every run that was named checked?"""
-        return not (self.progress.trouble or self.progress.hung)
+        return not any(run.trouble or run.hung for run in self.progress.runs)
 
 
 def tick(roster: Roster, orders: TickOrders) -> TickResult:
@@ -65,7 +65,7 @@ def tick(roster: Roster, orders: TickOrders) -> TickResult:
 
 
 def _ticked(orders: TickOrders, progress: TickProgress) -> TickResult:
-    runs = (progress.reports[index] for index in sorted(progress.reports))
+    runs = (run.report for run in progress.runs if run.report is not None)
     reports = (*(progress.general or ()), *runs, *progress.storage)
     why = general.blind(progress)
     return TickResult(
@@ -105,7 +105,7 @@ class _Children:
             note = stuck.get(roster.key(index))
             if note is not None:
                 self._dark(index, note.seconds, _what(note), f"process {note.pid} hangs on it and cannot be killed")
-        left = [index for index in range(len(roster.names)) if index not in self.progress.hung]
+        left = [index for index, run in enumerate(self.progress.runs) if not run.hung]
         slow, roster.slow = roster.slow, set()
         waiting = deque([[i for i in left if i not in slow], *([i] for i in left if i in slow)])
         try:
@@ -157,11 +157,11 @@ class _Children:
         elif at.words == FINDS:
             self._state_is_away(_silence(self.orders.state, seconds))
         elif at.words == SENDS:
-            progress.sent.add(at.item)
+            progress.runs[at.item].sent = True
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {SENDS}: {why}")
             self._dark(at.item, seconds, at.words, why)
         elif at.words == RELIEVES:
-            progress.waiting.discard(at.item)
+            progress.runs[at.item].waits = False
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {RELIEVES}: {why}")
         else:
             self._dark(at.item, seconds, at.words, why)
@@ -174,28 +174,26 @@ class _Children:
             self.progress.queues = {word: QueueAnswer(None, f"could not {at.words}: {why}", word) for word in words}
             self.progress.asked = None
         else:
-            self.progress.sent.update(group)
+            for index in group:
+                self.progress.runs[index].sent = True
             self.progress.notes.append(f"could not {at.words or 'begin'}: {why}")
 
     def _dark(self, index: int, seconds: float, doing: str, why: str) -> None:
         """This run is not touched again in this tick. Only where its settings hang, and are known, it is still checked."""
-        progress, known = self.progress, self.progress.roster.known.get(index)
-        if doing in (FINDS, READS) and index not in progress.settled:
-            progress.settled.add(index)
-            progress.trouble[index] = Unanswered(f"its storage does not answer: could not {doing}: {why}")
-            if known is None:
-                progress.hung.add(index)
+        run, known = self.progress.runs[index], self.progress.roster.known.get(index)
+        if doing in (FINDS, READS) and not run.settled:
+            run.settled, run.hung = True, known is None
+            run.trouble = Unanswered(f"its storage does not answer: could not {doing}: {why}")
             return
-        progress.hung.add(index)
-        progress.reports.pop(index, None)
+        run.hung, run.report = True, None
         if known is not None:
-            progress.stored[index] = checks.silent(known.run, seconds, doing, why, self.orders.now)
+            run.storage = checks.silent(known.run, seconds, doing, why, self.orders.now)
 
     def _done(self, index: int) -> bool:
-        progress = self.progress
-        if index in progress.hung or (index in progress.settled and index not in progress.roster.known):
+        run = self.progress.runs[index]
+        if run.hung or (run.settled and index not in self.progress.roster.known):
             return True
-        return index in progress.sent and index not in progress.waiting
+        return run.sent and not run.waits
 
     def _divided(self, hung: int, left: list[int]) -> list[list[int]]:
         """Those that share their device with the one that hung may hang as well: each goes alone."""
@@ -215,21 +213,21 @@ class _Children:
         """It is not touched again: what names mean is remembered on this host."""
         progress, before = self.progress, rosters.directories()
         progress.away = why
-        for index, name in enumerate(progress.roster.names):
-            if index in progress.roster.known or index in progress.found or name is None or not rosters.is_name(name):
+        for index, (name, run) in enumerate(zip(progress.roster.names, progress.runs, strict=True)):
+            if index in progress.roster.known or run.directory or name is None or not rosters.is_name(name):
                 continue
             if name in before:
-                progress.found[index] = before[name]
+                run.directory = before[name]
             else:
-                progress.settled.add(index)
-                progress.hung.add(index)
-                progress.trouble[index] = Unanswered(f"its directory cannot be looked up: {why}")
+                run.settled = run.hung = True
+                run.trouble = Unanswered(f"its directory cannot be looked up: {why}")
 
     def do_general(self) -> None:
         """What belongs to no single run. A state directory that hangs costs one bound."""
         progress, names = self.progress, self.progress.roster.names
-        if progress.found and not progress.away:
-            rosters.remember({str(names[i]): where for i, where in progress.found.items()})
+        found = {str(name): run.directory for name, run in zip(names, progress.runs, strict=True) if run.directory}
+        if found and not progress.away:
+            rosters.remember(found)
         for _ in range(3):
             errand = Errand(lambda say: general.work(self.orders, progress, say), notes=self.notes)
             try:

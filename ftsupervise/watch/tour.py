@@ -22,12 +22,12 @@ from ftsupervise.findings import EventKind, Finding
 from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
-from ftsupervise.rundir import pinned, watchers
+from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_time, read_json, time_of
-from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.rundir.switches import KILL, read_finished, read_switch
+from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -44,6 +44,7 @@ from ftsupervise.watch.roster import (
     RunReport,
     SettingsRead,
     TickProgress,
+    WatchedRun,
 )
 
 if TYPE_CHECKING:
@@ -159,17 +160,18 @@ class Tour:
         self.say.tell(event)
 
     def go(self) -> None:
+        runs, known = self.progress.runs, self.progress.roster.known
         for index in self.group:
-            if index not in self.progress.settled:
+            if not runs[index].settled:
                 self._settle(index)
         for index in self.group:
-            if index in self.progress.roster.known and index not in self.progress.stored:
+            if index in known and runs[index].storage is None:
                 self._stand(index)
         if self._must_ask():
             self._ask()
         with Probe(waits=self.say.waits) as probe:
             for index in self.group:
-                if self.progress.stands(index) and index not in self.progress.reports:
+                if runs[index].report is None and self.progress.stands(index):
                     self._look(index, probe)
         if self.orders.send:
             self._send()
@@ -177,14 +179,15 @@ class Tour:
 
     def _settle(self, index: int) -> None:
         name, known = self.progress.roster.names[index], self.progress.roster.known.get(index)
-        if known is None and index not in self.progress.found:
+        run = self.progress.runs[index]
+        if known is None and not run.directory:
             self.say.at(index, FINDS, BOUND)
             directory = rosters.target(name)
             if directory is not None:
                 self.tell(DirectoryFound(index, directory))
         self.say.at(index, READS, BOUND)
         try:
-            now = rosters.read(self.progress.found.get(index, name), known, trust=self.progress.roster.trust)
+            now = rosters.read(run.directory or name, known, trust=self.progress.roster.trust)
         except Error as error:
             self.tell(SettingsRead(index, None, error))
         else:
@@ -242,9 +245,9 @@ class Tour:
         self.tell(QueuesRead({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
 
     def _answer(self, door: Scheduler, users: Sequence[str]) -> QueueAnswer:
-        if door.kind == "local" and self.progress.away:
-            return QueueAnswer(None, f"the local queue lies in it: {self.progress.away}", door.kind)
-        self.say.at(-1, "ask the scheduler", BOUND if door.kind == "local" else ASKING)
+        if door.in_state and self.progress.away:
+            return QueueAnswer(None, f"its queue lies in it: {self.progress.away}", door.kind)
+        self.say.at(-1, "ask the scheduler", BOUND if door.in_state else ASKING)
         return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:
@@ -279,20 +282,23 @@ class Tour:
 
     def _send(self) -> None:
         progress = self.progress
-        out = progress.missing | progress.hung | progress.sent
-        mine = [i for i in self.group if i in progress.roster.known and i in progress.stored and i not in out]
+        mine = [index for index in self.group if index in progress.roster.known and _may_send(progress.runs[index])]
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
             self.tell(MessagesSent(tuple(mine), send(journals, settings, self.orders.now, self.say, mine)))
 
     def _relieve(self) -> None:
-        for index in [i for i in self.group if i in self.progress.waiting]:
+        for index in [index for index in self.group if self.progress.runs[index].waits]:
             if self.orders.relieve is not None:
                 run = self.progress.roster.known[index].run
                 self.say.at(index, RELIEVES, RELIEVING)
                 sentences = tuple((run.name, sentence) for sentence in self.orders.relieve(run, self.orders.now))
                 self.tell(NodesReleased(index, sentences))
+
+
+def _may_send(run: WatchedRun) -> bool:
+    return run.storage is not None and not (run.missing or run.hung or run.sent)
 
 
 def send(
@@ -314,7 +320,8 @@ def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
 
 def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
     """What may explain a finding of any run, and has an alert of its own."""
-    found = [settings_finding(progress.roster.label(i), why, now) for i, why in progress.trouble.items()]
+    troubles = ((progress.roster.label(i), run.trouble) for i, run in enumerate(progress.runs) if run.trouble)
+    found = [settings_finding(label, why, now) for label, why in troubles]
     queue = slurm_queue(progress)
     if queue is not None and queue.jobs is None:
         found.append(slurm_finding(queue, now, [run.name for run in progress.roster.runs]))
@@ -322,7 +329,7 @@ def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
 
 
 def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
-    return next((queue for queue in (progress.queues or {}).values() if queue.kind == "slurm"), None)
+    return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
 
 
 def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:
@@ -341,27 +348,20 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     """What the ledger and the marks say happened; () when they cannot be read this time."""
     try:
         attempts = ledger(seen.rundir)
-        mark = read_json(seen.rundir.finished)
-        finished_at = None if mark is None else _mark_time(seen.rundir, mark)
-    except ValueError:  # ``touch state/finished`` leaves an empty file
-        finished_at = _mark_time(seen.rundir, {})
+        mark = read_finished(seen.rundir)
     except OSError:
         return ()
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(attempts, finished_at=finished_at, raised=raised)
-
-
-def _mark_time(rundir: RunDir, mark: Mapping[str, object]) -> datetime:
-    return as_time(mark.get("at")) or time_of(rundir.finished.stat())
+    return events(attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
 def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:
     """Write the watchdogs' memory, and this watch's own beat, which the run's guard and other watches read."""
     try:
         write_memory(seen.rundir, seen.memory)
-        watchers.beat(seen.rundir, now, every)
+        heartbeat_page.write_watcher(seen.rundir, now, every)
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     return []

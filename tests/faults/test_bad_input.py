@@ -118,7 +118,7 @@ def as_nobody(folder: Path, *words: str) -> tuple[int, bool]:
     import ftsupervise.cli.switches
     import ftsupervise.config.find_run
     import ftsupervise.launch.submit
-    import ftsupervise.report.status
+    import ftsupervise.report
     import ftsupervise.run.gate
     import ftsupervise.scheduler.local  # noqa: F401 - all that could not be imported later
     from ftsupervise.cli import main

@@ -20,10 +20,10 @@ import pytest
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
 from ftsupervise.host import files, processes
-from ftsupervise.nodes import health
-from ftsupervise.report.status import run_name
+from ftsupervise.nodes import placement
+from ftsupervise.report import run_name
 from ftsupervise.run import gate
-from ftsupervise.rundir import heartbeat_page, run_log, watchers
+from ftsupervise.rundir import heartbeat_page, paths
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -91,9 +91,9 @@ def test_fifos_laid_for_the_temporary_files_of_a_watch_do_not_hold_it(top: Path)
     (run.watch / "watchers").chmod(0o1777)
     pids = coming_pids()
     lay_fifos(old_names(run.watch, "memory.json", pids))
-    lay_fifos(old_names(run.watch / "watchers", watchers.own_name(), pids))
+    lay_fifos(old_names(run.watch / "watchers", heartbeat_page.own_watcher(), pids))
     done = subprocess.run([TYPED, "watch", "--no-send", str(run.root)], capture_output=True, text=True, timeout=60)
-    assert (run.watch / "watchers" / watchers.own_name()).is_file(), done.stderr
+    assert (run.watch / "watchers" / heartbeat_page.own_watcher()).is_file(), done.stderr
 
 
 def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
@@ -180,11 +180,11 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
         assert within(10, lambda: run_name(run)) == "run"
         assert len(within(10, lambda: launches(run))) == 1  # type: ignore[arg-type]
         assert within(10, lambda: heartbeat_page.read_beats(run)) == ()
-        assert within(10, lambda: watchers.watchers(run)) == ()
+        assert within(10, lambda: heartbeat_page.watchers(run)) == ()
         assert isinstance(within(10, lambda: run_dir_of_config(top / "ftsupervise.yaml")), Error)
         within(10, lambda: ledger(run))
-        assert within(10, lambda: health.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
-        within(10, lambda: run_log.tell(top / "script.sh", "said"))
+        assert within(10, lambda: placement.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
+        within(10, lambda: paths.tell(top / "script.sh", "said"))
         for words in (["status"], ["watch", "--no-send"]):
             subprocess.run([TYPED, *words, str(run.root)], capture_output=True, timeout=60)
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import ENV_KEY
-from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
 from ftsupervise.rundir.paths import ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_RUN_DIR, RunDir
 from ftsupervise.scheduler.allocation import Allocation

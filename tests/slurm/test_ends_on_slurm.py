@@ -57,7 +57,7 @@ def test_when_the_batch_host_dies_the_ranks_on_the_other_node_end_too_and_the_ne
     until(lambda: here.trains(2), "the second member", 60)
     until(lambda: not left_of(here, 1), "nothing left of the first", 30)
     first, second = here.attempts()
-    assert (first.words, first.exit_code) == ("died without a word", None)
+    assert (first.words, first.exit_code) == ("ended without a record", None)
     assert (first.job_id, second.job_id) == (f"{job}_1", f"{job}_2")
     assert (first.nodes, second.nodes) == (("node-0", "node-1"), ("node-1", "node-2"))
     here.sandbox.run(["scancel", job])
@@ -75,7 +75,7 @@ def test_a_job_with_spare_nodes_does_not_live_on_without_its_batch_host(
     until(lambda: here.trains(2), "the second member", 120)
     until(lambda: not left_of(here, 1), "nothing left of the first", 30)
     first, second = here.attempts()
-    assert (first.words, first.job_id) == ("died without a word", job)
+    assert (first.words, first.job_id) == ("ended without a record", job)
     assert second.job_id != job
     here.sandbox.run(["scancel", "--name", here.name])
     until(lambda: not here.queue() and not here.processes(), "nothing left")

@@ -268,7 +268,7 @@ def test_scancel_and_a_killed_supervisor_leave_nothing_on_any_node(scene: Callab
     os.kill(start["pid"], signal.SIGKILL)
     until(lambda: here.trains(3), "the third member", 60)
     third = set(here.trains(3).values())
-    assert {a.words for a in here.attempts()[:2]} == {"cancelled or preempted (SIGTERM)", "died without a word"}
+    assert {a.words for a in here.attempts()[:2]} == {"cancelled or preempted (SIGTERM)", "ended without a record"}
     here.sandbox.run(["scancel", job])
     until(lambda: not here.queue() and not here.processes(), "nothing left", 60)
     assert third

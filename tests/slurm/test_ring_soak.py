@@ -130,13 +130,13 @@ FAULTS: dict[str, tuple[Callable[[Night], None], str]] = {
     "the controller away and a rank killed": (Night.controller_away, r"signal\|killed by SIGKILL"),
     "the supervisor killed": (
         lambda night: os.kill(night.supervisor(), signal.SIGKILL),
-        r"died without a word|cancelled",
+        r"ended without a record|cancelled",
     ),
     "the job cancelled": (
         lambda night: night.here.sandbox.run(["scancel", night.job()]) and None,
         r"cancelled or preempted",
     ),
-    "the batch host loses power": (Night.batch_host_dies, r"died without a word|unknown|node failure"),
+    "the batch host loses power": (Night.batch_host_dies, r"ended without a record|unknown|node failure"),
 }
 
 

@@ -23,10 +23,10 @@ import sys
 warm = "warm" if "numpy" in sys.modules else "cold"
 import os, time, numpy
 from ftsupervise import Guard
-from ftsupervise.rundir import imports
+from ftsupervise.guard import heartbeat
 attempt, rank = os.environ["FTSUPERVISE_ATTEMPT"], os.environ["SLURM_PROCID"]
 gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-os.write(1, f"attempt {attempt} rank {rank} {warm} gpus {gpus} age {imports.age():.2f}\\n".encode())
+os.write(1, f"attempt {attempt} rank {rank} {warm} gpus {gpus} age {heartbeat.age():.2f}\\n".encode())
 guard = Guard(agree=None)
 for step in range(1, 100_000):
     time.sleep(0.02)

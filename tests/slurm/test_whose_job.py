@@ -21,7 +21,7 @@ from ftsupervise.launch.plan import plan
 from ftsupervise.launch.submit import check_queue
 from ftsupervise.model import Job
 from ftsupervise.nodes import exclude, incidents
-from ftsupervise.report.status import gather
+from ftsupervise.report import gather
 from ftsupervise.run.gate import hold_pending
 from ftsupervise.rundir.launches import launches
 from ftsupervise.rundir.paths import RunDir

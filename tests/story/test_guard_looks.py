@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Decision, Guard
-from ftsupervise.guard.pace import NOW, Pace
+from ftsupervise.guard.settings import NOW, Pace
 from ftsupervise.guard.stop_reasons import StopReasons
 
 

@@ -56,7 +56,7 @@ def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp
     one.wait()
     until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
     until(lambda: [processes.identity(pid) for pid in pids] == [None, None], "their end")
-    assert ledger(RunDir(tmp_path / "run"))[0].words == "died without a word"
+    assert ledger(RunDir(tmp_path / "run"))[0].words == "ended without a record"
 
 
 def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:

@@ -9,18 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
+from tests.neighbours.supervised import SupervisedRun, alive
 
 Until = Callable[..., Any]
-Run = Callable[..., "subprocess.Popen[str]"]
 
 # A process that hears TERM and USR1, says so, and lives on unless told otherwise.
 HEARS = """
@@ -38,52 +36,6 @@ def hears(*leave: int) -> str:
     return HEARS.replace("{leave}", repr(tuple(int(n) for n in leave)))
 
 
-@pytest.fixture
-def rundir(tmp_path: Path) -> RunDir:
-    return RunDir(tmp_path / "run")
-
-
-@pytest.fixture
-def run(tmp_path: Path, rundir: RunDir) -> Iterator[Run]:
-    """Start ``ftsupervise run``; its output in ``.out``. Ended after the test, with what it started."""
-    started: list[subprocess.Popen[str]] = []
-
-    def one(*words: str, **env: str) -> subprocess.Popen[str]:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-        options = words[: words.index("--")] if "--" in words else ()
-        command = words[words.index("--") + 1 :] if "--" in words else words
-        out = tmp_path / f"out-{len(started)}"
-        with out.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir.root), *options, "--", *command],
-                env={**clean, **env},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        process.out = out  # type: ignore[attr-defined]
-        started.append(process)
-        return process
-
-    yield one
-    for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    return str(process.out.read_text())  # type: ignore[attr-defined]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize(
     ("command", "code", "cause"),
     [
@@ -94,98 +46,98 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_the_exit_code_is_passed_on_and_the_cause_is_written(
-    run: Run, rundir: RunDir, command: str, code: int, cause: str
+    run: SupervisedRun, command: str, code: int, cause: str
 ) -> None:
-    assert run("sh", "-c", command).wait(30) == code
-    (attempt,) = ledger(rundir)
+    assert run.start("sh", "-c", command).wait(30) == code
+    (attempt,) = run.attempts()
     assert (attempt.number, attempt.words) == (1, cause)
     assert attempt.ended is not None and attempt.ended >= attempt.started
 
 
-def test_the_command_knows_its_run_attempt_and_limits(run: Run, rundir: RunDir) -> None:
+def test_the_command_knows_its_run_attempt_and_limits(run: SupervisedRun) -> None:
     code = "import os; print({k: v for k, v in os.environ.items() if k.startswith('FTSUPERVISE_')})"
-    one = run(
+    one = run.start(
         "--guard-poll", "2", "--guard-memory", "0.9", "--name", "digits", "--", sys.executable, "-c", code,
         FTSUPERVISE_JOB_ID="local-7_1", FTSUPERVISE_DEADLINE="1999999999", FTSUPERVISE_GUARD_RUN_FOR="3",
     )  # fmt: skip
     assert one.wait(30) == 0
-    env = eval(next(line for line in said(one).splitlines() if line.startswith("{")))
-    assert env["FTSUPERVISE_RUN_DIR"] == str(rundir.root)
+    env = eval(next(line for line in one.said().splitlines() if line.startswith("{")))
+    assert env["FTSUPERVISE_RUN_DIR"] == str(run.rundir.root)
     assert env["FTSUPERVISE_RUN"] == "digits"
     assert (env["FTSUPERVISE_ATTEMPT"], env["FTSUPERVISE_DEADLINE"]) == ("1", "1999999999")
-    assert env["FTSUPERVISE_ATTEMPT_DIR"] == str(rundir.attempt(1))
-    assert env["FTSUPERVISE_CHECKPOINT_DIR"] == str(rundir.checkpoints)
+    assert env["FTSUPERVISE_ATTEMPT_DIR"] == str(run.rundir.attempt(1))
+    assert env["FTSUPERVISE_CHECKPOINT_DIR"] == str(run.rundir.checkpoints)
     assert (env["FTSUPERVISE_GUARD_POLL"], env["FTSUPERVISE_GUARD_MEMORY"]) == ("2.0", "0.9")
     assert "FTSUPERVISE_GUARD_RUN_FOR" not in env, "another run's limits are not ours"
-    assert ledger(rundir)[0].job_id == "local-7_1"
+    assert run.attempts()[0].job_id == "local-7_1"
 
 
-def test_a_burst_of_signals_does_not_keep_the_sigterm_behind_it_waiting(run: Run, until: Until) -> None:
-    one = run(sys.executable, "-c", hears(signal.SIGTERM))
-    until(lambda: "ready" in said(one))
+def test_a_burst_of_signals_does_not_keep_the_sigterm_behind_it_waiting(run: SupervisedRun) -> None:
+    one = run.start(sys.executable, "-c", hears(signal.SIGTERM))
+    one.until_said("ready")
     for _ in range(5000):
         os.kill(one.pid, signal.SIGUSR1)
         time.sleep(0.0001)
     one.terminate()
     one.wait(60)
-    assert said(one).count("is asked to save and stop") < 1000
+    assert one.said().count("is asked to save and stop") < 1000
 
 
-def test_a_command_that_is_not_there_is_one_sentence_and_127(run: Run, rundir: RunDir) -> None:
-    one = run("no-such-command-here")
+def test_a_command_that_is_not_there_is_one_sentence_and_127(run: SupervisedRun) -> None:
+    one = run.start("no-such-command-here")
     assert one.wait(30) == 127
-    assert "cannot start no-such-command-here: No such file" in said(one)
-    assert "Traceback" not in said(one)
-    assert ledger(rundir)[0].words.startswith("could not start")
+    assert "cannot start no-such-command-here: No such file" in one.said()
+    assert "Traceback" not in one.said()
+    assert run.attempts()[0].words.startswith("could not start")
 
 
-def test_a_finished_run_burns_members_through(run: Run, rundir: RunDir) -> None:
-    rundir.state.mkdir(parents=True)
-    rundir.finished.touch()
+def test_a_finished_run_burns_members_through(run: SupervisedRun) -> None:
+    run.rundir.state.mkdir(parents=True)
+    run.rundir.finished.touch()
     began = time.monotonic()
-    members = [run("sh", "-c", "echo trained") for _ in range(3)]
+    members = [run.start("sh", "-c", "echo trained") for _ in range(3)]
     assert [m.wait(30) for m in members] == [0, 0, 0]
     assert time.monotonic() - began < 15
-    assert all("finished" in said(m) and "trained" not in said(m) for m in members)
-    assert ledger(rundir) == ()
+    assert all("finished" in m.said() and "trained" not in m.said() for m in members)
+    assert run.attempts() == ()
 
 
-def test_a_kill_switch_shuts_the_gate_and_says_who_and_why(run: Run, rundir: RunDir) -> None:
-    rundir.switches.mkdir(parents=True)
-    (rundir.switches / "kill-switch").write_text('{"who": "alice", "why": "loss is nan"}')
-    one = run("sh", "-c", "echo trained")
+def test_a_kill_switch_shuts_the_gate_and_says_who_and_why(run: SupervisedRun) -> None:
+    run.rundir.switches.mkdir(parents=True)
+    (run.rundir.switches / "kill-switch").write_text('{"who": "alice", "why": "loss is nan"}')
+    one = run.start("sh", "-c", "echo trained")
     assert one.wait(30) == 0
-    assert "alice" in said(one) and "loss is nan" in said(one) and "ftsupervise clear" in said(one)
-    assert "trained" not in said(one)
+    assert "alice" in one.said() and "loss is nan" in one.said() and "ftsupervise clear" in one.said()
+    assert "trained" not in one.said()
 
 
-def test_attempts_started_at_the_same_moment_get_numbers_of_their_own(run: Run, rundir: RunDir) -> None:
-    many = [run("true") for _ in range(6)]
+def test_attempts_started_at_the_same_moment_get_numbers_of_their_own(run: SupervisedRun) -> None:
+    many = [run.start("true") for _ in range(6)]
     assert {m.wait(60) for m in many} <= {0, 143}, "a slow one is told to leave for the newer ones"
-    assert [a.number for a in ledger(rundir)] == [1, 2, 3, 4, 5, 6]
+    assert [a.number for a in run.attempts()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_warning_reaches_a_command_that_hears_it_and_the_file_is_there(
-    run: Run, rundir: RunDir, until: Until
-) -> None:
-    one = run(sys.executable, "-c", hears(signal.SIGUSR1))
-    until(lambda: "ready" in said(one))
+def test_the_warning_reaches_a_command_that_hears_it_and_the_file_is_there(run: SupervisedRun) -> None:
+    one = run.start(sys.executable, "-c", hears(signal.SIGUSR1))
+    one.until_said("ready")
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0
-    assert "heard SIGUSR1" in said(one)
-    assert "SIGUSR1" in (rundir.attempt(1) / "warning").read_text()
+    assert "heard SIGUSR1" in one.said()
+    assert "SIGUSR1" in (run.rundir.attempt(1) / "warning").read_text()
 
 
-def test_the_warning_does_not_kill_a_command_that_would_die_of_it(run: Run, rundir: RunDir, until: Until) -> None:
-    one = run("sh", "-c", "echo ready; while [ ! -e $FTSUPERVISE_ATTEMPT_DIR/warning ]; do sleep 0.1; done; echo saved")
-    until(lambda: "ready" in said(one))
+def test_the_warning_does_not_kill_a_command_that_would_die_of_it(run: SupervisedRun) -> None:
+    one = run.start(
+        "sh", "-c", "echo ready; while [ ! -e $FTSUPERVISE_ATTEMPT_DIR/warning ]; do sleep 0.1; done; echo saved"
+    )
+    one.until_said("ready")
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0
-    assert "saved" in said(one)
+    assert "saved" in one.said()
 
 
 def test_ranks_below_a_shell_and_a_launcher_hear_the_warning_and_the_launcher_does_not(
-    run: Run, rundir: RunDir, until: Until, tmp_path: Path
+    run: SupervisedRun, tmp_path: Path
 ) -> None:
     rank = tmp_path / "rank.py"
     rank.write_text(hears(signal.SIGUSR1))
@@ -195,39 +147,37 @@ def test_ranks_below_a_shell_and_a_launcher_hear_the_warning_and_the_launcher_do
         "signal.signal(signal.SIGUSR1, lambda *_: print('launcher heard', flush=True))\n"
         f"sys.exit(subprocess.call([sys.executable, {str(rank)!r}]))\n"
     )
-    one = run("bash", "-c", f"trap : USR1\n{sys.executable} {launcher}; exit $?")
-    until(lambda: "ready" in said(one))
+    one = run.start("bash", "-c", f"trap : USR1\n{sys.executable} {launcher}; exit $?")
+    one.until_said("ready")
     one.send_signal(signal.SIGUSR1)
     assert one.wait(30) == 0
-    assert "heard SIGUSR1" in said(one)
-    assert "launcher heard" not in said(one)
+    assert "heard SIGUSR1" in one.said()
+    assert "launcher heard" not in one.said()
 
 
-def test_never_means_the_file_alone_and_always_means_the_signal(run: Run, rundir: RunDir, until: Until) -> None:
-    quiet = run("--forward", "never", "--", sys.executable, "-c", hears())
-    until(lambda: "ready" in said(quiet))
+def test_never_means_the_file_alone_and_always_means_the_signal(run: SupervisedRun, until: Until) -> None:
+    quiet = run.start("--forward", "never", "--", sys.executable, "-c", hears())
+    quiet.until_said("ready")
     quiet.send_signal(signal.SIGUSR1)
-    until(lambda: (rundir.attempt(1) / "warning").exists())
-    quiet.send_signal(signal.SIGINT)
-    quiet.send_signal(signal.SIGINT)
-    quiet.wait(30)
-    assert "heard SIGUSR1" not in said(quiet)
-    loud = run("--forward", "always", "--", "sh", "-c", "echo ready; sleep 60")
-    until(lambda: "ready" in said(loud))
+    until(lambda: (run.rundir.attempt(1) / "warning").exists())
+    quiet.end()
+    assert "heard SIGUSR1" not in quiet.said()
+    loud = run.start("--forward", "always", "--", "sh", "-c", "echo ready; sleep 60")
+    loud.until_said("ready")
     loud.send_signal(signal.SIGUSR1)
     assert loud.wait(30) == 128 + signal.SIGUSR1
 
 
-def test_told_to_stop_the_command_may_save_and_its_end_is_kept(run: Run, rundir: RunDir, until: Until) -> None:
-    one = run(sys.executable, "-c", hears(signal.SIGTERM))
-    until(lambda: "ready" in said(one))
+def test_told_to_stop_the_command_may_save_and_its_end_is_kept(run: SupervisedRun) -> None:
+    one = run.start(sys.executable, "-c", hears(signal.SIGTERM))
+    one.until_said("ready")
     one.send_signal(signal.SIGTERM)
     assert one.wait(30) == 0
-    assert ledger(rundir)[0].words == "cancelled or preempted (SIGTERM)"
+    assert run.attempts()[0].words == "cancelled or preempted (SIGTERM)"
 
 
 def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
-    run: Run, rundir: RunDir, until: Until, tmp_path: Path
+    run: SupervisedRun, until: Until, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
     stubborn = (
@@ -237,27 +187,27 @@ def test_what_does_not_leave_is_killed_after_the_grace_with_all_it_started(
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
         "while True: time.sleep(0.1)\n"
     )
-    one = run("--grace", "0.5", "--", "sh", "-c", f'{sys.executable} -c "$0"; true', stubborn)
+    one = run.start("--grace", "0.5", "--", "sh", "-c", f'{sys.executable} -c "$0"; true', stubborn)
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     one.send_signal(signal.SIGTERM)
     one.wait(30)
     assert not any(alive(int(pid)) for pid in pids.read_text().split())
-    assert ledger(rundir)[0].words == "cancelled or preempted (SIGTERM)"
+    assert run.attempts()[0].words == "cancelled or preempted (SIGTERM)"
 
 
-def test_nothing_the_command_left_running_survives_it(run: Run, rundir: RunDir, tmp_path: Path) -> None:
+def test_nothing_the_command_left_running_survives_it(run: SupervisedRun, tmp_path: Path) -> None:
     code = (
         "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))"
     )
-    one = run(sys.executable, "-c", code)
+    one = run.start(sys.executable, "-c", code)
     assert one.wait(30) == 0
     assert not alive(int((tmp_path / "pid").read_text()))
-    assert "left processes running" in said(one)
+    assert "left processes running" in one.said()
 
 
-def test_what_the_batch_script_started_before_us_is_not_ours_to_end(rundir: RunDir, tmp_path: Path) -> None:
-    us = f"{sys.executable} -m ftsupervise run --run-dir {rundir.root} -- true"
+def test_what_the_batch_script_started_before_us_is_not_ours_to_end(run: SupervisedRun, tmp_path: Path) -> None:
+    us = f"{sys.executable} -m ftsupervise run --run-dir {run.rundir.root} -- true"
     script = f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid; exec {us}"
     done = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     pid = int((tmp_path / "pid").read_text())
@@ -269,59 +219,59 @@ def test_what_the_batch_script_started_before_us_is_not_ours_to_end(rundir: RunD
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_stopped_command_still_hears_that_it_has_to_leave(run: Run, rundir: RunDir, until: Until) -> None:
-    one = run(sys.executable, "-c", "import os; print('pid', os.getpid(), flush=True)\n" + hears(signal.SIGTERM))
-    until(lambda: "ready" in said(one))
-    pid = int(said(one).partition("pid ")[2].split()[0])
+def test_a_stopped_command_still_hears_that_it_has_to_leave(run: SupervisedRun) -> None:
+    one = run.start(sys.executable, "-c", "import os; print('pid', os.getpid(), flush=True)\n" + hears(signal.SIGTERM))
+    one.until_said("ready")
+    pid = int(one.said().partition("pid ")[2].split()[0])
     os.kill(pid, signal.SIGSTOP)
     one.send_signal(signal.SIGTERM)
     assert one.wait(30) == 0
-    assert "heard SIGTERM" in said(one)
+    assert "heard SIGTERM" in one.said()
 
 
-def test_a_second_interrupt_does_not_wait_for_the_grace(run: Run, rundir: RunDir, until: Until) -> None:
-    one = run("--grace", "600", "--", "sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.1; done")
-    until(lambda: "ready" in said(one))
+def test_a_second_interrupt_does_not_wait_for_the_grace(run: SupervisedRun) -> None:
+    one = run.start("--grace", "600", "--", "sh", "-c", "trap '' INT; echo ready; while :; do sleep 0.1; done")
+    one.until_said("ready")
     one.send_signal(signal.SIGINT)
-    until(lambda: "SIGINT: passed on" in said(one))
+    one.until_said("SIGINT: passed on")
     one.send_signal(signal.SIGINT)
     assert one.wait(60) == 137
-    assert ledger(rundir)[0].words == "interrupted (SIGINT)"
+    assert run.attempts()[0].words == "interrupted (SIGINT)"
 
 
-def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: Run, rundir: RunDir, until: Until) -> None:
-    one = run(sys.executable, "-c", hears(signal.SIGTERM))
-    until(lambda: "ready" in said(one))
-    assert ledger(rundir)[0].words == ""
+def test_when_the_supervisor_itself_is_killed_the_command_is_told(run: SupervisedRun, until: Until) -> None:
+    one = run.start(sys.executable, "-c", hears(signal.SIGTERM))
+    one.until_said("ready")
+    assert run.attempts()[0].words == ""
     one.kill()
     one.wait(30)
-    until(lambda: "heard SIGTERM" in said(one))
-    assert ledger(rundir)[0].words == "died without a word"
+    until(lambda: "heard SIGTERM" in one.said(), "the signal")
+    assert run.attempts()[0].words == "ended without a record"
 
 
-def test_the_end_of_an_attempt_on_another_host_is_not_guessed(rundir: RunDir) -> None:
-    rundir.attempt(1).mkdir(parents=True)
+def test_the_end_of_an_attempt_on_another_host_is_not_guessed(run: SupervisedRun) -> None:
+    run.rundir.attempt(1).mkdir(parents=True)
     start = {"attempt": 1, "job_id": "88_1", "at": "2026-11-21T08:00:00+00:00", "host": "another", "pid": 1}
-    (rundir.attempt(1) / "start.json").write_text(json.dumps({**start, "nodes": "node-[1-2,7]"}))
-    (attempt,) = ledger(rundir)
+    (run.rundir.attempt(1) / "start.json").write_text(json.dumps({**start, "nodes": "node-[1-2,7]"}))
+    (attempt,) = run.attempts()
     assert (attempt.words, attempt.ended, attempt.nodes) == ("unknown", None, ("node-1", "node-2", "node-7"))
 
 
-def test_a_damaged_page_is_told_and_hides_no_other(rundir: RunDir, run: Run) -> None:
-    assert run("true").wait(30) == 0
-    assert run("true").wait(30) == 0
-    (rundir.attempt(1) / "start.json").write_text('{"attempt": 1, "jo')
-    first, second = ledger(rundir)
+def test_a_damaged_page_is_told_and_hides_no_other(run: SupervisedRun) -> None:
+    assert run.start("true").wait(30) == 0
+    assert run.start("true").wait(30) == 0
+    (run.rundir.attempt(1) / "start.json").write_text('{"attempt": 1, "jo')
+    first, second = run.attempts()
     assert "start.json cannot be read" in first.note
     assert second.words == "exit 0"
 
 
-def test_our_own_lines_go_to_stderr_and_our_own_file(run: Run, rundir: RunDir) -> None:
-    one = run("true")
+def test_our_own_lines_go_to_stderr_and_our_own_file(run: SupervisedRun) -> None:
+    one = run.start("true")
     assert one.wait(30) == 0
-    lines = said(one).splitlines()
+    lines = one.said().splitlines()
     assert lines and all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ftsupervise: ", line) for line in lines)
-    assert "attempt 1 ended: exit 0" in (rundir.attempt(1) / "run.log").read_text()
+    assert "attempt 1 ended: exit 0" in run.log()
 
 
 def test_without_a_run_directory_it_says_what_to_name(tmp_path: Path) -> None:
@@ -334,9 +284,9 @@ def test_without_a_run_directory_it_says_what_to_name(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_kill_switch_that_is_not_obeyed_is_told_at_the_gate(run: Run, rundir: RunDir) -> None:
-    rundir.switches.mkdir(parents=True)
-    (rundir.switches / KILL).symlink_to("/etc/passwd")
-    one = run("true")
+def test_a_kill_switch_that_is_not_obeyed_is_told_at_the_gate(run: SupervisedRun) -> None:
+    run.rundir.switches.mkdir(parents=True)
+    (run.rundir.switches / KILL).symlink_to("/etc/passwd")
+    one = run.start("true")
     assert one.wait(30) == 0
-    assert "kill-switch is a symbolic link; it is not obeyed" in said(one)
+    assert "kill-switch is a symbolic link; it is not obeyed" in one.said()

@@ -37,10 +37,10 @@ TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
         ),
         ((15, TOLD), None, "cancelled or preempted (SIGTERM), and it did not leave in time"),
         ((15, None), TOLD, "cancelled or preempted (SIGTERM), and it did not leave in time"),
-        ((0, TOLD), TOLD, "died without a word"),
-        ("", TOLD, "died without a word"),
-        ("SIGTERM at 2026-11-21 03:00:00 UTC", TOLD, "died without a word"),
-        (None, TOLD, "died without a word"),
+        ((0, TOLD), TOLD, "ended without a record"),
+        ("", TOLD, "ended without a record"),
+        ("SIGTERM at 2026-11-21 03:00:00 UTC", TOLD, "ended without a record"),
+        (None, TOLD, "ended without a record"),
     ],
 )
 def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(

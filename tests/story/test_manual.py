@@ -229,9 +229,9 @@ def test_the_names_a_template_may_use_are_those_it_gets() -> None:
 
 
 def test_the_words_of_status_are_all_explained() -> None:
-    from ftsupervise.report import status
+    from ftsupervise import report
 
-    words = set(re.findall(r'"([A-Z]{3,})"', inspect.getsource(status))) - {"PENDING"}  # a word of Slurm's
+    words = set(re.findall(r'"([A-Z]{3,})"', inspect.getsource(report))) - {"PENDING"}  # a word of Slurm's
     text = section("docs/troubleshooting.md", "The words of status")
     assert set(re.findall(r"^\| ([A-Z]+) \|", text, re.M)) >= words
 

@@ -9,17 +9,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.heartbeat_page import read_beats
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]
-Run = Callable[..., "subprocess.Popen[str]"]
 
 TWO_RANKS = str(Path(__file__).with_name("two_ranks.py"))
 FAST = ("--in-place", "5", "--hang", "1", "--back-off", "0")
@@ -30,81 +28,57 @@ def train(*words: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def rundir() -> Iterator[RunDir]:
+def run(tmp_path: Path) -> Iterator[SupervisedRun]:
     """In memory: others here write to the disk, and a rank that waits for it asleep stands still for all to see."""
     with tempfile.TemporaryDirectory(prefix="fts-hang-", dir="/dev/shm") as folder:
-        yield RunDir(Path(folder) / "run")
-
-
-@pytest.fixture
-def run(tmp_path: Path, rundir: RunDir) -> Iterator[Run]:
-    started: list[subprocess.Popen[str]] = []
-
-    def one(*words: str) -> subprocess.Popen[str]:
-        clean = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_", "RANK", "WORLD_SIZE"))
-        }
-        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir.root), *words]
-        with (tmp_path / "out").open("a") as log:
-            started.append(subprocess.Popen(argv, env=clean, stdout=log, stderr=subprocess.STDOUT, text=True))
-        return started[-1]
-
-    yield one
-    for process in started:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(40)
-
-
-def evidence(rundir: RunDir, name: str) -> str:
-    return (rundir.attempt(1) / "evidence" / name).read_text()
+        with closing(SupervisedRun(Path(folder) / "run", tmp_path)) as one:
+            yield one
 
 
 def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_its_checkpoint(
-    run: Run, rundir: RunDir
+    run: SupervisedRun,
 ) -> None:
-    one = run(*FAST, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
+    one = run.start(*FAST, "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
     assert one.wait(60) == 0
-    first, second = ledger(rundir)
+    first, second = run.attempts()
     assert first.failure is not None and first.failure.kind == "hang"
     assert re.match(r"hang: rank 1 on .* is stopped; no progress for \d\.\d s at step 74 \(train\)", first.words)
     assert first.then.startswith("restarted in place")
     assert (second.words, second.first_step) == ("finished", 71)
-    assert "-> 1 " in evidence(rundir, "hang.txt")
-    assert "the process is stopped; it answers when it continues" in evidence(rundir, "rank-1.txt")
-    assert re.search(r"in all_reduce$", evidence(rundir, "rank-0.txt"), re.M), "where the other one waits"
-    assert "State:\tT (stopped)" in evidence(rundir, "rank-1.txt")
+    assert "-> 1 " in run.evidence("hang.txt")
+    assert "the process is stopped; it answers when it continues" in run.evidence("rank-1.txt")
+    assert re.search(r"in all_reduce$", run.evidence("rank-0.txt"), re.M), "where the other one waits"
+    assert "State:\tT (stopped)" in run.evidence("rank-1.txt")
 
 
-def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: Run, rundir: RunDir) -> None:
-    one = run(*FAST, "--", *train("time.sleep(1000)"))
+def test_a_rank_that_sleeps_outside_the_collective_is_named_by_its_stack(run: SupervisedRun) -> None:
+    one = run.start(*FAST, "--", *train("time.sleep(1000)"))
     assert one.wait(60) == 0
-    first, second = ledger(rundir)
+    first, second = run.attempts()
     assert first.words.startswith("hang: rank 1 on ")
     assert second.words == "finished"
-    assert "waits no" in evidence(rundir, "rank-1.txt").splitlines()[0]
-    assert "waits yes" in evidence(rundir, "rank-0.txt").splitlines()[0]
+    assert "waits no" in run.evidence("rank-1.txt").splitlines()[0]
+    assert "waits yes" in run.evidence("rank-0.txt").splitlines()[0]
 
 
-def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: Run, rundir: RunDir) -> None:
-    one = run("--in-place", "5", "--hang", "1", "--", *train("while True: pass"))
+def test_a_rank_in_an_endless_loop_is_ended_later_because_it_uses_cpu(run: SupervisedRun) -> None:
+    one = run.start("--in-place", "5", "--hang", "1", "--", *train("while True: pass"))
     assert one.wait(120) == 0
-    first, second = ledger(rundir)
+    first, second = run.attempts()
     found = re.match(r"hang: rank 1 on .* stands still, using CPU; no progress for (\d+\.\d) s", first.words)
     assert found is not None, first.words
     assert float(found[1]) >= 0.9 * 6 * 1
     assert second.words == "finished"
 
 
-def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: Run, rundir: RunDir, until: Until) -> None:
-    run("--hang-unknown", "3", "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
-    log = rundir.attempt(1) / "run.log"
-    until(lambda: log.exists() and "the hung command is left running" in log.read_text(), "the line in the log")
-    assert (rundir.attempt(1) / "evidence" / "hang.txt").exists()
-    ranks = {beat.rank: beat.pid for beat in read_beats(rundir)}
+def test_without_restarts_a_hang_is_told_with_evidence_and_left_alone(run: SupervisedRun, until: Until) -> None:
+    run.start("--hang-unknown", "3", "--", *train("os.kill(os.getpid(), signal.SIGSTOP)"))
+    until(lambda: "the hung command is left running" in run.log(), "the line in the log")
+    assert (run.rundir.attempt(1) / "evidence" / "hang.txt").exists()
+    ranks = run.ranks(2)
     assert Path(f"/proc/{ranks[1]}").exists()
     os.kill(ranks[1], signal.SIGCONT)
-    until(lambda: ledger(rundir)[0].words == "finished", "the end of the run that went on")
+    until(lambda: run.attempts()[0].words == "finished", "the end of the run that went on")
 
 
 @pytest.fixture
@@ -117,18 +91,14 @@ def overloaded() -> Iterator[None]:
         one.wait()
 
 
-def soak(run: Run, rundir: RunDir, seconds: float, scale: float) -> None:
+def soak(run: SupervisedRun, seconds: float, scale: float) -> None:
     """Saves, evaluations, pauses with a heavy tail (Pareto 1.5, up to 7 s): no alarm, nor a look into one."""
-    one = run(
-        *("--in-place", "5", "--hang", f"{10 * scale:g}"),
-        "--",
-        *train("soak", f"{seconds:g}", f"{scale:g}"),
-    )
+    one = run.start("--in-place", "5", "--hang", f"{10 * scale:g}", "--", *train("soak", f"{seconds:g}", f"{scale:g}"))
     assert one.wait(2 * seconds + 60) == 0
-    (only,) = ledger(rundir)
+    (only,) = run.attempts()
     print(f"{only.last_step} steps in {seconds:g} s: no alarm")
     assert only.words == "finished"
-    assert not (rundir.attempt(1) / "evidence").exists()
+    assert not (run.rundir.attempt(1) / "evidence").exists()
 
 
 @pytest.fixture
@@ -146,12 +116,12 @@ def crowded() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("crowded")
-def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: Run, rundir: RunDir) -> None:
-    soak(run, rundir, 20, 0.3)
+def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: SupervisedRun) -> None:
+    soak(run, 20, 0.3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.usefixtures("overloaded")
-def test_an_hour_of_saves_evaluations_and_pauses_on_overloaded_cores_raises_no_alarm(run: Run, rundir: RunDir) -> None:
-    soak(run, rundir, 3600, 1.0)
+def test_an_hour_of_saves_evaluations_and_pauses_on_overloaded_cores_raises_no_alarm(run: SupervisedRun) -> None:
+    soak(run, 3600, 1.0)

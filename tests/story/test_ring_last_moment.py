@@ -13,13 +13,12 @@ import pytest
 
 from ftsupervise.errors import Error
 from ftsupervise.ranks.rank_table import RankExit, first_failure
-from ftsupervise.run import gate, supervisor
-from ftsupervise.run.attempt import Running
+from ftsupervise.run import Options, gate, supervisor
+from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
-from ftsupervise.run.events import SignalQueue
-from ftsupervise.run.exit_analysis import CommandSpec, Ending, Touched
-from ftsupervise.run.gate import sit_out
-from ftsupervise.run.settings import Options
+from ftsupervise.run.exit_analysis import CommandSpec, Touched
+from ftsupervise.run.gate import SignalQueue, sit_out
+from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 
@@ -32,14 +31,13 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with scancel: srun ends of the same SIGTERM, and we have looked at it before we look at ours."""
-    waited = Running.wait
+    heard = RunningCommand.hear_the_last
 
-    def late(self: Running) -> int:
-        code = waited(self)
+    def late(self: RunningCommand) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        return code
+        heard(self)
 
-    monkeypatch.setattr(Running, "wait", late)
+    monkeypatch.setattr(RunningCommand, "hear_the_last", late)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_"))}
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
     assert supervisor.run(asked, clean) == 143
@@ -56,10 +54,10 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     news: list[list[RankExit]] = [[raised], [killed], []]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     said = [one.told_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
@@ -81,10 +79,10 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     """srun without --kill-on-bad-exit: a rank left in the first hour, another one crashes in the twentieth."""
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
         one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
         one.hear_the_last()
@@ -102,12 +100,12 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     news: list[list[RankExit]] = [[raised], [killed, ours]]
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     assert one.told_death() == raised.cause()
-    one.ending = Ending(now - 11.8, died_at=now - 11.8)
+    one.now = AttemptProgress(AttemptState.KILLING, Ending(now - 11.8, died_at=now - 11.8))
     one.touched = Touched(now - 11.7, "")
     one.hear_the_last()
     assert one.death == killed
@@ -118,13 +116,13 @@ def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_f
     """A controller that does not answer is asked for a minute, and a step does not end meanwhile."""
     agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
-    nobody: Any = SimpleNamespace(branch=frozenset)
+    nobody: Any = SimpleNamespace(tree=frozenset)
     ears: Any = SimpleNamespace(heard=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = Running(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
-    one.ending = Ending(began + 0.1, died_at=began + 0.1)
+    one.now = AttemptProgress(AttemptState.KILLING, Ending(began + 0.1, died_at=began + 0.1))
     one.hear_the_last()
     assert one.death is not None and one.death.rank == 1
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.ranks.agent_pool import Agents, BeatPoller
-from ftsupervise.run.events import SignalQueue
+from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.heartbeat_page import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.report.status import gather
+from ftsupervise.report import gather
 from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.cli.status import lines_of
-from ftsupervise.report.status import gather
+from ftsupervise.report import gather
 from ftsupervise.rundir import launches, ledger
 from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir

@@ -62,7 +62,7 @@ def test_of_a_standby_that_gives_up_nothing_stays(standby: Callable[..., Standby
         (own / f"{name}.py").write_text(LEAVES["socket"])
     one = standby(script(tmp_path, "pass"), modules=names, wait=False, PYTHONPATH=str(own))
     assert one.process.wait(60) == 0
-    assert "leaves_5 opened or started descriptor" in one.facts()[-1]["no"]
+    assert "leaves_5 opened or started descriptor" in one.facts()[-1]["refused"]
     assert "started cold: no standby here" in one.run().stderr
     shm_dir.clear(str(one.place))
     assert not one.place.exists()

@@ -25,7 +25,7 @@ import sys
 warm = "numpy" in sys.modules
 import os, time, numpy
 from ftsupervise import Guard
-from ftsupervise.rundir import imports
+from ftsupervise.guard import heartbeat
 attempt = int(os.environ["FTSUPERVISE_ATTEMPT"])
 time.sleep(1.1 if attempt == 1 else 0)
 if warm and os.path.exists("warm-fails"):
@@ -34,7 +34,7 @@ if warm and os.path.exists("warm-fails"):
 guard = Guard(beat_every=0.05, poll=0.02)
 for step in range(1, 100_000):
     if step == 1:
-        print("attempt", attempt, "pid", os.getpid(), "warm" if warm else "cold", f"{imports.age():.2f}", flush=True)
+        print("attempt", attempt, "pid", os.getpid(), "warm" if warm else "cold", f"{heartbeat.age():.2f}", flush=True)
     time.sleep(0.01)
     if guard.step(step).stop:
         sys.exit(0)

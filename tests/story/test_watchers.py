@@ -14,9 +14,9 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Watchers as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.guard import guard as door
+from ftsupervise.rundir.heartbeat_page import remove_watcher, watcher_folder, watchers, write_watcher
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.watchers import beat, folder, leave, watchers
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.watchers import check
@@ -32,9 +32,9 @@ def rundir(tmp_path: Path) -> Iterator[RunDir]:
 
 
 def other(rundir: RunDir, age: timedelta, every: float | None = 60.0) -> None:
-    folder(rundir).mkdir(exist_ok=True)
+    watcher_folder(rundir).mkdir(exist_ok=True)
     record = {"at": (NOW - age).isoformat(), "host": "login2", "pid": 7}
-    write_json(folder(rundir) / "login2-1000", record if every is None else {**record, "every": every})
+    write_json(watcher_folder(rundir) / "login2-1000", record if every is None else {**record, "every": every})
 
 
 def looked(rundir: RunDir) -> list[Finding]:
@@ -57,9 +57,9 @@ def test_a_watcher_on_time_and_one_that_promised_nothing_are_fine(rundir: RunDir
 
 
 def test_nobody_misses_himself_nor_one_who_took_leave(rundir: RunDir) -> None:
-    beat(rundir, NOW - timedelta(hours=3), timedelta(minutes=1))
+    write_watcher(rundir, NOW - timedelta(hours=3), timedelta(minutes=1))
     assert looked(rundir) == []
-    leave(rundir)
+    remove_watcher(rundir)
     assert watchers(rundir) == ()
 
 

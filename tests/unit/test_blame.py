@@ -12,9 +12,8 @@ import pytest
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind, NodeRanks, Standstill, ended
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.exclude import fitting
-from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, judge
+from ftsupervise.nodes.incidents import CLEARED, EXCLUDE, TRUST, Incident, NodeHistory, Override, Scoring, judge, margin
 from ftsupervise.nodes.selector import against, known_as
-from ftsupervise.nodes.settings import Scoring, margin
 from ftsupervise.ranks.hang_detector import HangState, HangVerdict
 from ftsupervise.ranks.hang_monitor import cause_of
 from ftsupervise.run.exit_analysis import blamed, hardware

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes import exclude, incidents, shared_store
-from ftsupervise.nodes.health import Placement
+from ftsupervise.nodes import exclude, incidents, judging
+from ftsupervise.nodes.placement import Placement
 from ftsupervise.nodes.selector import NodePolicy, NodeSelector
-from ftsupervise.run.settings import Options
+from ftsupervise.run import Options
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.scheduler.allocation import Allocation
@@ -129,8 +129,8 @@ class Ring:
         self.nodes = NodeSelector(rundir, options.name, options.command, options.care, env, Allocation(env))
 
     def notes(self, node: str, kind: str) -> None:
-        self.nodes.note([incidents.Incident(node, kind, NOW, "x", "89")], None)
-        self.nodes.update_exclusions(None)
+        self.nodes.judge.note([incidents.Incident(node, kind, NOW, "x", "89")], None)
+        self.nodes.exclusions.update(None)
 
     def next(self, **states: str) -> str | Placement:
         return self.nodes.next(ENDED, states)
@@ -149,15 +149,15 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     ring: Callable[..., tuple[Ring, Queue]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     incidents.set_override(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
-    monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 60.0)
+    monkeypatch.setattr("ftsupervise.nodes.judging.PATIENCE", 60.0)
     one, queue = ring(shared=tmp_path / "share")
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr("ftsupervise.host.interpreter.command", lambda **_: sleeps)
-    monkeypatch.setattr("ftsupervise.nodes.selector.PATIENCE", 0.5)
+    monkeypatch.setattr("ftsupervise.nodes.judging.PATIENCE", 0.5)
     one.notes("n1", "warning")
-    one.nodes.outdated = True
+    one.nodes.exclusions.outdated = True
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     assert "n7" in one.nodes.barred()
@@ -184,5 +184,5 @@ def test_what_a_site_prints_at_every_start_is_no_answer_of_the_shared_directory(
     (tmp_path / "sitecustomize.py").write_text("import atexit; print('welcome'); atexit.register(print, 'bye')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     incidents.set_override(tmp_path / "share", incidents.EXCLUDE, "n7", who="ada", why="ECC", now=NOW)
-    found = shared_store.read_bounded(tmp_path / "share", None, 20.0)
+    found = judging.read_bounded(tmp_path / "share", None, 20.0)
     assert found is not None and [mark.node for mark in found[1].overrides] == ["n7"]

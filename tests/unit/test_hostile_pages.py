@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
-from ftsupervise.nodes import incidents
-from ftsupervise.nodes.settings import Scoring
+from ftsupervise.nodes import exclude, incidents
+from ftsupervise.nodes.incidents import Scoring
 from ftsupervise.run import exit_analysis
-from ftsupervise.rundir import heartbeat_page, launches, ledger, switches, watchers
+from ftsupervise.rundir import heartbeat_page, launches, ledger, switches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import KILL, read_switch
@@ -54,8 +54,13 @@ def read_all(run: RunDir) -> list[str]:
         repr(ledger.ledger(run)),
         repr([(one, NOW - one.at, one.at.astimezone()) for one in launches.launches(run)]),
         repr(launches.people(run)),
-        repr((known, incidents.judge(known, Scoring(), NOW), incidents.our_exclusions(run.nodes, "7"))),
-        repr([(one, one.late_by(NOW), NOW + (one.every or timedelta())) for one in watchers.look(run)[0]]),
+        repr((known, incidents.judge(known, Scoring(), NOW), exclude.our_exclusions(run.nodes, "7"))),
+        repr(
+            [
+                (one, one.late_by(NOW), NOW + (one.every or timedelta()))
+                for one in heartbeat_page.look_at_watchers(run)[0]
+            ]
+        ),
         repr([(one, NOW - one.at) for one in heartbeat_page.read_beats(run)]),
         repr((read_switch(run, KILL), exit_analysis.root_error(run.attempt(1) / "error.json"))),
         repr((switches.counts_from(run), switches.still_held(run), switches.read_brake(run))),
@@ -156,17 +161,17 @@ def test_a_folder_of_names_that_look_like_numbers_holds_only_numbers(tmp_path: P
 
 def test_fifty_thousand_watcher_files_are_bounded_and_said(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    place = watchers.folder(run)
+    place = heartbeat_page.watcher_folder(run)
     place.mkdir(parents=True)
     for number in range(50_000):
         os.close(os.open(place / f"w{number}", os.O_CREAT | os.O_WRONLY))
     run.watch.chmod(0o755)
-    watchers.beat(run, NOW, timedelta(minutes=1))
+    heartbeat_page.write_watcher(run, NOW, timedelta(minutes=1))
     began = time.monotonic()
-    known, odd = watchers.look(run)
+    known, odd = heartbeat_page.look_at_watchers(run)
     assert time.monotonic() - began < 5
     assert "of which 200 are read" in odd
-    assert len(known) <= watchers.MOST
+    assert len(known) <= heartbeat_page.MOST_WATCHERS
 
 
 def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: Path) -> None:
@@ -180,17 +185,17 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     book = incidents.IncidentLog("w")
     book.add([incidents.Incident("node-3", "hardware", NOW)])
     book.write([run.nodes])
-    watchers.beat(run, NOW, None)
+    heartbeat_page.write_watcher(run, NOW, None)
     for path in (
         run.nodes / "exclude" / "node-2",
         run.nodes / "troubles" / "w.json",
-        watchers.folder(run) / watchers.own_name(),
+        heartbeat_page.watcher_folder(run) / heartbeat_page.own_watcher(),
     ):
         os.chown(path, 65534, 65534)
     known = incidents.read([run.nodes])
     assert [mark.node for mark in known.overrides] == ["node-1"]
     assert known.incidents == ()
-    assert watchers.watchers(run) == ()
+    assert heartbeat_page.watchers(run) == ()
     assert any("node-2" in text and "nobody" in text and "not obeyed" in text for text in known.problems), (
         known.problems
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from enum import Enum, IntEnum
@@ -16,12 +18,14 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from ftsupervise.model import JobState
-from ftsupervise.nodes import incidents
-from ftsupervise.rundir import heartbeat_page, launches, switches, watchers
+from ftsupervise.nodes import exclude, incidents
+from ftsupervise.rundir import heartbeat_page, launches, switches
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import decode, encode, read_record, write_json
 from ftsupervise.scheduler import local
 from ftsupervise.truth import Beat
+from ftsupervise.watch.checks import read_memory, write_memory
+from ftsupervise.watch.roster import directories, remember
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
 NOW = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
@@ -55,10 +59,27 @@ def test_a_brake_and_its_release_stay_readable(run: RunDir) -> None:
     assert switches.counts_from(run) == 7
 
 
+def test_what_the_guard_records_of_its_loop_stays_readable(run: RunDir) -> None:
+    lay("finished", run.finished)
+    lay("stopped", run.attempt(6) / "stopped.json")
+    assert switches.read_finished(run) == switches.Finished(41, 6, "node-1", NOW)
+    why = "kill switch raised by alice on node-1: größe"
+    assert switches.read_stopped(run.attempt(6)) == switches.Stopped("kill switch", why, 17, NOW)
+
+
+def test_a_run_that_was_declared_finished_by_hand_has_finished_when_the_file_was_made(run: RunDir) -> None:
+    assert switches.read_finished(run) is None and switches.read_stopped(run.attempt(1)) == switches.Stopped()
+    run.state.mkdir(parents=True)
+    for content in ("", "done", '{"at": "noon", "step": true}', "[" * 5000):
+        run.finished.write_text(content)
+        os.utime(run.finished, (NOW.timestamp(), NOW.timestamp()))
+        assert switches.read_finished(run) == switches.Finished(at=NOW), content
+
+
 def test_a_watcher_stays_readable(run: RunDir) -> None:
     lay("watcher", run.watch / "watchers" / "a")
     lay("watcher-once", run.watch / "watchers" / "b")
-    found = [(one.name, one.host, one.at, one.every) for one in watchers.watchers(run)]
+    found = [(one.name, one.host, one.at, one.every) for one in heartbeat_page.watchers(run)]
     assert found == [("a", "vm", NOW, timedelta(minutes=1)), ("b", "vm", NOW, None)]
 
 
@@ -87,7 +108,7 @@ def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
         ("node-5", "exclude", NOW, "ada", "ecc", NOW + timedelta(days=1)),
         ("node-6", "trust", NOW, "ada", "", None),
     ]
-    assert incidents.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
+    assert exclude.our_exclusions(run.nodes, "88") == {"node-3", "node-5"}
 
 
 def test_a_local_job_stays_readable(tmp_path: Path) -> None:
@@ -102,6 +123,29 @@ def test_a_local_job_stays_readable(tmp_path: Path) -> None:
     assert local.read_state(tmp_path) == local.LocalState(
         9460, 1326717, 1, JobState.RUNNING, 1795393381.4788451, 1795393981.4788451
     )
+
+
+def test_what_the_watchdogs_remember_stays_readable(run: RunDir) -> None:
+    lay("watch-memory", run.watch / "memory.json")
+    found = read_memory(run)
+    assert found["hang"]["last"] == {"at": 1795402800.0, "age": 12.5, "phase": "train", "bound": 600.0}
+    assert found["disk"] == {"/scratch/ada/a very  odd name": {"_at": 1795402800.0, "lost": False}}
+    write_memory(run, found)
+    assert (run.watch / "memory.json").read_bytes() == (GOLDEN / "watch-memory.json").read_bytes()
+    (run.watch / "memory.json").write_text('{"watchdogs": {"hang": 7, "loss": {"past": [2.5]}}}')
+    assert read_memory(run) == {"loss": {"past": [2.5]}}, "damage costs one watchdog its memory"
+
+
+def test_the_directories_that_a_host_remembers_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    remember({"first": "/there"})
+    (page,) = (path for path in tmp_path.rglob("*.json") if "there" in path.read_text())
+    shutil.copyfile(GOLDEN / "watch-runs.json", page)
+    assert directories() == {"gpt": "/home/ada/gpt/runs/gpt", "größe": "/scratch/ada/grö  ße"}
+    remember({"gpt": "/elsewhere"})
+    assert directories() == {"gpt": "/elsewhere", "größe": "/scratch/ada/grö  ße"}
+    page.write_text('{"runs": {"gpt": ["/"], "other": "/else"}}')
+    assert directories() == {"other": "/else"}
 
 
 class Colour(Enum):
@@ -181,7 +225,7 @@ def test_where_damage_is_not_excused_one_damaged_field_is_a_value_error(field: s
 
 
 def test_the_guard_and_the_quick_commands_load_no_dataclasses_for_their_records() -> None:
-    probe = """from ftsupervise.rundir import heartbeat_page, launches, switches, watchers; import sys
+    probe = """from ftsupervise.rundir import heartbeat_page, launches, switches, heartbeat_page; import sys
 print('dataclasses' in sys.modules)"""
     done = subprocess.run([sys.executable, "-S", "-c", probe], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.warm.manager import WarmSettings, wanted
-from ftsupervise.warm.pythons import PythonCommand, parse
+from ftsupervise.warm.restarts import WarmSettings, parse_setting
+from ftsupervise.warm.standbys import PythonCommand, parse_command
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from ftsupervise.warm.pythons import PythonCommand, parse
     ],
 )
 def test_pythons_own_start_is_found(text: str, python: int, flags: int) -> None:
-    found = parse(tuple(text.split()))
+    found = parse_command(tuple(text.split()))
     assert isinstance(found, PythonCommand), found
     assert (found.at, found.flags) == (python, flags)
     assert found.srun == ("srun" in text)
@@ -39,13 +39,13 @@ def test_pythons_own_start_is_found(text: str, python: int, flags: int) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_plainly_pythons_start_is_left_alone(text: str) -> None:
-    assert isinstance(parse(tuple(text.split())), str)
+    assert isinstance(parse_command(tuple(text.split())), str)
 
 
 def test_the_setting() -> None:
-    assert wanted("off") == WarmSettings()
-    assert wanted("auto") == WarmSettings(True)
-    assert wanted("torch,numpy.random") == WarmSettings(True, ("torch", "numpy.random"))
+    assert parse_setting("off") == WarmSettings()
+    assert parse_setting("auto") == WarmSettings(True)
+    assert parse_setting("torch,numpy.random") == WarmSettings(True, ("torch", "numpy.random"))
     for wrong in ("", "torch,", "a b", "os;x"):
         with pytest.raises(ValueError, match="not the name of a module"):
-            wanted(wrong)
+            parse_setting(wrong)

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from ftsupervise.findings import Finding, Words
-from ftsupervise.rundir.watchers import look as look_at
-from ftsupervise.rundir.watchers import own_name
+from ftsupervise.rundir.heartbeat_page import look_at_watchers, own_watcher
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
@@ -26,7 +25,7 @@ CROWDED = Words(
 
 def check(look: Look, settings: object) -> Iterator[Finding]:
     try:
-        known, odd = look_at(look.rundir)
+        known, odd = look_at_watchers(look.rundir)
     except OSError:
         return  # the watch itself reports that the directory cannot be read
     folder = look.rundir.watch / "watchers"
@@ -35,7 +34,7 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
         text = f"{folder} {odd or 'is in order again'}"
         yield look.finding("folder", Health.of(bool(odd)), text, CROWDED, names={"folder": shlex.quote(str(folder))})
     for watcher in known:
-        if watcher.name == own_name() or watcher.every is None:
+        if watcher.name == own_watcher() or watcher.every is None:
             continue
         late = watcher.late_by(look.now) is not None
         silent = show_duration(max(0.0, (look.now - watcher.at).total_seconds()))

@@ -1,0 +1,195 @@
+"""Judge the nodes by all that is known of them: by the run's own incidents, and by those that other runs share with it.
+
+The shared directory is read by a child process, because a file system that hangs keeps the process that touches it. A thread
+would not do: one in uninterruptible sleep keeps its whole process from ending.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftsupervise.errors import ConfigError, NotFound
+from ftsupervise.host import bounded, interpreter
+from ftsupervise.nodes import incidents
+from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, Scoring, margin
+from ftsupervise.rundir.paths import RunDir, tell
+from ftsupervise.units import parse_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.config.schema import Run
+
+_CHILD = "ftsupervise.nodes.judging"
+_MARK = "ftsupervise-answer:"  # before it: what a site lets every Python say when it starts
+PATIENCE = 5.0  # seconds for a directory that is shared with others
+_ASK_AGAIN = 600.0  # seconds after which a shared directory that has not answered is asked again
+
+
+class Judgement(NamedTuple):
+    """What to think of each node, what that rests on, and whether that was all there is."""
+
+    nodes: tuple[JudgedNode, ...]
+    known: NodeHistory
+    whole: bool
+
+
+def judge(scoring: Scoring, places: Sequence[Path], now: datetime) -> Judgement:
+    """Read what is known in ``places``, the run's own first, and judge every node by it."""
+    known, whole = read(places)
+    return Judgement(incidents.judge(known, scoring, now), known, whole)
+
+
+def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistory, bool]:
+    """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
+    among the problems."""
+    known, whole = incidents.read(places[:1]), True
+    for place in places[1:]:
+        found = read_bounded(place, None, patience)
+        if found is None:
+            whole = False
+            what = f"{place} does not answer: what other runs know of the nodes is left out"
+            known = known._replace(problems=(*known.problems, what))
+        else:
+            known = merge(known, found[1])
+    return known, whole
+
+
+def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple[tuple[str, ...], NodeHistory] | None:
+    """Write ``log`` into ``place``, if there is one, and read what lies there: what could not be written, what is known.
+
+    None when it does not answer within ``patience`` seconds, or the child failed.
+    """
+    given = base64.b64encode(pickle.dumps((log, place))).decode()
+    try:
+        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
+    except OSError:
+        return None
+    if done.code != 0 or _MARK not in done.stdout:
+        return None
+    try:
+        told, known = pickle.loads(
+            base64.b64decode(done.stdout.rpartition(_MARK)[2].partition(" ")[0])
+        )  # our own child's
+    except (ValueError, EOFError, pickle.UnpicklingError):  # cut off
+        return None
+    return told, known
+
+
+def merge(own: NodeHistory, others: NodeHistory) -> NodeHistory:
+    """Both, the run's own first; what lies in both places counts once."""
+    troubles = tuple(dict.fromkeys((*own.incidents, *others.incidents)))
+    return NodeHistory(troubles, (*own.overrides, *others.overrides), (*own.problems, *others.problems))
+
+
+class NodeJudge:
+    """What one supervisor knows of all nodes, and how it judges them: kept up to date after each incident."""
+
+    def __init__(self, own: Path, shared: Path | None, scoring: Scoring, writer: str) -> None:
+        self.own, self.shared, self.scoring = own, shared, scoring
+        self.log = IncidentLog(writer)
+        self.nodes: tuple[JudgedNode, ...] = ()
+        self.whole = True  # did the shared directory answer this time?
+        self._others = NodeHistory()  # its last answer
+        self._not_before = 0.0  # monotonic: it has not answered, and is not asked before
+
+    def scores(self) -> dict[str, float]:
+        """node -> score, the worst to be taken last; trusted nodes have none."""
+        return {node.name: node.score for node in self.nodes if node.state != "trusted"}
+
+    def by_hand(self) -> dict[str, str]:
+        """The nodes that a person has excluded, and why."""
+        return {node.name: f"excluded {node.why}" for node in self.nodes if node.state == "by hand"}
+
+    def excluded(self) -> frozenset[str]:
+        """The nodes that are to be excluded."""
+        return frozenset(node.name for node in self.nodes if node.excluded)
+
+    def note(self, found: Sequence[Incident], log: Path | None) -> NodeHistory:
+        """Write down new incidents and judge all nodes anew."""
+        self.log.add(found)
+        return self.judge_anew(log, write=bool(found))
+
+    def judge_anew(self, log: Path | None, *, write: bool = False) -> NodeHistory:
+        """Read what is known of all nodes and judge them; with ``write``, first write down what this process has seen."""
+        problems = self.log.write([self.own]) if write else ()
+        known = incidents.read([self.own])
+        if self.shared is not None:
+            unwritten = self._ask_shared(self.shared, log, write)
+            problems, known = (*problems, *unwritten), merge(known, self._others)
+        for problem in (*problems, *known.problems):
+            tell(log, problem)
+        self.nodes = incidents.judge(known, self.scoring, datetime.now(timezone.utc))
+        return known
+
+    def _ask_shared(self, place: Path, log: Path | None, write: bool) -> tuple[str, ...]:
+        """Read what other runs know of nodes. Returns what could not be written, a sentence each."""
+        self.whole = False
+        if time.monotonic() < self._not_before:
+            return ()
+        found = read_bounded(place, self.log if write else None, PATIENCE)
+        if found is None:
+            what = "nothing new is known of nodes from other runs, and no exclusion is taken back"
+            tell(log, f"{place} does not answer: {what}")
+            self._not_before = time.monotonic() + _ASK_AGAIN
+            return ()
+        self.whole, (unwritten, self._others) = True, found
+        return unwritten
+
+
+# How a run judges its nodes and where its pages lie, by its settings.
+
+
+def of_run(run: Run) -> tuple[Scoring, list[Path]]:
+    """By the settings of ``run``; the places begin with the run's own."""
+    assert run.run_dir is not None
+    given, most = run.nodes, margin(run.launch.nodes, run.launch.spare_nodes)
+    scoring = Scoring(
+        given.half_life.total_seconds(), given.exclude_at, most if given.at_most is None else given.at_most
+    )
+    return scoring, [RunDir(run.run_dir).nodes, *([given.directory] if given.directory else [])]
+
+
+def of_run_dir(rundir: RunDir) -> tuple[Scoring, list[Path]]:
+    """As the run was launched, read in a hurry: without the schema. The defaults without a launch. Raises ConfigError."""
+    given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), Scoring()
+    try:
+        most = margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))
+        scoring = Scoring(
+            parse_duration(given["half_life"]).total_seconds() if given.get("half_life") else usual.half_life,
+            float(given.get("exclude_at", usual.exclude_at)),
+            most if given.get("at_most") is None else int(given["at_most"]),
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{rundir.config}: nodes: {error}", hint="launch writes that file; launch again") from None
+    return scoring, [rundir.nodes, *([Path(given["directory"])] if given.get("directory") else [])]
+
+
+def _section(rundir: RunDir, name: str) -> dict[str, Any]:
+    """A section of the run.yaml that launch wrote; {} for a run that no launch has made."""
+    from ftsupervise.config import sources
+
+    try:
+        text = sources.read_file(rundir.config)
+        document = sources.fill(text, os.environ, unfilled=sources.of_strangers(rundir.config))
+    except NotFound:
+        return {}
+    found = document.value.get(name) if isinstance(document.value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _answer() -> None:
+    """The child: what ``read_bounded`` asks comes as its input."""
+    log, place = pickle.loads(base64.b64decode(sys.stdin.read()))
+    told = log.write([place]) if log else ()
+    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((told, incidents.read([place])))).decode() + " ")
+
+
+if __name__ == "__main__":
+    _answer()

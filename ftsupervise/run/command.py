@@ -1,0 +1,397 @@
+"""The command of one attempt: start it, pass Slurm's signals on, end it in bounded time, and record how it ended.
+
+The command comes first: a full disk or a lost run directory is reported, and the training goes on. ``states.py`` has the
+states of an attempt; here is what is done in each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from datetime import datetime, timezone
+
+from ftsupervise.host import processes
+from ftsupervise.host.memory import OomKillCounter
+from ftsupervise.model import Cause, CauseKind, End, Reached
+from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
+from ftsupervise.ranks.rank_table import RankExit, first_failure
+from ftsupervise.run import exit_analysis
+from ftsupervise.run.cause import cause, failure
+from ftsupervise.run.exit_analysis import CommandSpec, Touched
+from ftsupervise.run.fencing import RunDirWatcher
+from ftsupervise.run.gate import STOP
+from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
+from ftsupervise.rundir.ledger import reached, read_cause
+from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
+from ftsupervise.rundir.switches import read_stopped
+from ftsupervise.units import signal_name
+
+_STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
+_RANKS_GONE = 2.0  # seconds for srun to notice that all its ranks were killed
+_SRUN_GONE = 0.3  # the same when a node is lost: srun would wait for it as long as Slurm does
+_UNKILLABLE = 5.0  # seconds a process may take to die of SIGKILL before it is left behind
+_NEAR_END = 60.0  # Slurm's limit loop is up to this early or late
+_LISTEN = 0.1  # seconds between two reads of srun's output; the agents report deaths at once
+_VICTIMS = 0.03  # seconds for the other ranks after the first death: to report an error, not to save
+_OUTLIVED = 60.0  # seconds after which a rank's death no longer explains the command's end; KillWait is 30 s
+_HOPELESS = 5.0  # seconds between SIGTERM and SIGKILL for a command that did not stop when asked
+
+
+_ON = (AttemptState.RUNNING, AttemptState.WARNED)  # the command is not being ended
+
+
+class RunningCommand:
+    """The command of one attempt, and what was done to it."""
+
+    def __init__(self, asked: CommandSpec, monitor: HangMonitor | None = None) -> None:
+        self.asked = asked
+        self.now = AttemptProgress()
+        self.monitor = monitor  # None: hangs are not detected, or no longer
+        self.crashes: list[RankExit] = []  # of ranks, as their nodes reported
+        self.death: RankExit | None = None  # of the rank that failed first
+        self.pid = 0
+        # the batch script started them before it became us
+        self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
+        self.touched: Touched | None = None  # since when we have signalled or killed processes of it
+        self.left_behind: list[int] = []
+        self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
+        self.output = exit_analysis.Output()
+        self.kills = OomKillCounter()
+        self.watcher: RunDirWatcher | None = None
+
+    # ------------------------------------------------------------------------------------------------- its life
+
+    def see_through(self, env: dict[str, str]) -> End:
+        """Run the command from start to end."""
+        do = {
+            AttemptState.RUNNING: self._wait,
+            AttemptState.WARNED: self._wait,
+            AttemptState.FAILING: self._wait,
+            AttemptState.ENDING: self._wait,
+            AttemptState.STOPPING: self._wait,
+            AttemptState.KILLING: self._kill,
+            AttemptState.CLEARING: self._clear_away,
+        }
+        began, started = time.time(), time.monotonic()
+        self._start(env)
+        while self.now.state is not AttemptState.ENDED:
+            do[self.now.state]()
+        if self.watcher is not None:
+            self.watcher.close()
+        return self._end(began, time.monotonic() - started)
+
+    def _start(self, env: dict[str, str]) -> None:
+        """Start the command. One that cannot be started ends with the exit code that a shell gives it."""
+        command = self.asked.command
+        self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
+        before_exec = processes.become_subreaper()
+        wrapped = self.asked.warm.wrap(command)
+        try:
+            child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
+        except OSError as error:
+            self.say(f"cannot start {command[0]}: {error.strerror}")
+            self._move(AttemptEvent.NOT_STARTED, code=127 if isinstance(error, FileNotFoundError) else 126)
+            return
+        self.pid = child.pid
+        child.returncode = 0  # reaped here, with everything else that is handed to us
+        self._move(AttemptEvent.STARTED)
+        options, warm = self.asked.options, self.asked.warm
+        self.watcher = RunDirWatcher(
+            options.rundir, self.asked.mine.number, self.asked.ears, options.look_every, warm.has_news
+        )
+
+    def _move(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> None:
+        self.now = self.now.after(event, ending=ending, code=code)
+
+    def _wait(self) -> None:
+        """Wait for an event: reap, pass signals on, keep the bounds."""
+        self._reap()
+        if self.now.state is AttemptState.CLEARING:
+            return
+        for number in self.asked.ears.heard(self._time_left()):
+            self._on_signal(number)
+        self._check()
+        if self.now.ending is not None and time.monotonic() >= self.now.ending.kill_at:
+            self._reap()
+            if self.now.code is None:
+                self._move(AttemptEvent.TIME_UP)
+
+    def _kill(self) -> None:
+        self._touch()
+        self.say("processes are still running: SIGKILL")
+        self._end_by_force()
+        if self.now.code is None:
+            self._move(AttemptEvent.UNKILLABLE, code=-signal.SIGKILL)
+
+    def hear_the_last(self) -> None:
+        """Read the deaths and signals that arrived just before the command's end."""
+        self._hear_deaths()  # also those that were still arriving when we began to end it
+        if self.death is not None and self.death.at < self._died_at() - _OUTLIVED:
+            self.death = None  # the command ended of something else since: its output shows it
+        for number in self.asked.ears.heard(0):
+            self._on_signal(number)
+
+    def _died_at(self) -> float:
+        return (self.now.ending.died_at if self.now.ending is not None else None) or time.monotonic()
+
+    def _time_left(self) -> float | None:
+        """Seconds until something has to be checked or done; None: nothing is due."""
+        now = time.monotonic()
+        if self.now.ending is not None:
+            return max(0.0, self.now.ending.kill_at - now)
+        bounds = [_LISTEN] if self._listens else []
+        bounds += [self.monitor.due - now] if self.monitor is not None else []
+        stop_at = self._stop_at()
+        bounds += [stop_at - now] if stop_at is not None else []
+        return max(0.0, min(bounds)) if bounds else None
+
+    @property
+    def _listens(self) -> bool:
+        """Does this attempt read srun's lines about its ranks?"""
+        return self.asked.options.budgets.in_place > 0 and self.asked.ends_with_a_rank and self.output.is_file
+
+    def _stop_at(self) -> float | None:
+        """The time at which a command that ignores the kill switch is ended; None: not due."""
+        since = self.watcher.seen.kill_since if self.watcher is not None else None
+        return None if since is None else since + self.asked.options.stop_within
+
+    def _check(self) -> None:
+        """React to a newer attempt, the kill switch, a dead rank or a hang."""
+        self.asked.warm.act()
+        if self.now.state not in _ON or self.watcher is None:
+            return
+        if self.watcher.seen.newer is not None:
+            newer = f"attempt {self.watcher.seen.newer}"
+            self._end_it(Cause(CauseKind.SUPERSEDED, text=newer))
+            return
+        stop_at = self._stop_at()
+        if stop_at is not None and time.monotonic() >= stop_at:
+            late = f"the command did not stop within {self.asked.options.stop_within:g} s"
+            self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
+            return
+        death = self.told_death() or (self.output.next_death() if self._listens else None)
+        if death is not None:
+            now = time.monotonic()
+            since = self.death.at if self.death is not None else now
+            self._move(AttemptEvent.RANK_DIED, ending=Ending(max(now, since + _VICTIMS), died_at=now))
+            self.say(f"{death.words()}: the other ranks have {_VICTIMS:g} s to leave")
+            return
+        if self.now.state is AttemptState.RUNNING and self.watcher.seen.kill_since is None:
+            self._look_for_a_hang()
+
+    def _look_for_a_hang(self) -> None:
+        """Gather evidence of a hang, then end it without grace: stopped processes and blocked collectives ignore SIGTERM."""
+        verdict = self.monitor.alarm() if self.monitor is not None else None
+        if verdict is None:
+            return
+        hang = cause_of(verdict)
+        self.say(f"{hang.words()}; evidence in {self.asked.mine.folder / 'evidence'}")
+        if not self.asked.options.end_hung:
+            self.say("the hung command is left running: neither --hang nor --in-place was given")
+            self.monitor = None
+            return
+        now, ours = time.monotonic(), self._ours()
+        by_srun = bool(processes.sruns(ours))
+        self._move(AttemptEvent.HUNG, ending=Ending(now if by_srun else now + _VICTIMS, hang, died_at=now))
+        if not by_srun:
+            odd = [one.pid for one in verdict.odd if one.state in ("T", "t", "D") and one.pid in ours]
+            processes.send(odd, signal.SIGKILL)
+            processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
+
+    def told_death(self) -> Cause | None:
+        """The first crash that a node reported; None also where no restart would follow: the crash is then only recorded."""
+        if self.asked.agents is None:
+            return None
+        self.asked.agents.tend()
+        self._hear_deaths()
+        return self.death.cause() if self.death is not None and self.asked.restarts and not self.now.warned else None
+
+    def _hear_deaths(self) -> None:
+        """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
+        news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
+        self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
+        if not self.now.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
+            self.death = first_failure(self.crashes)
+
+    def _touch(self) -> None:
+        """Note that we may have caused any death from here on."""
+        if self.touched is None:
+            self.touched = Touched(time.monotonic(), self.output.since() or "")
+
+    def _end_it(self, why: Cause) -> None:
+        """End the command because of something we saw."""
+        self._move(AttemptEvent.MUST_END, ending=Ending(time.monotonic() + _HOPELESS, why))
+        self.say(f"{why.words()}: SIGTERM, then SIGKILL after {_HOPELESS:g} s")
+        self._tell_to_leave(signal.SIGTERM, why.words())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid and self.now.code is None:
+                self._move(AttemptEvent.EXITED, code=os.waitstatus_to_exitcode(status))
+
+    def _clear_away(self) -> None:
+        """End what the command left running, so that nothing of this attempt meets the next one."""
+        self.hear_the_last()
+        ending = self.now.ending
+        self.died_at = self._died_at()
+        if not self.left_behind and self._ours():
+            if ending is None or not ending.by:
+                self.say("the command has ended and left processes running: SIGTERM")
+                processes.send(self._ours(), signal.SIGTERM)
+            left = _STRAGGLERS if ending is None else max(0.0, ending.kill_at - time.monotonic())
+            if not self._gone_within(left):
+                self._end_by_force()
+        self._move(AttemptEvent.CLEARED)
+
+    def _end_by_force(self) -> None:
+        """End every process of the command. What SIGKILL does not end is reported and left behind, never waited for."""
+        if processes.sruns(self._ours()):
+            reached_all = self.asked.kill_ranks()
+            if self._gone_within(_RANKS_GONE if reached_all else _SRUN_GONE):  # srun reports their end and exits
+                return
+            processes.send(processes.sruns(self._ours()), signal.SIGTERM)
+            if self._gone_within(_STRAGGLERS if reached_all else _SRUN_GONE):
+                return
+        for _ in range(10):  # until no new process is found: they may fork meanwhile
+            if not processes.send(self._ours(), signal.SIGKILL):
+                break
+            time.sleep(0.01)
+            self._reap()
+        if not self._gone_within(_UNKILLABLE):
+            self.left_behind = self._ours()
+            self.say(f"SIGKILL did not end these processes; they are left behind: {self.left_behind}")
+
+    def _ours(self) -> list[int]:
+        aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
+        return self.asked.warm.without_standbys(processes.below(os.getpid(), without=self.others | aside))
+
+    def _gone_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self._ours():
+            if time.monotonic() >= until:
+                return False
+            for number in self.asked.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
+                self._on_signal(number)
+            self._reap()
+        self._reap()
+        return True
+
+    # -------------------------------------------------------------------------------------------------- signals
+
+    def _on_signal(self, number: int) -> None:
+        if number in (0, signal.SIGCHLD):
+            return
+        if number in STOP:
+            self._on_stop(number)
+        elif number == self.asked.options.warning:
+            self._move(AttemptEvent.WARNING)
+            self.say(f"{signal_name(number)}: the job ends soon; the command is asked to save and stop")
+            warn(self.asked.mine.folder, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", self.say, number)
+            self._forward(number)
+        elif number == signal.SIGCONT:
+            processes.send(self._ours(), number)
+        else:
+            self._forward(number)
+
+    def _on_stop(self, number: int) -> None:
+        now, ending = time.monotonic(), self.now.ending
+        if ending is not None and ending.by:
+            self._move(AttemptEvent.STOP, ending=ending._replace(kill_at=now) if number == signal.SIGINT else None)
+            return
+        kill_at = now + self.asked.options.grace
+        self._move(AttemptEvent.STOP, ending=(ending or Ending(kill_at))._replace(by=number, kill_at=kill_at))
+        self.say(
+            f"{signal_name(number)}: passed on to the command; SIGKILL in {self.asked.options.grace:g} s for the rest"
+        )
+        self._tell_to_leave(number, f"{signal_name(number)} at {_now():%Y-%m-%d %H:%M:%S} UTC", told=number)
+
+    def _tell_to_leave(self, number: int, why: str, told: int = 0) -> None:
+        self._touch()
+        warn(self.asked.mine.folder, why, self.say, told)
+        everyone = self._ours()
+        processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
+        hearers = self._who_hears(number)
+        if not hearers:  # srun would kill its ranks unsaved; Slurm signals them itself, and the file warns the guards
+            hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
+        processes.send(hearers, number)
+
+    def _forward(self, number: int) -> None:
+        """The processes that handle the signal: the command, or those below a launcher or shell that would die of it."""
+        if self.asked.options.forward == "never":
+            return
+        if self.asked.options.forward == "always":
+            processes.send([self.pid], number)
+        else:
+            processes.send(self._who_hears(number), number)
+
+    def _who_hears(self, number: int) -> list[int]:
+        return [pid for root in (self.pid, *self.asked.warm.ranks()) for pid in processes.who_hears(root, number)]
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def _end(self, began: float, seconds: float) -> End:
+        rundir, ending, code = self.asked.options.rundir, self.now.ending, self.now.code or 0
+        told = ending.by if ending is not None else 0
+        said = self.output.since() if code else ""
+        output = said or ""
+        death = exit_analysis.first_death(output)
+        if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
+            agents, before = self.asked.agents, output if self.touched is None else self.touched.output
+            one, failed = (
+                (agents.first_failure_before_kill(self.death), agents.pulses.failed) if agents else (self.death, ())
+            )
+            death = exit_analysis.cause_of(one, output, failed, before=before)
+        stopped = read_stopped(self.asked.mine.folder).cause
+        why = cause(
+            code,
+            finished=rundir.has_finished(),
+            stopped=read_cause({}, stopped) if stopped else None,
+            told=told,
+            past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
+            death=death,
+            ended=ending.cause if ending is not None else None,
+        )
+        if code in (126, 127) and not self.pid:
+            why = Cause(CauseKind.NO_START, code=code)
+        if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
+            output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
+        asked = bool(told) or self.now.warned
+        seen = self._reached()
+        newer = self.watcher.seen.newer if self.watcher is not None else None
+        return End(
+            code=code,
+            cause=why,
+            failure=failure(code, why, asked=asked, death=death, output=output or said, oom=self.kills.more()),
+            seconds=seconds,
+            reached=seen,
+            ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
+            told=told,
+            warned=self.now.warned,
+            newer=newer,
+            note=f"left behind: {self.left_behind}" if self.left_behind else "",
+            died_at=self.died_at,
+            gone=exit_analysis.blamed(said or ""),
+            hardware=exit_analysis.hardware(said or ""),
+        )
+
+    def _reached(self) -> Reached:
+        """The steps reached by the beats; the heartbeat pages are read more often and may know a later last step."""
+        seen = reached(self.asked.options.rundir, self.asked.mine.number)
+        pulses = self.asked.agents.pulses.newest() if self.asked.agents is not None else []
+        told = [one.step for one in pulses if one.step is not None]
+        return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
+
+    def say(self, text: str) -> None:
+        tell(self.asked.mine.folder / "run.log", text)
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

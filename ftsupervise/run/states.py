@@ -1,0 +1,165 @@
+"""The states of a job and of each of its attempts, and which follows which. Data only: no process is touched here.
+
+``supervisor.py`` holds what is done in each state of the job, ``command.py`` what is done in each state of an attempt.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ftsupervise.model import Cause
+
+# The job:
+#
+# PLACE ── BACK_OFF ── CLAIM ── ATTEMPT ── JUDGE ─┬─ restart ── REPLACE ── RECORD ── PAUSE ── CLAIM …
+#   │                                             ├─ leave ─── MAKE_WAY ── RECORD ── EXIT
+#   └─ no fit nodes ── UNSTARTED ── JUDGE         └─ stop ──── RECORD ── BRAKE ── EXIT
+
+
+class State(Enum):
+    PLACE = "place"  # choose the nodes to start on
+    PREDECESSOR = "predecessor"  # no node is fit, and an older attempt may be running: wait for its end
+    UNSTARTED = "unstarted"  # no fit nodes: record an attempt that did not start, so that the brake counts it
+    BACK_OFF = "back-off"  # a new member of a chain that fails waits as a restart in place would
+    CLAIM = "claim"
+    ATTEMPT = "attempt"  # the command runs
+    JUDGE = "judge"
+    REPLACE = "replace"  # choose the nodes to restart on
+    MAKE_WAY = "make way"  # the next member is to start now
+    RECORD = "record"
+    BRAKE = "brake"
+    PAUSE = "pause"  # before a restart in place
+    EXIT = "exit"
+
+
+class Outcome(Enum):
+    DONE = "done"
+    NO_NODES = "no nodes"  # too few are fit
+    OLDER = "older"  # too few are fit, and an older attempt may be running
+    OVER = "over"  # asked to stop, the gate is shut, or another job has taken our place
+    RESTART = "restart"
+    LEAVE = "leave"
+    STOP = "stop"
+
+
+NEXT: dict[State, dict[Outcome, State]] = {
+    State.PLACE: {
+        Outcome.DONE: State.BACK_OFF,
+        Outcome.OLDER: State.PREDECESSOR,
+        Outcome.NO_NODES: State.UNSTARTED,
+    },
+    State.PREDECESSOR: {Outcome.DONE: State.PLACE, Outcome.OVER: State.EXIT},
+    State.UNSTARTED: {Outcome.DONE: State.JUDGE, Outcome.OVER: State.EXIT},
+    State.BACK_OFF: {Outcome.DONE: State.CLAIM, Outcome.OVER: State.EXIT},
+    State.CLAIM: {Outcome.DONE: State.ATTEMPT, Outcome.OVER: State.EXIT},
+    State.ATTEMPT: {Outcome.DONE: State.JUDGE},
+    State.JUDGE: {
+        Outcome.RESTART: State.REPLACE,
+        Outcome.LEAVE: State.MAKE_WAY,
+        Outcome.STOP: State.RECORD,
+    },
+    State.REPLACE: {Outcome.DONE: State.RECORD, Outcome.NO_NODES: State.MAKE_WAY},
+    State.MAKE_WAY: {Outcome.DONE: State.RECORD},
+    State.RECORD: {
+        Outcome.RESTART: State.PAUSE,
+        Outcome.LEAVE: State.EXIT,
+        Outcome.STOP: State.BRAKE,
+    },
+    State.BRAKE: {Outcome.DONE: State.EXIT},
+    State.PAUSE: {Outcome.DONE: State.CLAIM, Outcome.OVER: State.EXIT},
+}
+
+# An attempt, from the start of its command until no process of it is left:
+#
+# STARTING ── RUNNING ─┬───────────────────────── the command ends ─┬─ CLEARING ── ENDED
+#               │      ├─ a rank died or hung ── FAILING ─┐         │
+#             WARNED ──┼─ it must end ────────── ENDING ──┼─ KILLING┘
+#                      └─ SIGTERM and the like ─ STOPPING ┘
+
+
+class AttemptState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WARNED = "warned"  # the command was asked to save and stop: one that does not move is no hang any more
+    FAILING = "failing"  # a rank has died or hung: the others have a moment to leave
+    ENDING = "ending"  # we have sent SIGTERM, because of something we saw
+    STOPPING = "stopping"  # the signal that asks us to stop was passed on
+    KILLING = "killing"  # the time to leave is over: SIGKILL
+    CLEARING = "clearing"  # the command has ended: the processes it left running are ended
+    ENDED = "ended"
+
+
+class AttemptEvent(Enum):
+    STARTED = "the command runs"
+    NOT_STARTED = "the command cannot be started"
+    WARNING = "Slurm's warning signal"
+    STOP = "a signal that asks us to stop"
+    MUST_END = "a newer attempt has begun, or the command ignores the kill switch"
+    RANK_DIED = "a rank has died"
+    HUNG = "a rank hangs"
+    TIME_UP = "the time to leave is over"
+    EXITED = "the command has ended"
+    UNKILLABLE = "the command does not end even of SIGKILL"
+    CLEARED = "no process is left that can be ended"
+
+
+_S, _E = AttemptState, AttemptEvent
+# In a state in which the command has a time to leave. A signal is answered until the end: a warning later changes no state.
+_LEAVING = {_E.STOP: _S.STOPPING, _E.TIME_UP: _S.KILLING, _E.EXITED: _S.CLEARING}
+AFTER: dict[AttemptState, dict[AttemptEvent, AttemptState]] = {
+    _S.STARTING: {_E.STARTED: _S.RUNNING, _E.NOT_STARTED: _S.ENDED},
+    _S.RUNNING: {
+        _E.WARNING: _S.WARNED,
+        _E.STOP: _S.STOPPING,
+        _E.MUST_END: _S.ENDING,
+        _E.RANK_DIED: _S.FAILING,
+        _E.HUNG: _S.FAILING,
+        _E.EXITED: _S.CLEARING,
+    },
+    _S.WARNED: {
+        _E.WARNING: _S.WARNED,
+        _E.STOP: _S.STOPPING,
+        _E.MUST_END: _S.ENDING,
+        _E.RANK_DIED: _S.FAILING,
+        _E.EXITED: _S.CLEARING,
+    },
+    _S.FAILING: {_E.WARNING: _S.FAILING, **_LEAVING},
+    _S.ENDING: {_E.WARNING: _S.ENDING, **_LEAVING},
+    _S.STOPPING: {_E.WARNING: _S.STOPPING, **_LEAVING},
+    _S.KILLING: {
+        _E.WARNING: _S.KILLING,
+        _E.STOP: _S.KILLING,
+        _E.EXITED: _S.CLEARING,
+        _E.UNKILLABLE: _S.CLEARING,
+    },
+    _S.CLEARING: {_E.WARNING: _S.CLEARING, _E.STOP: _S.CLEARING, _E.CLEARED: _S.ENDED},
+}
+
+
+class Ending(NamedTuple):
+    """How the command is being ended. Times are monotonic."""
+
+    kill_at: float  # the time of SIGKILL for processes still running
+    cause: Cause | None = None  # where we end it because of an observation
+    by: int = 0  # the signal that asked us to stop
+    died_at: float | None = None  # when we first saw that it is over
+
+
+class AttemptProgress(NamedTuple):
+    """How far an attempt has come. Replaced, never changed."""
+
+    state: AttemptState = AttemptState.STARTING
+    ending: Ending | None = None
+    warned: bool = False  # by Slurm, at whatever time
+    code: int | None = None  # of the command; -N for a signal N
+
+    def after(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> AttemptProgress:
+        """The one way to another state, with what is known since the event. Raises KeyError for an event that the state
+        does not have."""
+        return AttemptProgress(
+            AFTER[self.state][event],
+            self.ending if ending is None else ending,
+            self.warned or event is AttemptEvent.WARNING,
+            self.code if code is None else code,
+        )

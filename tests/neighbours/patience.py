@@ -1,0 +1,32 @@
+"""Waiting for a state instead of a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from ftsupervise.errors import SchedulerUnavailable
+
+T = TypeVar("T")
+
+
+def wait_until(question: Callable[[], T], what: str = "it", seconds: float = 60.0) -> T:
+    """The first true answer; fails with the last one after ``seconds``.
+
+    A file that is not there yet is an answer too: not yet. So is a controller that has no turn for a moment.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        answer: T | Exception
+        try:
+            answer = question()
+        except (FileNotFoundError, SchedulerUnavailable) as error:
+            answer = error
+        if answer and not isinstance(answer, (FileNotFoundError, SchedulerUnavailable)):
+            return answer
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come true within {seconds:.0f} s: {answer!r}")
+        time.sleep(0.05)

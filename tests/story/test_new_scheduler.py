@@ -1,0 +1,104 @@
+"""A third scheduler is one file and one line in the table: every command of a run finds it there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftsupervise import scheduler
+from ftsupervise.errors import SchedulerUnavailable
+
+# The file: a pen of scripts that wait until somebody starts them.
+PEN = """
+import json, os
+from pathlib import Path
+from ftsupervise.host.ownership import user_name
+from ftsupervise.model import Job, JobState, Submitted
+from ftsupervise.scheduler.parse import directives
+
+
+class Pen:
+    kind, in_state = "pen", False
+
+    def __init__(self, env=None):
+        self.root, self.warnings = Path((env or os.environ)["PEN"]), set()
+
+    def queue(self, *, users=()):
+        return tuple(self._job(page) for page in sorted(self.root.glob("*.json")))
+
+    def submit(self, script, *, script_path, token, env=None):
+        number = len(list(self.root.iterdir())) + 1
+        page = {"script": str(script_path), "comment": directives(script)["comment"], "name": directives(script)["job-name"]}
+        (self.root / f"{number}.json").write_text(json.dumps(page))
+        return Submitted(f"pen-{number}")
+
+    def find(self, token):
+        return tuple(job for job in self.queue() if token in job.comment)
+
+    def cancel(self, job_id, *, only_pending=False):
+        (self.root / f"{job_id.removeprefix('pen-')}.json").unlink(missing_ok=True)
+
+    def hold(self, job_id): ...
+
+    def release(self, job_id): ...
+
+    def describe(self, job_id):
+        return next((job for job in self.queue() if job.id == job_id), None)
+
+    def _job(self, page):
+        one = json.loads(page.read_text())
+        number = f"pen-{page.stem}"
+        return Job(number, number, one["name"], user_name(), JobState.PENDING, comment=one["comment"])
+"""
+# The line.
+LINE = """
+from ftsupervise import scheduler
+scheduler.SCHEDULERS["pen"] = scheduler.SchedulerKind("pen:Pen", "pen-", lambda env: "PEN" in env)
+from ftsupervise.cli import main
+main()
+"""
+
+
+def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "pen.py").write_text(PEN)
+    (tmp_path / "pen").mkdir()
+    config = tmp_path / "ftsupervise.yaml"
+    config.write_text("name: t\nscheduler: pen\nlaunch: {command: touch trained, jobs: 1}\n")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "FTSUPERVISE"))}
+    env |= {"PEN": str(tmp_path / "pen"), "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(tmp_path)}
+
+    def say(*words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", LINE, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "srun" not in say("launch", "--dry-run"), "that is Slurm's"
+    assert "submitted as job pen-1" in say("launch")
+    assert "1 waiting to take over" in say("status")
+    assert "t is in the queue already: pen-1" in say("launch", code=75)
+    assert "after job pen-1" in say("launch", "--after", "pen-1")
+    job = {**env, "FTSUPERVISE_JOB_ID": "pen-1"}
+    subprocess.run(
+        ["bash", tmp_path / "runs/t/launches/0001/train.sbatch"], cwd=tmp_path, env=job, check=True, timeout=60
+    )
+    assert (tmp_path / "trained").exists()
+    assert "pen-1" in say("status"), "the attempt ran in it"
+
+    config.write_text(config.read_text().replace("scheduler: pen", "scheduler: pem"))
+    assert "'pen'" in say("config", "show", code=78)
+
+
+def test_a_scheduler_of_no_name_has_no_answer_and_an_id_names_its_scheduler() -> None:
+    with pytest.raises(SchedulerUnavailable, match="no scheduler is called 'pen'"):
+        scheduler.open_scheduler("pen")
+    assert [scheduler.kind_of_job(one) for one in ("87", "88_3", "local-4", "local-4_2")] == ["slurm"] * 2 + [
+        "local"
+    ] * 2
+    assert scheduler.is_job_id("local-4_2")
+    assert not scheduler.is_job_id("pen-1")
