@@ -1,0 +1,325 @@
+"""The state of a training loop as a description (JSON) and a row of arrays, and back, bit for bit, without pickle.
+
+Whatever an object's ``state_dict()`` is made of goes into the description: dictionaries with any plain keys, in their order,
+lists, tuples, sets, numbers, texts, bytes. Arrays are left out of it: each is copied as it is, to its place in the data, by the
+framework that it belongs to. Nothing that is read can run code. What is of no known kind is refused by name, never guessed.
+
+Frameworks are handed in: this module knows none, but for the bytes of Python and the arrays of NumPy, where the loop uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+ALIGNED = 64  # bytes: where arrays begin
+_BYTES = 1024  # and more are data, not description
+_PLAIN = frozenset({str, int, bool, float, type(None)})
+Node = Any  # JSON: what `json` writes and reads
+
+
+class CannotKeep(TypeError):
+    """A value of a kind that a snapshot does not hold. The message says where it stands."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self._kind, self._path = f"{type(value).__module__}.{type(value).__qualname__}", ""
+
+    def within(self, key: object) -> None:
+        self._path = f"[{key!r}]{self._path}"
+
+    def __str__(self) -> str:
+        return f"{self._path or 'the state'} is of the type {self._kind}, which a snapshot does not hold"
+
+
+class StoredArray(NamedTuple):
+    """An array as it lies in the data of a snapshot."""
+
+    kind: str  # whose it is: "torch", "numpy", "bytes"
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # as its framework counts them
+    size: int  # bytes
+    offset: int = 0  # in the data
+
+
+class Arrays(Protocol):
+    """What a framework does with its arrays."""
+
+    kind: str
+
+    def owns(self, value: object) -> bool: ...
+
+    def describe(self, value: Any) -> StoredArray:
+        """Raises CannotKeep."""
+
+    def memory(self, value: Any) -> Hashable:
+        """Equal for two that are the same bytes in the same shape: they are kept once."""
+
+    def view(self, buffer: Any, stored: StoredArray) -> Any:
+        """The array as it lies in ``buffer``, at its offset: storing into it changes the buffer."""
+
+    def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
+        """Copy each value into its view. This is what the training loop waits for."""
+
+    def clone(self, view: Any, stored: StoredArray) -> Any:
+        """The same in memory of its own."""
+
+    def load(self, live: Any, saved: Any) -> bool:
+        """Copy ``saved`` into ``live``; False when it is of another type or shape."""
+
+    def word(self, value: object) -> tuple[str, str] | None:
+        """A small value of its own kind (a type of numbers, a device) in two words; None for any other."""
+
+    def from_word(self, kind: str, text: str) -> Any:
+        """The value again. Raises ValueError."""
+
+
+class Described(NamedTuple):
+    """A state, ready to be copied."""
+
+    description: bytes
+    layout: bytes  # 16 bytes: equal for two states whose arrays are alike
+    arrays: tuple[StoredArray, ...]
+    values: tuple[Any, ...]  # the arrays themselves
+    size: int  # bytes of the data
+
+
+class Describer:
+    """Describes one state after the other. The arrays of a loop seldom change their shapes, so their table is made once."""
+
+    def __init__(self, frameworks: Sequence[Arrays]) -> None:
+        self.frameworks = frameworks
+        self._rows: list[StoredArray] | None = None
+        self._table: _Table = (b"", b"", (), 0)
+
+    def describe(self, state: object) -> Described:
+        """Raises CannotKeep."""
+        walk = _Walk(self.frameworks)
+        tree = json.dumps(walk.node(state), separators=(",", ":")).encode()
+        if walk.rows != self._rows:
+            self._table, self._rows = _table(walk.rows), walk.rows
+        table, layout, arrays, size = self._table
+        return Described(tree + b"\n" + table, layout, arrays, tuple(walk.values), size)
+
+
+_Table = tuple[bytes, bytes, tuple[StoredArray, ...], int]
+
+
+def _table(rows: Iterable[StoredArray]) -> _Table:
+    placed, at = [], 0
+    for row in rows:
+        placed.append(row._replace(offset=at))
+        at += -(-row.size // ALIGNED) * ALIGNED
+    raw = json.dumps(placed, separators=(",", ":")).encode()
+    return raw, blake2b(raw, digest_size=16).digest(), tuple(placed), at
+
+
+def parse(description: bytes) -> tuple[Node, tuple[StoredArray, ...]]:
+    """The tree and the table of arrays. Raises ValueError."""
+    tree, _, table = description.partition(b"\n")
+    try:
+        rows = [StoredArray(kind, dtype, tuple(shape), tuple(strides), int(size), int(offset))
+                for kind, dtype, shape, strides, size, offset in json.loads(table)]  # fmt: skip
+        return json.loads(tree), tuple(rows)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"the description of a snapshot is damaged: {error}") from None
+
+
+class _Walk:
+    """One pass over a state: its tree, and the arrays that it came by."""
+
+    def __init__(self, frameworks: Sequence[Arrays]) -> None:
+        self._frameworks = frameworks
+        self._known: dict[Hashable, int] = {}
+        self.rows: list[StoredArray] = []
+        self.values: list[Any] = []
+
+    def node(self, value: Any) -> Node:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list:
+            return [self.node(one) for one in value]
+        if kind is dict or kind is OrderedDict:
+            return self._dictionary(value)
+        for framework in self._frameworks:
+            if framework.owns(value):
+                return {"array": self._array(framework, value)}
+        return self._small(value)
+
+    def _dictionary(self, value: dict[Any, Any]) -> Node:
+        items = []
+        for key, one in value.items():
+            try:
+                items.append((self.node(key), self.node(one)))
+            except CannotKeep as error:
+                error.within(key)
+                raise
+        plain = type(value) is dict
+        if plain and all(type(key) is str for key in value):
+            return {"dict": dict(items)}
+        notes = None if plain else getattr(value, "_metadata", None)  # a module's versions, which its loading asks for
+        return {"items": items, "ordered": not plain, **({} if notes is None else {"notes": self.node(notes)})}
+
+    def _array(self, framework: Arrays, value: Any) -> int:
+        memory = (framework.kind, framework.memory(value))
+        if (known := self._known.get(memory)) is not None:
+            return known
+        self._known[memory] = at = len(self.rows)
+        self.rows.append(framework.describe(value))
+        self.values.append(value)
+        return at
+
+    def _small(self, value: Any) -> Node:
+        kind = type(value)
+        if kind is tuple:
+            return {"tuple": [self.node(one) for one in value]}
+        if kind in (set, frozenset):
+            return {kind.__name__: [self.node(one) for one in value]}
+        if kind is bytes:
+            return {"bytes": value.hex()}
+        if kind is complex:
+            return {"complex": struct.pack("<dd", value.real, value.imag).hex()}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic) and not value.dtype.hasobject:
+            return {"scalar": [value.dtype.str, value.tobytes().hex()]}
+        for framework in self._frameworks:
+            if (word := framework.word(value)) is not None:
+                return {"word": [framework.kind, *word]}
+        raise CannotKeep(value)
+
+
+def build(node: Node, array: Callable[[int], Any], frameworks: Sequence[Arrays] = ()) -> Any:
+    """The state again; ``array(n)`` gives the n-th array of the table. Raises ValueError for a tree that is damaged."""
+    if isinstance(node, list):
+        return [build(one, array, frameworks) for one in node]
+    if not isinstance(node, dict):
+        return node
+    tag: str = next(iter(node), "")
+    inner: Any = node.get(tag)
+    if tag == "array":
+        return array(inner)
+    if tag == "dict":
+        return {key: build(one, array, frameworks) for key, one in inner.items()}
+    if tag == "items":
+        pairs = [(build(key, array, frameworks), build(one, array, frameworks)) for key, one in inner]
+        if not node.get("ordered"):
+            return dict(pairs)
+        made = OrderedDict(pairs)
+        if "notes" in node:
+            made._metadata = build(node["notes"], array, frameworks)  # type: ignore[attr-defined]
+        return made
+    several = {"tuple": tuple, "set": set, "frozenset": frozenset}.get(tag)
+    if several is not None:
+        return several(build(one, array, frameworks) for one in inner)
+    return _small(tag, inner, frameworks)
+
+
+def _small(tag: str, inner: Any, frameworks: Sequence[Arrays]) -> Any:
+    if tag == "bytes":
+        return bytes.fromhex(inner)
+    if tag == "complex":
+        return complex(*struct.unpack("<dd", bytes.fromhex(inner)))
+    if tag == "scalar":
+        import numpy
+
+        return numpy.frombuffer(bytes.fromhex(inner[1]), dtype=inner[0])[0]
+    if tag == "word":
+        for framework in frameworks:
+            if framework.kind == inner[0]:
+                return framework.from_word(*inner[1:])
+    raise ValueError(f"the description of a snapshot is damaged, or of a framework that is not loaded: {tag!r}")
+
+
+# ---------------------------------------------------------------------------------------------- bytes, and NumPy's arrays
+
+
+class _Wordless:
+    def word(self, value: object) -> tuple[str, str] | None:
+        return None
+
+    def from_word(self, kind: str, text: str) -> Any:
+        raise ValueError(f"the description of a snapshot is damaged: {kind} {text}")
+
+
+class Bytes(_Wordless):
+    """``bytearray``, and ``bytes`` of some length."""
+
+    kind = "bytes"
+
+    def owns(self, value: object) -> bool:
+        return type(value) is bytearray or (type(value) is bytes and len(value) >= _BYTES)
+
+    def describe(self, value: bytes | bytearray) -> StoredArray:
+        return StoredArray(self.kind, type(value).__name__, (len(value),), (), len(value))
+
+    def memory(self, value: bytes | bytearray) -> Hashable:
+        return id(value)
+
+    def view(self, buffer: Any, stored: StoredArray) -> memoryview:
+        return memoryview(buffer)[stored.offset : stored.offset + stored.size]
+
+    def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
+        for view, value in zip(views, values, strict=True):
+            view[:] = value
+
+    def clone(self, view: Any, stored: StoredArray) -> Any:
+        return bytes(view) if stored.dtype == "bytes" else bytearray(view)
+
+    def load(self, live: Any, saved: Any) -> bool:
+        if type(live) is not bytearray or len(live) != len(saved):
+            return False
+        live[:] = saved
+        return True
+
+
+class NumPyArrays(_Wordless):
+    """Arrays of numbers, of whatever memory order. NumPy is used where the loop has loaded it."""
+
+    kind = "numpy"
+
+    def owns(self, value: object) -> bool:
+        numpy = sys.modules.get("numpy")
+        return numpy is not None and type(value) is numpy.ndarray
+
+    def describe(self, value: Any) -> StoredArray:
+        if value.dtype.hasobject or value.dtype.names is not None:
+            raise CannotKeep(value)
+        dense = value.strides if value.flags.f_contiguous else _c_strides(value.shape, value.itemsize)
+        return StoredArray(self.kind, value.dtype.str, value.shape, dense, value.nbytes)
+
+    def memory(self, value: Any) -> Hashable:
+        return id(value)
+
+    def view(self, buffer: Any, stored: StoredArray) -> Any:
+        import numpy
+
+        return numpy.ndarray(stored.shape, stored.dtype, buffer, stored.offset, stored.strides)
+
+    def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
+        import numpy
+
+        for view, value in zip(views, values, strict=True):
+            numpy.copyto(view, value)
+
+    def clone(self, view: Any, stored: StoredArray) -> Any:
+        return view.copy(order="K")
+
+    def load(self, live: Any, saved: Any) -> bool:
+        if not self.owns(live) or live.dtype != saved.dtype or live.shape != saved.shape or not live.flags.writeable:
+            return False
+        live[...] = saved
+        return True
+
+
+def _c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    strides = [item]
+    for length in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(1, length))
+    return tuple(strides) if shape else ()
