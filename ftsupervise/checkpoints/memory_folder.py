@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 
@@ -134,6 +135,8 @@ def _empty(place: str) -> None:
     for name in _names(place):
         try:
             os.unlink(f"{place}/{name}")
+        except IsADirectoryError:  # a rank's staging area
+            shutil.rmtree(f"{place}/{name}", ignore_errors=True)
         except OSError:
             continue
     _remove_folder(place)

@@ -90,7 +90,7 @@ class SnapshotRelay:
             self._held = None
 
     def _start(self) -> None:
-        if self._held is None or self._tries >= _TRIES:
+        if self._held is None or self._share <= 0 or self._tries >= _TRIES:
             return
         self._tries += 1
         from ftsupervise.ranks.snapshot_exchange import start_exchange  # here: most agents have no snapshots

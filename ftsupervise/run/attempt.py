@@ -23,6 +23,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.fence import superseded
@@ -39,6 +40,8 @@ from ftsupervise.rundir.paths import (
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
+    ENV_SNAPSHOT_STEP,
+    ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
     tell,
@@ -78,7 +81,7 @@ def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -
     given[ENV_RESTART] = str(found.restarts)
     given[ENV_PAGES] = found.pages
     given.setdefault(ENV_CHECKPOINT_DIR, options.checkpoints or str(options.rundir.checkpoints))
-    for key in (ENV_AREA, ENV_STAGING):
+    for key in (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP):
         given.pop(key, None)
     given.update(found.fence)
     if found.nodes:
@@ -123,6 +126,7 @@ class Services:
     agents: Agents
     nodes: NodeSelector
     warm: WarmStart
+    snapshots: SnapshotKeeper
     owed: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
@@ -203,7 +207,10 @@ def see_through(to: Services, now: RunProgress) -> RunProgress:
     asked = CommandSpec(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
     one = RunningCommand(asked, _monitor(to, mine))
     to.reaper.mind(mine.folder)
-    ended = one.see_through(_env(to, now, pages))
+    env = _env(to, now, pages)
+    env.update(to.snapshots.begin(mine, placement.nodes or to.allocation.nodes, mine.folder / "run.log"))
+    ended = one.see_through(env)
+    to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.mind(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}

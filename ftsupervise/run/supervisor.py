@@ -29,6 +29,7 @@ from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, sit_out, wait_for_space
+from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
@@ -129,6 +130,7 @@ def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
     finally:
         if supervisor is not None:
             supervisor.to.agents.close()
+            supervisor.to.snapshots.close()
             supervisor.to.owed.settle_at_last(options, ears, told=supervisor.now.told)
             supervisor.to.warm.stop()
         keeper.stop()
@@ -138,6 +140,8 @@ def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
 def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reaper: OrphanReaper) -> Services:
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
+    place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
+    agents = Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang), snapshots=place)
     return Services(
         options=options,
         env=dict(env),
@@ -146,9 +150,10 @@ def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reape
         end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
-        agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
+        agents=agents,
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
+        snapshots=SnapshotKeeper(place, agents, env.get("SLURMD_NODENAME", "")),
         owed=PendingWrites(),
         past=GapHistory(),
     )
