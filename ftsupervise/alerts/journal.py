@@ -36,12 +36,12 @@ from ftsupervise.host.private import home, is_private, private
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
-KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
+KEEP_FOR = 600.0  # … every one younger than so many seconds, for slow readers and writers
 TOLD = 5  # files that were passed over and are named
 
 
 class Lost(Exception):
-    """Somebody else committed first."""
+    """Another writer committed first."""
 
 
 class Journal:
@@ -60,7 +60,7 @@ class Journal:
         self.spare = spare if spare is not None else _spare_of(self.directory)
         self.keep_for = keep_for
         self.away = away
-        self.problems: list[str] = []  # what was passed over at the last read, one sentence each
+        self.problems: list[str] = []  # the files that were passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
         self._adrift: JournalState | None = None
         self._read: dict[Path, Generation] = {}  # the newest ones, parsed: a generation never changes
@@ -70,7 +70,7 @@ class Journal:
 
     @property
     def home(self) -> str:
-        """What tells this journal from others in dedup keys."""
+        """The part of dedup keys that tells this journal from others."""
         return str(self.directory.absolute())
 
     def read(self) -> JournalState:
@@ -78,7 +78,7 @@ class Journal:
         return self._adrift if self._adrift is not None else self._newest()[0]
 
     def change(self, make: Callable[[JournalState], JournalState]) -> JournalState:
-        """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when somebody else was faster.
+        """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when another writer was faster.
 
         Does not raise when nothing can be written: see ``unsaved``.
         """
@@ -257,7 +257,7 @@ class Journal:
 
 
 def _private(directory: Path) -> bool:
-    """A spare in /tmp is believed only if nobody else could have put it there."""
+    """A spare in /tmp is believed only if no other account could have put it there."""
     return is_private(directory) and is_private(directory.parent)
 
 

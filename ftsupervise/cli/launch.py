@@ -133,7 +133,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
 def _doubts(run: Run) -> tuple[str, ...]:
     """Notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
-    from ftsupervise.alerts.secrets import complaints as secrets
+    from ftsupervise.alerts.receivers import missing_secrets
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
     from ftsupervise.watch.watchdogs.preflight import complaints
@@ -142,7 +142,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
     left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
     with Probe() as probe:
         found = complaints(run, probe, datetime.now(timezone.utc))
-    return (*found, *secrets(run.alerts), *((left,) if out else ()))
+    return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
 
 
 def _show(plan: Plan, run: Run) -> None:

@@ -134,7 +134,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         why = f" ({switch.why})" if switch.why else ""
         raise Refused(
             f"the kill switch of {name} is up{by}{why}",
-            hint=f"talk to them, then: ftsupervise clear {_quoted(run_dir.root)}",
+            hint=f"talk to them, then: ftsupervise clear {run_dir.quoted()}",
         )
     if switch.problem:
         raise Refused(
@@ -148,7 +148,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         held = ", and the jobs that were held go on" if brake.held else ", then launch again"
         raise Refused(
             f"the brake of {name} is on: {brake.words()}",
-            hint=f"when that is fixed: ftsupervise clear --brake {_quoted(run_dir.root)}{held}",
+            hint=f"when that is fixed: ftsupervise clear --brake {run_dir.quoted()}{held}",
         )
 
 
@@ -184,7 +184,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     elif last is not None and last.job_id and last.cause is None and kind_of_job(last.job_id) != plan.kind:
         raise Refused(  # two chains that do not see each other would end each other's attempts, member by member
             f"attempt {last.number} of {plan.name} is at work in job {last.job_id}, which is not in this queue",
-            hint=f"end it first: ftsupervise kill {_quoted(rundir.root)}; when status says STOPPED: ftsupervise clear",
+            hint=f"end it first: ftsupervise kill {rundir.quoted()}; when status says STOPPED: ftsupervise clear",
         )
 
 
@@ -352,7 +352,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             folder.rmdir()
             raise Refused(
                 f"{other.by} is launching {run_dir.root.name} right now",
-                hint=f"check again in a minute: ftsupervise status {_quoted(run_dir.root)}",
+                hint=f"check again in a minute: ftsupervise status {run_dir.quoted()}",
             )
     return number, folder
 

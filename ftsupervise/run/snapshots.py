@@ -54,7 +54,7 @@ class SnapshotKeeper:
     def __init__(self, where: SnapshotPlace, agents: Agents, node: str) -> None:
         """``node``: this one, where there are no agents."""
         self._folder, self._agents = where.folder, agents
-        self._node = node
+        self._node = node or os.uname().nodename
         self._copies = agents.remote and where.copies > 0
         self._lineage: list[Begun] = []
         self._doubts: dict[int, int] = {}  # step -> attempts that began from its snapshot and made no step

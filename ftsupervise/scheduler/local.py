@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -282,7 +282,6 @@ def _records(number: str, page: LocalJob, state: LocalState, *, alive: bool, hel
             submit_time=_time(page.submitted),
             start_time=_time(state.started) if started else None,
             end_time=_time(state.ends) if started else None,
-            time_limit=timedelta(seconds=page.limit) if page.limit is not None else None,
         )
 
     current = f"{base}_{at}" if members else base

@@ -49,8 +49,8 @@ def main(folder: Path) -> None:
     mine = rundir.attempt(1)
     mine.mkdir(parents=True)
     rundir.beats.mkdir()
-    allocation, ears = Allocation(os.environ), SignalQueue()
-    agents = Agents(rundir, allocation, os.environ, ears.nudge)
+    allocation, signals = Allocation(os.environ), SignalQueue()
+    agents = Agents(rundir, allocation, os.environ, signals.wake)
     began = time.monotonic()
     pages = agents.begin(1, mine / "run.log")
     env = {**os.environ, ENV_PAGES: pages, ENV_RUN_DIR: str(folder), ENV_ATTEMPT: "1", ENV_ATTEMPT_DIR: str(mine)}
@@ -97,7 +97,7 @@ def main(folder: Path) -> None:
         began = time.monotonic()
         agents.close()
         say("closed", seconds=time.monotonic() - began, left=Path(agents.base).exists(), dropped=agents.table.dropped)
-        ears.close()
+        signals.close()
 
 
 if __name__ == "__main__":

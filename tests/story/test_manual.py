@@ -119,7 +119,7 @@ def test_the_settings_that_are_named_in_passing_exist(page: Path) -> None:
     from ftsupervise import Guard
     from ftsupervise.config.json_schema import json_schema
 
-    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)} | {"alerts.secrets"}
+    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)}
     named = re.findall(
         r"`((?:launch|nodes|guard|checkpoints|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page)
     )

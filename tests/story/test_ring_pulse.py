@@ -107,9 +107,9 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
     (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: no such job' >&2; exit 1\n")
     (tmp_path / "srun").chmod(0o755)
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node-[0-1]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", SignalQueue()
+    rundir, log, signals = RunDir(tmp_path / "run"), tmp_path / "run.log", SignalQueue()
     rundir.beats.mkdir(parents=True)
-    agents = Agents(rundir, Allocation(env), env, ears.nudge, silence=0.5)
+    agents = Agents(rundir, Allocation(env), env, signals.wake, silence=0.5)
     try:
         agents.begin(4, log)
         assert agents.table.newest() == [], "unknown, until somebody tells"
@@ -122,7 +122,7 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
         assert agents.kill(tmp_path, ["node-0", "node-1"], 0.3) == frozenset()
     finally:
         agents.close()
-        ears.close()
+        signals.close()
     said = log.read_text()
     assert (
         said.count("no answer from the agents on node-0, node-1: their ranks are followed through the run directory")

@@ -12,8 +12,7 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, judging
-from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import NodePolicy, NodeSelector
+from ftsupervise.nodes.selector import NodePolicy, NodeSelector, Placement
 from ftsupervise.run import Options
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

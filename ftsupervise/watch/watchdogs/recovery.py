@@ -44,7 +44,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:
-    """What has been begun since the failure and is still given time; "" if nothing is."""
+    """The attempt or launch since the failure that is still given time, as a sentence; "" if there is none."""
     newest = attempts[-1]
     runs = newest.cause is None or newest.cause.kind is CauseKind.UNKNOWN  # UNKNOWN: on another host than this
     open_end = newest.ended is None and runs
