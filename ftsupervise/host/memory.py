@@ -30,13 +30,8 @@ class HostMemory:
         self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         self._levels: list[_Level] = []
         total = self._host()[0]
-<<<<<<< HEAD
-        found = sorted(_levels(text, Path(cgroups)), key=lambda pair: pair[0])
-        for limit, folder in [pair for pair in found if pair[0] < total][:levels]:
-=======
         above = [(_limit(folder, v2), v2, folder) for v2, folder in _cgroups(f"{proc}/self/cgroup", Path(cgroups))]
-        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:_LEVELS]:
->>>>>>> main
+        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:levels]:
             try:
                 self._levels.append(_open_level(limit, v2, folder))
             except OSError:
