@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
@@ -62,8 +63,8 @@ class SnapshotMemory:
         self._thread: threading.Thread | None = None
         self._made: tuple[RankFile, mmap.mmap] | OSError | None = None  # by the thread
         self._places: dict[int, tuple[bytes, Any]] = {}  # slot -> layout, and where its arrays go
-        self._look = self._again = 0.0
-        self._wait = _PATIENCE
+        self._look = 0.0
+        self._retry = _Retry()
 
     def find(self) -> None:
         """Open what an earlier attempt has left for this rank, if anything. A damaged file is made anew later."""
@@ -105,9 +106,9 @@ class SnapshotMemory:
 
     # --------------------------------------------------------------------------------------------------------- writing
 
-    def is_ready_for(self, described: Described) -> bool:
-        """Can it be copied now? If not, the memory is made ready beside the loop. Raises OSError when it cannot be had, and
-        asks no more for a while then."""
+    def is_ready_for(self, described: Described, size: int = 0) -> bool:
+        """Can it be copied now? If not, the memory is made ready beside the loop, for ``size`` bytes if it may grow to that.
+        Raises OSError when it cannot be had, and asks no more for a while then."""
         if self._thread is not None and not self._finish():
             return False
         now = time.monotonic()
@@ -118,8 +119,8 @@ class SnapshotMemory:
         fits = file is not None and self._mine and file.room.slots >= self._slots
         if file is not None and fits and file.room.holds(len(described.description), described.size) and self._ready:
             return True
-        if now >= self._again:
-            self._prepare(room_for(self._slots, len(described.description), described.size))
+        if self._retry.may:
+            self._prepare(room_for(self._slots, len(described.description), max(size, described.size)))
         return False
 
     def write(self, step: int, attempt: int, described: Described, source: Copied) -> None:
@@ -137,6 +138,15 @@ class SnapshotMemory:
         size, crc = len(described.description), zlib.crc32(described.description)
         one = SlotHeader(turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout)
         file.commit(slot, one._replace(at=time.time()))
+
+    @property
+    def staging_folder(self) -> Path:
+        """Where files are written before they are copied into a slot."""
+        return Path(self._folder, f"writing-{self._rank}")
+
+    def may_take(self, size: int) -> None:
+        """Raises OSError where there is no room for ``size`` bytes more."""
+        self._room.may_take(size)
 
     def remove(self) -> None:
         """Take the file away: the run is complete. What is another process's stays."""
@@ -178,14 +188,10 @@ class SnapshotMemory:
         for slot in range(self._file.room.slots):
             self._file.begin(slot)
         give_up(self._mapping)
-        self._later()
+        self._retry.later()
         self.remove()
 
-    def _later(self) -> None:
-        self._again = time.monotonic() + self._wait
-        self._wait *= 2
-
-    def _prepare(self, room: SlotRoom, than: SnapshotId | bool | None = True) -> None:
+    def _prepare(self, room: SlotRoom, than: SnapshotId | None = _ALL) -> None:
         """``than``: what is newer is not carried over into a new file (True: all is)."""
         if self._thread is not None:
             self._thread.join()
@@ -202,7 +208,7 @@ class SnapshotMemory:
         self._thread = None
         made, self._made = self._made, None
         if made is None or isinstance(made, OSError):
-            self._later()
+            self._retry.later()
             raise made or OSError("the snapshots' memory could not be made ready")
         if self._file is not None and made[0] is not self._file:
             self._file.close()
@@ -211,7 +217,7 @@ class SnapshotMemory:
         self._places.clear()
         return True
 
-    def _make(self, room: SlotRoom, than: SnapshotId | bool | None) -> None:
+    def _make(self, room: SlotRoom, than: SnapshotId | None) -> None:
         """In the thread: it changes nothing but ``_made``."""
         try:
             file, mapping = self._file, self._mapping
@@ -234,6 +240,21 @@ class SnapshotMemory:
             self._made = OSError(f"{type(error).__name__}: {error}")
 
 
+class _Retry:
+    """When memory that was short may be asked for again."""
+
+    def __init__(self) -> None:
+        self._at, self._wait = 0.0, _PATIENCE
+
+    @property
+    def may(self) -> bool:
+        return time.monotonic() >= self._at
+
+    def later(self) -> None:
+        self._at = time.monotonic() + self._wait
+        self._wait *= 2
+
+
 class _Share:
     """May this rank take memory? The first question is for all ranks of the node that have none yet: all, or none."""
 
@@ -254,13 +275,16 @@ def local_ranks(env: Mapping[str, str]) -> int:
     return 1
 
 
-def _carry_over(old: RankFile, new: RankFile, than: SnapshotId | bool | None) -> None:
+def _carry_over(old: RankFile, new: RankFile, than: SnapshotId | None) -> None:
     """Copy the newest snapshots that fit, and that another process does not write over meanwhile."""
     held = list(old.held().items())[-new.room.slots :]
     for at, (_, slot) in enumerate(held):
         header = old.valid(slot)
         if header is not None and new.room.holds(header.meta_size, header.data_size):
-            new.receive(at, header, old.pieces(slot, header))
+            try:
+                new.receive(at, header, old.pieces(slot, header))
+            except ValueError:  # written over meanwhile
+                continue
             if not old.still(slot, header):
                 new.begin(at)
     new.invalidate_newer(than)
