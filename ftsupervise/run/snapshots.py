@@ -119,6 +119,10 @@ class SnapshotKeeper:
             return None
         held, places = self._held(log), self._places(nodes)
         seen = held if places is not None else []
+        # the snapshots are newer than the last report of a step
+        newest = [one.step for one in held if one.attempt == self._last.number]
+        newest += [self._last.reached] if self._last.reached is not None else []
+        self._last = self._last._replace(reached=max(newest, default=None))
         self._used = self._used or bool(held)
         if not self._used:
             return None
