@@ -30,7 +30,7 @@ _TELL = 5.0  # seconds for all nodes to give up what is newer
 _FETCH = 120.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
 _DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
 _BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
-_WRITE = 5.0  # seconds between two pages about the copies
+_WRITE = 2.0  # seconds between two pages about the copies
 ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, os.getcwd())
 from group import Group
 from ftsupervise import Guard
 
-steps = int(sys.argv[1])
+steps, every = map(int, sys.argv[1:])
 folder = Path(os.environ["FTSUPERVISE_CHECKPOINT_DIR"])
 group = Group(Path(os.environ["FTSUPERVISE_ATTEMPT_DIR"]))
 guard = Guard(rank=group.rank, world=group.world)
@@ -49,7 +49,7 @@ for step in range(state["done"] + 1, steps + 1):
     state["done"] = step
     guard.step(step)
     guard.snapshot(step)
-    if step % 20 == 0 and not os.environ.get("NO_SAVES"):
+    if step % every == 0:
         (folder / str(step)).mkdir(exist_ok=True)
         np.save(folder / str(step) / f"{group.rank}.npy", np.append(state["sum"], state["weights"]))
         guard.saved(step)
@@ -66,9 +66,9 @@ def nothing_left_in_memory(until: Until) -> Iterator[None]:
     until(lambda: set(memory_folder.folders()) <= before, "the memory to be free again")
 
 
-def launch(here: Scene, steps: int, **settings: Any) -> None:
+def launch(here: Scene, steps: int, save_every: int, **settings: Any) -> None:
     (here.folder / "train_snapshots.py").write_text(TRAIN)
-    here.launch(f"{sys.executable} train_snapshots.py {steps}", **settings)
+    here.launch(f"{sys.executable} train_snapshots.py {steps} {save_every}", **settings)
 
 
 def assert_every_step_counts_once(here: Scene, steps: int) -> None:
@@ -80,7 +80,7 @@ def test_a_killed_rank_goes_on_from_memory_and_makes_two_steps_again_at_most(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=2)
-    launch(here, 80)
+    launch(here, 80, 20)
     until(lambda: here.trains(1) and _step(here) > 30, "step 30")
     os.kill(here.trains(1)[1], signal.SIGKILL)
     until(lambda: here.trains(2) and here.rundir.finished.exists(), "the end", 120)
@@ -97,7 +97,7 @@ def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=3)
-    launch(here, 150, spare_nodes=1, jobs=1)
+    launch(here, 150, 1000, spare_nodes=1, jobs=1)
     until(lambda: here.trains(1) and (here.attempts()[0].held or 0) > 20, "what every buddy holds")
     held = here.attempts()[0].held or 0
     assert "every buddy holds step" in here.type("status", here.name)
