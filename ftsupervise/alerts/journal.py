@@ -31,8 +31,7 @@ from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import shown_user
-from ftsupervise.host.private import home, is_private, private
+from ftsupervise.host.ownership import is_private, own_folder, private_folder, shown_user
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
@@ -195,7 +194,7 @@ class Journal:
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
     def _commit_to_spare(self, state: JournalState, highest: int) -> None:
-        if private(self.spare) is None:
+        if private_folder(self.spare) is None:
             raise PermissionError(errno.EPERM, "not a private directory of this account", str(self.spare))
         self._link(self.spare, state, highest)
 
@@ -307,4 +306,4 @@ def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalStat
 
 def _spare_of(directory: Path) -> Path:
     name = hashlib.sha256(str(directory.absolute()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return home() / f"journal-{name}"
+    return own_folder() / f"journal-{name}"

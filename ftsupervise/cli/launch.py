@@ -51,11 +51,11 @@ def launch(
     """
     import time
 
+    from ftsupervise import host
     from ftsupervise.config.find_run import launch_file
-    from ftsupervise.host import haste
 
-    before = haste.until
-    haste.until = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
+    before = host.answer_by
+    host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
     try:
         config = launch_file(run)
         settings = _settings(config, dry_run=dry_run, trust=trust)
@@ -71,7 +71,7 @@ def launch(
             return
         done, warnings = _carry_out(plan, settings, again)
     finally:
-        haste.until = before
+        host.answer_by = before
     from ftsupervise.launch.folders import handed_over
 
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
@@ -194,7 +194,7 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
 
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
     from ftsupervise.cli.config import unheard
-    from ftsupervise.config.job_output import outputs
+    from ftsupervise.config.find_run import outputs
 
     where = done.run_dir.root
     ids = " ".join(done.job_ids)

@@ -2,7 +2,7 @@
 
 A process that reads a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
 and the typed process only passes on its output; a child that is silent for too long is left behind.
-Slurm's commands are given up earlier (``haste.py``), so that the rest is still printed.
+Slurm's commands are given up earlier (``host.answer_by``), so that the rest is still printed.
 
 A command that acts (``launch``, ``notify test``, ``cron install`` …) is not left behind in the middle. It is tried first, as a
 dry run, by a child whose output is dropped: if that hangs the command would hang too, so it is not begun.
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NoReturn
 
+from ftsupervise import host
 from ftsupervise.errors import NoAnswer
-from ftsupervise.host import haste
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
@@ -71,7 +71,7 @@ def try_dry_run(args: Sequence[str]) -> list[str] | None:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        haste.until = time.monotonic() + _SLURM
+        host.answer_by = time.monotonic() + _SLURM
         return _dry(args)
     until = time.monotonic() + ANSWER
     try:
@@ -92,8 +92,8 @@ def limit_slurm(args: Sequence[str]) -> None:
     words = [word for word in args if not word.startswith("-")]
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
     keeps_time = words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])
-    if haste.until is None and (one_look or keeps_time) and not _by_a_clock(args):
-        haste.until = time.monotonic() + _SLURM
+    if host.answer_by is None and (one_look or keeps_time) and not _by_a_clock(args):
+        host.answer_by = time.monotonic() + _SLURM
 
 
 def _by_a_clock(args: Sequence[str]) -> bool:
@@ -145,7 +145,7 @@ def go_on_in_a_child(args: Sequence[str]) -> None:
         os.close(err[1])
         _wait(args, pid, board, {out[0]: 1, err[0]: 2})
     _board = board
-    haste.until = time.monotonic() + _SLURM
+    host.answer_by = time.monotonic() + _SLURM
     for (reader, writer), fd in ((out, 1), (err, 2)):
         os.close(reader)
         os.dup2(writer, fd)

@@ -86,7 +86,7 @@ SETTINGS = (
     Setting(
         "--back-off", f"{_RESTART}.back_off", "budgets.back_off", _SECONDS, 2.0, least=0, always=True,
         help="The second start without progress comes at once; the third waits this long, and each later one twice as long, "
-        "up to 5 minutes.",
+        "up to 5 minutes. 0s: no start waits.",
     ),
     Setting(
         "--stop-within", f"{_RESTART}.stop_within", "stop_within", _SECONDS, 600.0, above=0, always=True,

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import secrecy
+from ftsupervise import host, secrecy
 from ftsupervise.errors import (
     CannotWrite,
     ConfigError,
@@ -26,7 +26,7 @@ from ftsupervise.errors import (
     SchedulerUnavailable,
     from_os_error,
 )
-from ftsupervise.host import files, haste
+from ftsupervise.host import files
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
@@ -279,7 +279,7 @@ def submit(
     )
     ids: list[str] = []
     found_again = False
-    haste.until = None  # no deadline from here on: an sbatch that is cut off may have been accepted
+    host.answer_by = None  # no deadline from here on: an sbatch that is cut off may have been accepted
     try:
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")

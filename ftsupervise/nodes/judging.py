@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.errors import ConfigError, NotFound
-from ftsupervise.host import bounded, interpreter
+from ftsupervise.host import bounded, processes
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, Scoring, margin
 from ftsupervise.rundir.paths import RunDir, tell
@@ -68,7 +68,7 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
     """
     given = base64.b64encode(pickle.dumps((log, place))).decode()
     try:
-        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
+        done = bounded.run(processes.own_command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0 or _MARK not in done.stdout:

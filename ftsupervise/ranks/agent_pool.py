@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from ftsupervise.host import bounded, interpreter, processes
+from ftsupervise.host import bounded, processes
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.rank_table import Node, RankExit, RankTable, Reply, death_of
@@ -270,7 +270,7 @@ class Agents:
         self.table.restart(self.table.generation + 1)
         every, port = self.table.every, self._questions.port if self._questions is not None else 0
         return [
-            *interpreter.command("--base", self.base, module="ftsupervise.ranks"),
+            *processes.own_command("--base", self.base, module="ftsupervise.ranks"),
             *("--to", ",".join(protocol.own_addresses()), "--port", str(port)),
             *("--generation", str(self.table.generation), "--every", f"{every:g}"),
             *("--closer", f"{_closer(every, nodes):g}"),
@@ -363,7 +363,7 @@ class Agents:
 
 
 def _answer_here(question: str, timeout: float) -> str | None:
-    words = interpreter.command("--answer", question, module="ftsupervise.ranks")
+    words = processes.own_command("--answer", question, module="ftsupervise.ranks")
     try:
         done = bounded.run(words, timeout=timeout, env=os.environ)
     except OSError:

@@ -106,7 +106,7 @@ def _logs(rundir: RunDir, name: str) -> str:
     import shlex
 
     from ftsupervise.config import sources
-    from ftsupervise.config.job_output import starred
+    from ftsupervise.config.find_run import starred
 
     try:
         document = sources.fill(sources.read_file(rundir.config), {})

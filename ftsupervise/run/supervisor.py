@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ftsupervise import scheduler
 from ftsupervise.errors import Error
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
@@ -62,7 +62,7 @@ class CronKeepalive:
         if not env.get("SLURM_JOB_ID"):
             return
         every = env.get(ENV_EVERY, "")
-        words = command or interpreter.command("cron", "ensure", "--run", str(run_dir))
+        words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
         try:
             shell = subprocess.Popen(
                 ["sh", "-c", _LOOP, "ftsupervise-keeper", every if every.isdigit() else str(_EVERY), *words],

@@ -17,7 +17,7 @@ from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.receivers import Broken, read_secret, redact, safe_address
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.host import private
+from ftsupervise.host import ownership
 from ftsupervise.host.modes import make_folder, make_own
 from ftsupervise.truth import Health
 from ftsupervise.watch import checks
@@ -134,7 +134,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
     queue = slurm_queue(progress)
     if queue is not None:
         findings.append(slurm_finding(queue, orders.now, [run.name for run in runs]))
-    host = host_finding(private.taken(), orders.now)
+    host = host_finding(ownership.own_folder_taken(), orders.now)
     if host.health is Health.BAD or host.subject in known:
         findings.append(host)
     if not findings:

@@ -20,7 +20,7 @@ from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.host.private import home, private
+from ftsupervise.host.ownership import own_folder, private_folder
 from ftsupervise.rundir.paths import state_dir
 from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
@@ -184,7 +184,7 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
 
 def _page() -> Path | None:
     """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
-    folder = private(home() / "runs")
+    folder = private_folder(own_folder() / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"
 

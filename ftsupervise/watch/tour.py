@@ -26,7 +26,7 @@ from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
-from ftsupervise.scheduler import SLURM
+from ftsupervise.scheduler import SCHEDULERS, SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -244,9 +244,10 @@ class Tour:
         self.tell(QueuesRead({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
 
     def _answer(self, door: Scheduler, users: Sequence[str]) -> QueueAnswer:
-        if door.in_state and self.progress.away:
+        in_state = SCHEDULERS[door.kind].in_state
+        if in_state and self.progress.away:
             return QueueAnswer(None, f"its queue lies in it: {self.progress.away}", door.kind)
-        self.say.at(-1, "ask the scheduler", BOUND if door.in_state else ASKING)
+        self.say.at(-1, "ask the scheduler", BOUND if in_state else ASKING)
         return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:

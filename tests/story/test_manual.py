@@ -155,7 +155,7 @@ def other_way(path: str) -> bool:
 
 @pytest.mark.parametrize("block", marked("template"), ids=ids(marked("template")))
 def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> None:
-    from ftsupervise.host.interpreter import START
+    from ftsupervise.host.processes import START
     from ftsupervise.launch.plan import plan, render
 
     (tmp_path / "my.sbatch.j2").write_text(block.text)

@@ -119,7 +119,7 @@ def crowded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("crowded")
 def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: SupervisedRun) -> None:
-    soak(run, 20, 0.3)
+    soak(run, 10, 0.3)
 
 
 @pytest.mark.slow

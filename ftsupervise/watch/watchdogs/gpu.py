@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.model import JobState
 from ftsupervise.probe import Ran
 from ftsupervise.truth import Health
@@ -140,7 +140,7 @@ class GpuState:
 
 def ask(probe: Probe, *, bound: float = 20.0) -> tuple[GpuState, ...] | str:
     """The GPUs of this node; a sentence if they cannot be asked. Bounded."""
-    ran = probe.run(interpreter.command(module=__name__), bound=bound, most=1_000_000)
+    ran = probe.run(processes.own_command(module=__name__), bound=bound, most=1_000_000)
     if not isinstance(ran, Ran) or ran.late:
         return "NVML does not answer: the driver hangs" if isinstance(ran, Ran) else "NVML cannot be asked here"
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.config.job_output import outputs
+from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import launches

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.config.job_output import starred
+from ftsupervise.config.find_run import starred
 from ftsupervise.printable import OUR_TIME
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
 from ftsupervise.rundir.heartbeat_page import parse_beat
