@@ -120,7 +120,7 @@ class SnapshotMemory:
         if file is not None and fits and file.room.holds(len(described.description), described.size) and self._ready:
             return True
         if self._retry.may:
-            self._prepare(room_for(self._slots, len(described.description), max(size, described.size)))
+            self._prepare(room_for(self._slots, len(described.description), max(size, described.room, described.size)))
         return False
 
     def write(self, step: int, attempt: int, described: Described, source: Copied) -> None:
