@@ -5,7 +5,7 @@ lists, tuples, sets, numbers, texts, bytes. Arrays are left out of it: each is c
 framework that it belongs to or together with its neighbours in memory. Nothing that is read can run code. What is of no known
 kind is refused by name, never guessed.
 
-Frameworks are handed in: this module knows none, but for the bytes of Python and the arrays of NumPy, where the loop uses it.
+Frameworks are handed in (``memory_arrays.py``, ``integrations/``): this module knows none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 ALIGNED = 64  # bytes: where arrays begin
 PAGE = 4096  # the smallest there is
 _LARGE = 1 << 16  # bytes of an array that is copied with its neighbours
-_BYTES = 1024  # and more are data, not description
+LONG_BYTES = 1024  # and more are data, not description
 _PLAIN = frozenset({str, int, bool, float, type(None)})
 Node = Any  # JSON: what `json` writes and reads
 
@@ -308,97 +308,3 @@ def _small(tag: str, inner: Any, frameworks: Sequence[Arrays]) -> Any:
             if framework.kind == inner[0]:
                 return framework.from_word(*inner[1:])
     raise ValueError(f"the description of a snapshot is damaged, or of a framework that is not loaded: {tag!r}")
-
-
-# ---------------------------------------------------------------------------------------------- bytes, and NumPy's arrays
-
-
-class _Wordless:
-    def word(self, value: object) -> tuple[str, str] | None:
-        return None
-
-    def from_word(self, kind: str, text: str) -> Any:
-        raise ValueError(f"the description of a snapshot is damaged: {kind} {text}")
-
-
-class Bytes(_Wordless):
-    """``bytearray``, and ``bytes`` of some length."""
-
-    kind = "bytes"
-
-    def owns(self, value: object) -> bool:
-        return type(value) is bytearray or (type(value) is bytes and len(value) >= _BYTES)
-
-    def describe(self, value: bytes | bytearray) -> StoredArray:
-        return StoredArray(self.kind, type(value).__name__, (len(value),), (), len(value))
-
-    def memory(self, value: bytes | bytearray) -> Hashable:
-        return id(value)
-
-    def view(self, buffer: Any, stored: StoredArray) -> memoryview:
-        return memoryview(buffer)[stored.offset : stored.offset + stored.size]
-
-    def address(self, value: bytes | bytearray, stored: StoredArray) -> int:
-        return 0
-
-    def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
-        for view, value in zip(views, values, strict=True):
-            view[:] = value
-
-    def clone(self, view: Any, stored: StoredArray) -> Any:
-        return bytes(view) if stored.dtype == "bytes" else bytearray(view)
-
-    def load(self, live: Any, saved: Any) -> bool:
-        if type(live) is not bytearray or len(live) != len(saved):
-            return False
-        live[:] = saved
-        return True
-
-
-class NumPyArrays(_Wordless):
-    """Arrays of numbers, of whatever memory order. NumPy is used where the loop has loaded it."""
-
-    kind = "numpy"
-
-    def owns(self, value: object) -> bool:
-        numpy = sys.modules.get("numpy")
-        return numpy is not None and type(value) is numpy.ndarray
-
-    def describe(self, value: Any) -> StoredArray:
-        if value.dtype.hasobject or value.dtype.names is not None:
-            raise CannotKeep(value)
-        dense = value.strides if value.flags.f_contiguous else _c_strides(value.shape, value.itemsize)
-        return StoredArray(self.kind, value.dtype.str, value.shape, dense, value.nbytes)
-
-    def memory(self, value: Any) -> Hashable:
-        return id(value)
-
-    def view(self, buffer: Any, stored: StoredArray) -> Any:
-        import numpy
-
-        return numpy.ndarray(stored.shape, stored.dtype, buffer, stored.offset, stored.strides)
-
-    def address(self, value: Any, stored: StoredArray) -> int:
-        return int(value.ctypes.data) if value.strides == stored.strides else 0
-
-    def copy(self, views: Sequence[Any], values: Sequence[Any]) -> None:
-        import numpy
-
-        for view, value in zip(views, values, strict=True):
-            numpy.copyto(view, value)
-
-    def clone(self, view: Any, stored: StoredArray) -> Any:
-        return view.copy(order="K")
-
-    def load(self, live: Any, saved: Any) -> bool:
-        if not self.owns(live) or live.dtype != saved.dtype or live.shape != saved.shape or not live.flags.writeable:
-            return False
-        live[...] = saved
-        return True
-
-
-def _c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    strides = [item]
-    for length in reversed(shape[1:]):
-        strides.insert(0, strides[0] * max(1, length))
-    return tuple(strides) if shape else ()

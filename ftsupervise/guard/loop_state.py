@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
 from ftsupervise.checkpoints.memory_state import (
     Arrays,
-    Bytes,
     Described,
     Describer,
     Node,
-    NumPyArrays,
     StoredArray,
     build,
     copy_blocks,
