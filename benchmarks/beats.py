@@ -27,7 +27,8 @@ from pathlib import Path
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Datagram
-from ftsupervise.ranks.rank_table import Listener, RankTable
+from ftsupervise.ranks.rank_table import RankTable
+from ftsupervise.ranks.sources import Listener
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage, write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Beat, RankState
@@ -45,7 +46,7 @@ def speak(nodes: int, every: float, port: int) -> None:
     for node in range(nodes):
         ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
         pulses = [RankState(r, "", 1_000_000, "train", now - 0.3, now - 0.2, now, 4000 + r, "R", 1234.5) for r in ranks]
-        bodies.append((f"node-{node:05}".encode(), protocol.pack_pulses(pulses, now)[0]))
+        bodies.append((f"node-{node:05}".encode(), protocol.pack_states(pulses, now)[0]))
     sent, told, began = 0, 0, time.monotonic()
     while not select.select([0], [], [], 0.005)[0]:
         due = int((time.monotonic() - began) / every * nodes)
@@ -54,7 +55,7 @@ def speak(nodes: int, every: float, port: int) -> None:
             told += 1
             name, body = bodies[number % nodes]
             protocol.send_datagram(
-                sock, seal.pack(Datagram(protocol.PULSE, 0, 1, 1, 1, number // nodes + 1, name, body)), to
+                sock, seal.pack(Datagram(protocol.STATES, 0, 1, 1, 1, number // nodes + 1, name, body)), to
             )
         sent = max(sent, due)
     print(told)

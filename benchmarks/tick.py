@@ -52,7 +52,7 @@ def make_squeue(folder: Path, count: int) -> None:
     started = str(int(time.time()) - 36_000)
     lines = []
     for n in range(count):
-        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", user_name(), started, "N/A", started, "20:00:00"]
+        ids = [f"{n + 100}_1", str(n + 100), str(n + 100), "RUNNING", user_name(), started, "N/A", started]
         asks = ["1", "batch", "(null)", "(null)"]
         more = ["None", "(null)", *asks, "n1", str(folder / f"run-{n}"), "(null)", f"run-{n}"]
         lines.append(form.record + form.field.join([*ids, *more]))

@@ -34,6 +34,7 @@ MEANINGS = {
     "guard": "in the training loop",
     "scheduler": "all that is asked of Slurm",
     "config": "ftsupervise.yaml to values",
+    "checkpoints": "whole, newest, kept, copied",
     "probe": "ask a disk, with a bound",
     "rundir": "the files of a run",
     "host": "this machine: processes, files",

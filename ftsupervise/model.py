@@ -5,7 +5,7 @@ Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``)
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -368,7 +368,6 @@ class Job(NamedTuple):
     submit_time: datetime | None = None
     start_time: datetime | None = None  # expected start while pending, if Slurm has an opinion
     end_time: datetime | None = None  # None: unlimited, or not known
-    time_limit: timedelta | None = None
     raw_id: str = ""  # SLURM_JOB_ID of this very member
     directory: str = ""  # it was submitted in, or for; "" when that is not known
     nodes_wanted: int = 1

@@ -92,7 +92,10 @@ def parse_duration(text: str | int | float) -> timedelta:
             return _duration(sum((_exactly(n) * _MILLISECONDS[u.lower()] for n, u in parts), _exactly("0")))
         if ":" in stripped or "-" in stripped:
             return parse_slurm_time(stripped)
-    raise ValueError(f'expected a duration such as "10m", "2h" or "1-12:00:00" (in quotes), got {_brief(text)}')
+    typed = (
+        "" if isinstance(text, (str, bool)) else f"; type {text}s, {text}m or {text}h" if text else "; type 0s for none"
+    )
+    raise ValueError(f'expected a duration such as "10m", "2h" or "1-12:00:00" (in quotes), got {_brief(text)}{typed}')
 
 
 def _duration(milliseconds: Fraction) -> timedelta:

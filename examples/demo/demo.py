@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ftsupervise.host import interpreter  # noqa: E402
+from ftsupervise.host import processes  # noqa: E402
 from ftsupervise.printable import OUR_TIME  # noqa: E402
 from ftsupervise.sandbox import Keeper, missing, outer_variables, temporary  # noqa: E402
 from ftsupervise.scheduler.local import Local  # noqa: E402
@@ -129,7 +129,7 @@ alerts:
 def typed(folder: Path, env: dict[str, str], *words: str) -> None:
     """Type a command as a person would, and show what it says."""
     say("you type", paint("1", shlex.join(("ftsupervise", *words))), "33")
-    argv = interpreter.command(*words)
+    argv = processes.own_command(*words)
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     for line in (done.stdout + done.stderr).splitlines():
         print(f"{'':17}{paint('2', line)}")
@@ -167,7 +167,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
     run = shown.run
     typed(folder, env, "launch")
     watch = subprocess.Popen(
-        interpreter.command("watch", "--every", "2s", "--quiet"),
+        processes.own_command("watch", "--every", "2s", "--quiet"),
         cwd=folder,
         env=env,
         stdout=subprocess.DEVNULL,
@@ -203,7 +203,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
 
 
 def queued(folder: Path, env: dict[str, str]) -> bool:
-    argv = interpreter.command("status", "--json")
+    argv = processes.own_command("status", "--json")
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True)
     return bool(json.loads(done.stdout)["jobs"])
 

@@ -1,14 +1,13 @@
 """The life of an alert, from a finding to "it is over": sent once, never lost, and ended.
 
-    step.py          who must be notified, and why (pure)
-    routes.py        which receivers, from when; what is muted: explained by another alert, or silenced (pure)
+    step.py          who must be notified, why, through which receivers and from when; what is muted (pure)
     outbox.py        messages that wait, what was sent, how the receivers are (pure)
     journal.py       all of it in one atomic write; several writers, no lock (generations.py: one file of it)
     wording.py       text that is harmless in every receiver; the templates
     receivers/       one file for each way to reach people
-    record.py        write down what was found, announce what happened
-    deliver.py       send what waits: bounded in time, whoever hangs
-    self_monitor.py  what is wrong with the receivers and the journal themselves
+    record.py        write down findings, announce events
+    deliver.py       send what waits: bounded in time, whichever receiver hangs
+    self_monitor.py  troubles of the receivers and of the journal
 
 A watch tick calls three: ``record``, ``announce`` and ``deliver``.
 """

@@ -39,12 +39,14 @@ ROUNDS = 50
 
 @dataclass(frozen=True)
 class Delivered:
-    """What became of the messages that were due."""
+    """The outcome for the messages that were due."""
 
     sent: tuple[Message, ...] = ()
     failed: tuple[tuple[Message, str], ...] = ()
     waiting: int = 0  # left in the outbox, for whatever reason
-    critical_waiting: int = 0  # … with something critical that has reached nobody: no dead-man ping while there are any
+    critical_waiting: int = (
+        0  # … with something critical that has reached no receiver: no dead-man ping while there are any
+    )
 
 
 @dataclass
@@ -108,7 +110,7 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[
 
     def make(state: JournalState) -> JournalState:
         out.clear()
-        state = _mend(state, settings, now)
+        state = _second_chance(state, settings, now)
         chosen = [m for m in outbox.due(state, now) if m.receiver in named]
         if not chosen:
             return state
@@ -123,7 +125,7 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[
     return out
 
 
-def _mend(state: JournalState, settings: Alerts, now: datetime) -> JournalState:
+def _second_chance(state: JournalState, settings: Alerts, now: datetime) -> JournalState:
     """A receiver that was given up gets another chance after a change of its settings, or after a while: a day, an hour
     when there is no other."""
     for name, receiver in settings.named.items():
@@ -135,7 +137,7 @@ def _mend(state: JournalState, settings: Alerts, now: datetime) -> JournalState:
         since = health.broken_since
         rested = bool(health.broken) and (since is None or since > now + outbox.SKEW or now - since >= rest)
         if rested or health.print != fingerprint(receiver):
-            state = outbox.mend(state, name)
+            state = outbox.try_again(state, name)
     return state
 
 
@@ -177,7 +179,7 @@ def _send_all(attempts: list[_Attempt], patience: timedelta) -> Iterator[list[_A
     for attempt in attempts:
         try:
             attempt.send = sender(attempt.receiver.kind)
-        except Exception as error:  # whatever an import can raise: it must not cost the others their messages
+        except Exception as error:  # any failure of an import: it must not cost the others their messages
             attempt.error = TryLater(
                 f"the receiver {attempt.receiver.kind} cannot be loaded: {type(error).__name__}: {error}"
             )
@@ -254,7 +256,7 @@ def _outcome(state: JournalState, attempt: _Attempt, who: str, now: datetime, fr
 
 
 def _to_some(state: JournalState, attempt: _Attempt, error: Partly, now: datetime, fraction: float) -> JournalState:
-    """Some recipients have it. Those who are left are tried for as long as mail servers try."""
+    """Some recipients have it. The others are tried again for as long as mail servers try."""
     message = attempt.message
     if now - message.created > outbox.PUT_OFF_FOR:
         gave_up = "; ".join(one for one in (error.refused or message.refused, f"gave up after 5 days: {error}") if one)

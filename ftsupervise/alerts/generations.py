@@ -32,7 +32,7 @@ FORMAT = 1
 LIMIT = (
     24_000_000  # bytes of a generation; 5,000 alerts are 3, and what is read takes up to thirty times as much memory
 )
-LEAP = 1_000_000  # numbers: what lies further ahead was laid there by nobody who writes generations
+LEAP = 1_000_000  # numbers: no writer of generations makes a file further ahead
 _NAME = re.compile(r"\d{8}|[1-9]\d{8,11}")
 _Word = tuple[object, ...]  # a silence or an acknowledgement, all but who said it
 

@@ -31,17 +31,16 @@ from ftsupervise.alerts.outbox import JournalState
 from ftsupervise.errors import CannotWrite
 from ftsupervise.findings import AlertState
 from ftsupervise.host.modes import FOLDER, PAGE, make_folder, set_file_mode
-from ftsupervise.host.ownership import shown_user
-from ftsupervise.host.private import home, is_private, private
+from ftsupervise.host.ownership import is_private, own_folder, private_folder, shown_user
 from ftsupervise.rundir.paths import sync_directory
 
 KEEP = 24  # generations, and …
-KEEP_FOR = 600.0  # … every one younger than so many seconds, for those who read or write slowly
+KEEP_FOR = 600.0  # … every one younger than so many seconds, for slow readers and writers
 TOLD = 5  # files that were passed over and are named
 
 
 class Lost(Exception):
-    """Somebody else committed first."""
+    """Another writer committed first."""
 
 
 class Journal:
@@ -60,7 +59,7 @@ class Journal:
         self.spare = spare if spare is not None else _spare_of(self.directory)
         self.keep_for = keep_for
         self.away = away
-        self.problems: list[str] = []  # what was passed over at the last read, one sentence each
+        self.problems: list[str] = []  # the files that were passed over at the last read, one sentence each
         self.unsaved = ""  # why the last commit is not in the directory itself; "" when it is
         self._adrift: JournalState | None = None
         self._read: dict[Path, Generation] = {}  # the newest ones, parsed: a generation never changes
@@ -70,7 +69,7 @@ class Journal:
 
     @property
     def home(self) -> str:
-        """What tells this journal from others in dedup keys."""
+        """The part of dedup keys that tells this journal from others."""
         return str(self.directory.absolute())
 
     def read(self) -> JournalState:
@@ -78,7 +77,7 @@ class Journal:
         return self._adrift if self._adrift is not None else self._newest()[0]
 
     def change(self, make: Callable[[JournalState], JournalState]) -> JournalState:
-        """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when somebody else was faster.
+        """Commit ``make(newest)`` and give it back. ``make`` is pure: it is called again when another writer was faster.
 
         Does not raise when nothing can be written: see ``unsaved``.
         """
@@ -195,7 +194,7 @@ class Journal:
                     (self.spare / f"{number:08d}.json").unlink(missing_ok=True)
 
     def _commit_to_spare(self, state: JournalState, highest: int) -> None:
-        if private(self.spare) is None:
+        if private_folder(self.spare) is None:
             raise PermissionError(errno.EPERM, "not a private directory of this account", str(self.spare))
         self._link(self.spare, state, highest)
 
@@ -257,7 +256,7 @@ class Journal:
 
 
 def _private(directory: Path) -> bool:
-    """A spare in /tmp is believed only if nobody else could have put it there."""
+    """A spare in /tmp is believed only if no other account could have put it there."""
     return is_private(directory) and is_private(directory.parent)
 
 
@@ -307,4 +306,4 @@ def _with_what_waits_in(aside: JournalState, state: JournalState) -> JournalStat
 
 def _spare_of(directory: Path) -> Path:
     name = hashlib.sha256(str(directory.absolute()).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return home() / f"journal-{name}"
+    return own_folder() / f"journal-{name}"

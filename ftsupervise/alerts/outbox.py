@@ -26,8 +26,8 @@ RETRY_AFTER_MOST = timedelta(hours=1)  # 10**9 seconds has been seen
 GIVE_UP_AFTER = timedelta(days=2)  # only on a message that its receiver refuses for what it says
 PUT_OFF_FOR = timedelta(days=5)  # one of several recipients, by 4xx: RFC 5321 4.5.4.1 asks senders for 4 to 5 days
 BROKEN_FOR = timedelta(days=1)  # a receiver that refused for good is tried again after a change, or after so long
-BROKEN_ALONE = timedelta(hours=1)  # … if there is no other receiver that could tell people meanwhile
-SKEW = timedelta(minutes=5)  # what is later than this was written by a clock that was ahead
+BROKEN_ALONE = timedelta(hours=1)  # … if no other receiver could notify people meanwhile
+SKEW = timedelta(minutes=5)  # a later time was written by a clock that was ahead
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Message:
     notices: tuple[Notice, ...]
     created: datetime
     due: datetime
-    more: dict[str, int] = field(default_factory=dict)  # what is not spelled out: "disk fired" -> 137
+    more: dict[str, int] = field(default_factory=dict)  # notices that are not spelled out: "disk fired" -> 137
     where: str = ""  # the argument that names this run in commands
     note: str = ""  # one sentence about the telling itself
     listed: int = LISTED
@@ -52,7 +52,7 @@ class Message:
     claimed_until: datetime | None = None
     error: str = ""  # the last failure, without secrets
     sent: datetime | None = None
-    receipt: dict[str, str] = field(default_factory=dict)  # what the receiver needs to edit or thread it later
+    receipt: dict[str, str] = field(default_factory=dict)  # the receiver needs it to edit or thread the post later
 
     @property
     def worst(self) -> Severity:
@@ -66,12 +66,12 @@ class Message:
 
 @dataclass(frozen=True)
 class ReceiverState:
-    """How a receiver has been lately, as far as this journal knows."""
+    """The recent state of a receiver, as far as this journal knows."""
 
     failures: int = 0  # in a row
     failing_since: datetime | None = None
     not_before: datetime | None = None
-    broken: str = ""  # why it will not take anything until somebody changes something
+    broken: str = ""  # why it takes nothing until its settings are changed
     broken_since: datetime | None = None
     print: str = ""  # of its settings when it broke
     odd: str = ""  # it refused, perhaps by accident: it is tried again, and others are notified meanwhile
@@ -87,7 +87,7 @@ class ReceiverState:
 
 @dataclass(frozen=True)
 class Silence:
-    """A person says that they know: nobody is notified of matching alerts until it ends."""
+    """A person knows of it: no messages about matching alerts are sent until it ends."""
 
     id: str
     pattern: str  # an alert's id, or a watchdog, or "watchdog: subject", with * and ?
@@ -120,7 +120,7 @@ def message_id(home: str, receiver: str, run: str, notices: tuple[Notice, ...]) 
 
 
 def put(state: JournalState, message: Message) -> JournalState:
-    """``message`` into the outbox, joined to the newest one for that receiver and run that nobody has tried yet."""
+    """Put ``message`` into the outbox, joined to the newest one for that receiver and run that was not tried yet."""
     said = {n.key for m in state.outbox if m.receiver == message.receiver for n in m.notices}
     message = replace(message, notices=tuple(n for n in message.notices if n.key not in said))
     if not message.notices:
@@ -222,7 +222,7 @@ def owed(state: JournalState, message: Message) -> frozenset[str]:
 
 
 def claim(state: JournalState, ids: frozenset[str], who: str, now: datetime, lease: timedelta = LEASE) -> JournalState:
-    """Mark messages as being sent by ``who``; nobody else touches them for ``lease``."""
+    """Mark messages as being sent by the process ``who``; no other touches them for ``lease``."""
     outbox = tuple(
         replace(m, tries=m.tries + 1, claimed_by=who, claimed_until=now + lease) if m.id in ids else m
         for m in state.outbox
@@ -325,7 +325,7 @@ def refuse(state: JournalState, message: Message, error: str, *, due: datetime) 
 
 
 def broke(state: JournalState, message: Message, error: str, fingerprint: str, now: datetime) -> JournalState:
-    """The receiver said no for good. Its messages wait for the day somebody mends it."""
+    """The receiver said no for good. Its messages wait until it is repaired."""
     old = state.receiver(message.receiver)
     health = replace(
         old,
@@ -340,7 +340,7 @@ def broke(state: JournalState, message: Message, error: str, fingerprint: str, n
     return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
 
 
-def mend(state: JournalState, receiver: str) -> JournalState:
+def try_again(state: JournalState, receiver: str) -> JournalState:
     """Try a broken receiver again."""
     old = state.receiver(receiver)
     health = replace(old, broken="", broken_since=None, not_before=None, odd="")
@@ -350,7 +350,7 @@ def mend(state: JournalState, receiver: str) -> JournalState:
 def free(state: JournalState, receiver: str, now: datetime) -> JournalState:
     """The receiver has just been seen to work: nothing of the past holds its messages, but for quiet hours.
 
-    A message that somebody is sending at this moment stays theirs. The same state when there was nothing to free.
+    A message that another process is sending at this moment stays claimed. Returns the same state if nothing was held.
     """
     outbox = tuple(_free(m, now) if m.receiver == receiver else m for m in state.outbox)
     old = state.receiver(receiver)

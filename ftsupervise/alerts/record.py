@@ -17,11 +17,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftsupervise.alerts import routes
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import LISTED, LISTED_FOR_MACHINES, JournalState, Message, message_id, put
 from ftsupervise.alerts.self_monitor import about_itself, journal_finding, receiver_finding, reroute
-from ftsupervise.alerts.step import alert_id, step
+from ftsupervise.alerts.step import alert_id, due_at, explained_by, inhibitor, policy_of, receivers_of, silenced, step
 from ftsupervise.alerts.wording import clean, one_line
 from ftsupervise.findings import Alert, AlertState, EventKind, Finding, Notice, Reason
 from ftsupervise.truth import Health
@@ -38,8 +37,8 @@ _NOTIFYING = (Reason.FIRED, Reason.ESCALATED, Reason.REPEATED, Reason.RESOLVED, 
 class Recorded:
     """The outcome of one ``record``: its changes, and the alerts as they are now."""
 
-    notices: tuple[Notice, ...]  # what people are notified of because of it
-    firing: tuple[Alert, ...]  # what fires now, the worst first
+    notices: tuple[Notice, ...]  # the changes that people are notified of
+    firing: tuple[Alert, ...]  # the alerts that fire now, the worst first
     unsaved: str = ""  # why it could not be written where it belongs; "" when it was
     problems: tuple[str, ...] = ()  # files of the journal that were passed over
 
@@ -68,7 +67,7 @@ def record(
     """Step every alert of ``run_name`` by what was found and save the transitions with their messages, atomically.
 
     ``findings`` is all that this tick found about the run: a subject that is not among them has not been checked;
-    unless ``partial``: then this caller checks these subjects only, and others are somebody else's.
+    unless ``partial``: then this caller checks these subjects only, and other callers check the others.
     ``beside`` are findings of another journal that may explain some of these (slurm unreachable). ``where`` is
     the argument that names the run in the commands people are to type; default: the run directory the journal
     lies in. Never raises for a full disk: see ``Recorded.unsaved``.
@@ -116,7 +115,7 @@ def announce(
         recent = dict(list(state.announced.items())[-_ANNOUNCED_KEPT:])
         state = replace(state, announced={**recent, dedup: at})
         notice = Notice(key=f"event {dedup}", reason=Reason.ANNOUNCED, finding=finding, at=at, since=at, event=event)
-        for name in routes.receivers(settings, finding, at):
+        for name in receivers_of(settings, finding, at):
             state = enqueue(state, name, [notice], about)
         return state
 
@@ -157,8 +156,8 @@ def advance(
         finding = by_id.get(ident)
         old = alerts.get(ident) or Alert(id=ident, finding=by_id[ident], seen=now)
         newest = finding or old.finding
-        muted = routes.silenced(ident, newest, state.silences, now) or routes.inhibitor(newest, causes)
-        policy = routes.policy(settings, newest)
+        muted = silenced(ident, newest, state.silences, now) or inhibitor(newest, causes)
+        policy = policy_of(settings, newest)
         if newest.watchdog not in spoke:  # it was not its turn, or it is switched off: patience, but not for ever
             policy = replace(policy, forget_after=max(policy.forget_after, NOT_ASKED))
         new, reason = step(old, finding, policy, now, muted=muted)
@@ -186,7 +185,7 @@ def _notified(alert: Alert, reason: Reason, receivers: tuple[str, ...]) -> Alert
 
 
 def _worst(findings: Sequence[Finding]) -> dict[str, Finding]:
-    """By alert (the id is that of the name as it came), cleaned; of several about one subject the worst counts."""
+    """alert id (of the name as it came) -> its finding, cleaned; of several about one subject the worst counts."""
     rank = {Health.OK: 0, Health.UNKNOWN: 1, Health.BAD: 2}
     out: dict[str, Finding] = {}
     for raw in findings:
@@ -205,14 +204,14 @@ def _causes(state: JournalState, by_id: dict[str, Finding], beside: Sequence[Fin
         for i, a in state.alerts.items()
         if a.state is AlertState.FIRING and (i not in by_id or by_id[i].health is Health.UNKNOWN)
     ]
-    return [f for f in (*now_bad, *still) if routes.explained_by(f)]
+    return [f for f in (*now_bad, *still) if explained_by(f)]
 
 
 def _whom(alert: Alert, reason: Reason, settings: Alerts, now: datetime) -> tuple[str, ...]:
     others = tuple(name for name in settings.named if not about_itself(alert.finding, name))
     if reason in (Reason.RESOLVED, Reason.UNWATCHED):
         return tuple(name for name in alert.notified_to if name in others)
-    wanted = routes.receivers(settings, alert.finding, now, escalated=alert.escalated)
+    wanted = receivers_of(settings, alert.finding, now, escalated=alert.escalated)
     if reason is Reason.ESCALATED:
         wanted = (*alert.notified_to, *wanted)
     notified = tuple(name for name in dict.fromkeys(wanted) if name in others)
@@ -226,7 +225,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
     elif reason is Reason.UNWATCHED:
         note = f"Last checked {alert.seen:%Y-%m-%d %H:%M} UTC."
     elif reason is Reason.ESCALATED and alert.escalated and not alert.acked_by:
-        note = "Nobody has acknowledged it so far."
+        note = "It has not been acknowledged so far."
     elif alert.flapping:
         note = "It is flapping: you are notified of its end when it has been calm for a while."
     end = alert.ended if reason is Reason.RESOLVED and alert.ended else now
@@ -245,7 +244,7 @@ def _notice(alert: Alert, reason: Reason, now: datetime, newest: Finding | None)
 def enqueue(state: JournalState, receiver: str, notices: Sequence[Notice], about: About) -> JournalState:
     """``notices`` as a message to ``receiver``, into the outbox."""
     items = tuple(sorted(notices, key=lambda notice: -notice.finding.severity))  # the worst gives the subject
-    due = min((routes.due(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
+    due = min((due_at(about.settings, one.finding.severity, about.now) for one in items), default=about.now)
     message = Message(
         id=message_id(about.home, receiver, about.run, items),
         receiver=receiver,

@@ -1,4 +1,4 @@
-"""When notifying itself is in trouble: a receiver that is broken, a journal that cannot be written.
+"""Findings about notifying itself: a receiver that is broken, a journal that cannot be written.
 
 These become findings like any other, with a firing and a resolved message, sent through the receivers that work. How the
 receivers stand is also said in the words of ``alerts``, ``status`` and ``notify test``.
@@ -36,7 +36,7 @@ SLOW = timedelta(minutes=15)  # a receiver that could not be reached for so long
 
 WORDS = {
     "broken": Words(
-        "Nobody hears of anything through {name} until its settings are fixed.",
+        "No message goes out through {name} until its settings are fixed.",
         "ftsupervise alerts",
         "fix its settings, then: ftsupervise notify test --receiver {name}",
         Severity.CRITICAL,
@@ -59,7 +59,7 @@ WORDS = {
 
 
 def journal_finding(run: str, problems: list[str], unsaved: str, now: datetime) -> Finding:
-    """How the journal of ``run`` is: ``problems`` are files that were passed over, ``unsaved`` why it could not be written."""
+    """About the journal of ``run``. ``problems``: files that were passed over; ``unsaved``: why it is not written."""
     words, text = WORDS["passed over"], "the alerts' journal is written as it should be"
     if unsaved:
         words, text = WORDS["unsaved"], f"the alerts' journal cannot be written: {unsaved}"
@@ -70,7 +70,7 @@ def journal_finding(run: str, problems: list[str], unsaved: str, now: datetime) 
 
 
 def receiver_finding(state: JournalState, name: str, now: datetime, run: str) -> Finding:
-    """How the receiver ``name`` is."""
+    """The finding about the receiver ``name``."""
     health = state.receiver(name)
     bad: bool | None = True
     severity = None
@@ -162,7 +162,7 @@ def _notified_elsewhere(state: JournalState, notice: Notice, receiver: str, work
 def telling(directory: Path, now: datetime) -> tuple[str, ...]:
     """A sentence for each receiver in the journal ``directory`` that is given up, refuses, fails, or does not reach everybody.
 
-    () when all is well, and when there is no journal. Never raises for what lies there: that is for the watch to tell.
+    () when all is well, and when there is no journal. Never raises for a damaged journal: the watch reports that.
     """
     if not directory.is_dir():
         return ()
@@ -172,7 +172,7 @@ def telling(directory: Path, now: datetime) -> tuple[str, ...]:
 
 
 def standing(state: JournalState, name: str, now: datetime) -> str:
-    """How the receiver ``name`` stands, for those who list it: "given up since …"; "" if all is well."""
+    """The state of the receiver ``name``, for lists of receivers: "given up since …"; "" if all is well."""
     health = state.receiver(name)
     waiting = sum(1 for m in state.outbox if m.receiver == name)
     wait = f"; {waiting} message{'s' if waiting != 1 else ''} waiting" if waiting else ""

@@ -122,7 +122,7 @@ class View:
 
 
 def view(message: Message, now: datetime, *, over: Mapping[str, datetime] = MappingProxyType({})) -> View:
-    """What ``message`` says. ``over``: alerts that are over by now, since when (for a post that is edited)."""
+    """The contents of ``message``, for templates. ``over``: alerts that ended since, and when (for a post that is edited)."""
     items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
     more = sum(message.more.values())
     word = _word(message, items)
@@ -220,13 +220,13 @@ def stamp(at: datetime) -> str:
 def render(template: str, seen: View, *, own: Path | None = None, kind: str = "text", **more: Any) -> str:
     """One of ``templates/alert.*.j2``, or the file of that name in ``own``. ``kind``: text, html or slack (escaping).
 
-    A mistake in somebody's own template must not cost a message at night: then the built-in one is used and says so.
+    A mistake in a user's own template must not cost a message at night: then the built-in one is used and says so.
     ``ftsupervise notify preview`` shows such mistakes by day.
     """
     if own is not None:
         try:
             return render_strictly(template, seen, own, kind, **more)
-        except Exception as error:  # whatever a template can do wrong: TemplateError, TypeError, OSError …
+        except Exception as error:  # any mistake of a template: TemplateError, TypeError, OSError …
             note = f"your own {template} cannot be used: {type(error).__name__}: {one_line(str(error), 200)}"
             seen = replace(seen, notes=(*seen.notes, note))
     return render_strictly(template, seen, None, kind, **more)
@@ -259,7 +259,7 @@ def _environment(own: Path | None, kind: str) -> Environment:
 
 def own_template(folder: Path, name: str) -> tuple[str, str, Callable[[], bool]] | None:
     """The template ``name`` in ``folder`` and whether it is still the same; None if there is none. Raises NotTrusted when
-    somebody else may write it: it makes the words that go out in this account's name."""
+    another account may write it: it makes the words that go out in this account's name."""
     path = folder / name
     if ".." in path.parts or name.startswith("/"):
         return None
@@ -310,7 +310,7 @@ def incident(run: str, where: str, now: datetime) -> Iterator[Message]:
     yield _one(run, where, begin, _event(run, EventKind.STARTED, started, begin))
     yield _one(run, where, begin, _notice(free, Reason.FIRED, begin, begin))
     late = begin + timedelta(hours=1)
-    note = "Nobody has acknowledged it so far."
+    note = "It has not been acknowledged so far."
     yield _one(run, where, late, _notice(free, Reason.ESCALATED, late, begin, note))
     again = begin + timedelta(hours=4)
     yield _one(run, where, again, _notice(free, Reason.REPEATED, again, begin))

@@ -1,27 +1,43 @@
 """The manifest of a checkpoint: its files with sizes and digests, and what it is a checkpoint of.
 
 A manifest lies in the checkpoint's own folder and is written last, so a folder with a manifest was whole once. Whether it still
-is, verification says. Ranks that write in parallel leave one manifest each; rank 0 joins them.
+is, verification says. Ranks that write in parallel leave one list each; rank 0 joins them (``shards.py``).
 
     step-00000100/.ftsupervise/manifest.json       the whole checkpoint: written last, by rank 0
-    step-00000100/.ftsupervise/rank-00003.json     the files that rank 3 wrote
+    step-00000100/.ftsupervise/rank-00003.json     the files that rank 3 wrote; removed when they are joined
+    .ftsupervise/epoch=3.ckpt.json                 the manifest of a checkpoint that is one file, beside it
 
 The folder begins with a dot, so the loaders of torch, DeepSpeed, Megatron, Lightning and Hugging Face pass it by.
+
+A manifest is one JSON object. Its first line holds all but the files, so that a list of checkpoints reads no more than that;
+its last line is the digest of all lines before it, so that a flipped bit in the manifest is not taken for one in a file.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Any, NamedTuple
 
-from ftsupervise.rundir.records import Exact, read_record
+from ftsupervise.checkpoints.digest import CannotJudge, hash_buffer
+from ftsupervise.host import files
+from ftsupervise.host.modes import make_folder
+from ftsupervise.rundir.paths import sync_directory, write_whole
+from ftsupervise.rundir.records import decode, encode, parse_object
 
 FOLDER_NAME = ".ftsupervise"
 MANIFEST = "manifest.json"
 VERSION = 1
 LIMIT = 256_000_000  # bytes of a manifest: a million files
+_HEAD = 65_536  # bytes of its first line
+_END = b',\n"digest": "'
+_FILES = b',\n"files": [\n'
 
 
 class CheckpointLayout(str, Enum):
@@ -38,16 +54,17 @@ class CheckpointLayout(str, Enum):
 class FileEntry(NamedTuple):
     """One file of a checkpoint."""
 
-    path: Exact  # relative to the checkpoint's folder, with "/"
+    path: str  # relative to the checkpoint's root, with "/"; a name that is not UTF-8 has surrogates, as in Python
     size: int  # bytes
     digest: str  # hexadecimal
+    link: bool = False  # a symbolic link to another file of the checkpoint: size and digest are those of where it leads
 
 
 class Manifest(NamedTuple):
     """A checkpoint as it was committed."""
 
     step: int | None
-    files: Annotated[tuple[FileEntry, ...], 1_000_000]  # sorted by path
+    files: tuple[FileEntry, ...]  # sorted by path
     algorithm: str  # of the digests: "xxh3_128" or "crc32"
     layout: CheckpointLayout = CheckpointLayout.FILES
     world: int | None = None  # ranks that wrote it
@@ -65,10 +82,158 @@ class Manifest(NamedTuple):
         return sum(entry.size for entry in self.files)
 
 
+class ManifestHead(NamedTuple):
+    """What a manifest says before its files."""
+
+    step: int | None = None
+    algorithm: str = ""
+    layout: CheckpointLayout = CheckpointLayout.FILES
+    world: int | None = None
+    run: str = ""
+    attempt: int | None = None
+    host: str = ""
+    user: str = ""
+    at: datetime | None = None
+    metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
+    version: int = VERSION
+    listed: int = 0  # files
+    size: int = 0  # bytes of all
+
+
+def root_of(checkpoint: Path) -> Path:
+    """The folder that the paths in its manifest are relative to: itself, or the folder above where it is one file."""
+    return checkpoint.parent if checkpoint.is_file() else checkpoint
+
+
 def manifest_of(checkpoint: Path) -> Path:
+    if checkpoint.is_file():
+        return checkpoint.parent / FOLDER_NAME / f"{checkpoint.name}.json"
     return checkpoint / FOLDER_NAME / MANIFEST
 
 
+# --------------------------------------------------------------------------------------------------------------- reading
+
+
 def read_manifest(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where it has none. Raises ValueError for a damaged one, OSError."""
-    return read_record(Manifest, manifest_of(checkpoint), limit=LIMIT, lenient=False)
+    """The manifest of a checkpoint; None where it has none. Raises ValueError for a damaged one (CannotJudge, one of
+    them, for one that cannot be understood here), OSError.
+
+    No link is followed, no FIFO waited for, and no path in it leads out of the checkpoint. Whose it is, ``verify`` asks.
+    """
+    return _read(manifest_of(checkpoint))
+
+
+def read_head(checkpoint: Path) -> ManifestHead | None:
+    """Its first line only, for lists; nothing but verification believes it. None where it has none. Raises as
+    ``read_manifest`` does."""
+    path = manifest_of(checkpoint)
+    try:
+        fd = files.open_regular(path)
+    except FileNotFoundError:
+        return None
+    try:
+        line, found, _ = os.read(fd, _HEAD).partition(_FILES)
+    finally:
+        os.close(fd)
+    if not found:
+        raise ValueError(f"{path} is damaged: its first line is cut short")
+    return _head(line, path)
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        raw = files.read_bounded(path, LIMIT)
+    except FileNotFoundError:
+        return None
+    body, _, end = raw.rpartition(_END)
+    line, found, rest = body.partition(_FILES)
+    if not found:
+        raise ValueError(f"{path} is damaged: it is cut short")
+    head = _head(line, path)
+    said = end.partition(b'"')[0].decode("ascii", "replace")
+    if hash_buffer(body, head.algorithm) != said or end != _ending(said)[len(_END) :]:
+        raise ValueError(f"{path} is damaged: it does not have its own digest")
+    try:
+        listed = json.loads(b"[" + rest.removesuffix(b"\n]") + b"]")
+        found_files = tuple(_entry(one) for one in listed)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if len(found_files) != head.listed:
+        raise ValueError(f"{path} is damaged: it lists {len(found_files)} files of {head.listed}")
+    known = {name: value for name, value in head._asdict().items() if name in Manifest._fields}
+    return Manifest(files=found_files, **known)
+
+
+def _head(line: bytes, path: Path) -> ManifestHead:
+    try:
+        head = decode(ManifestHead, parse_object(line + b"}"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if head.version > VERSION:
+        raise CannotJudge(f"{path} was written by a newer version of ftsupervise ({head.version})")
+    return head
+
+
+def _entry(raw: Any) -> FileEntry:
+    path, size, digest = unescaped(raw["path"]), raw["size"], raw["digest"]
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63 or not isinstance(digest, str):
+        raise ValueError(f"{path!r} has no size or no digest")
+    if path.startswith("/") or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError(f"{path!r} leads out of the checkpoint")
+    return FileEntry(path, size, digest, raw.get("link") is True)
+
+
+# --------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
+    """Write it, whole and durable. From then on the folder is a checkpoint. Raises OSError."""
+    path = manifest_of(checkpoint)
+    make_record_folder(path.parent)
+    write_whole(path, encoded(manifest))
+    sync_directory(path.parent.parent)
+
+
+def make_record_folder(folder: Path) -> None:
+    """Make our own folder in a checkpoint. Raises OSError, also where a link stands in its place."""
+    make_folder(folder)
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "is a link: nothing is written through it", str(folder))
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """The bytes of its file."""
+    values = {name: value for name, value in manifest._asdict().items() if name in ManifestHead._fields}
+    head = ManifestHead(**values, listed=len(manifest.files), size=manifest.size)
+    line = json.dumps(encode(head)).encode().removesuffix(b"}")
+    body = line + _FILES + b",\n".join(_lines(manifest.files)) + b"\n]"
+    return body + _ending(hash_buffer(body, manifest.algorithm))
+
+
+def _ending(digest: str) -> bytes:
+    return _END + digest.encode("ascii", "replace") + b'"}\n'
+
+
+def _lines(entries: Iterable[FileEntry]) -> Iterable[bytes]:
+    for entry in entries:
+        link = {"link": True} if entry.link else {}
+        one = {"path": escaped(entry.path), "size": entry.size, "digest": entry.digest, **link}
+        yield json.dumps(one).encode()
+
+
+def escaped(path: str) -> str:
+    r"""A path as JSON can hold it: a byte that is no UTF-8 stands as \xNN, and a backslash twice."""
+    path = path.replace("\\", "\\\\")
+    return path if path.isascii() else os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def unescaped(text: str) -> str:
+    """The inverse of ``escaped``."""
+    if "\\" not in text:
+        return text
+    parts = re.split(r"\\(\\|x[0-9a-f]{2})", text)
+    raw = b"".join(
+        b"\\" if index % 2 and part == "\\" else bytes([int(part[1:], 16)]) if index % 2 else part.encode()
+        for index, part in enumerate(parts)
+    )
+    return os.fsdecode(raw)

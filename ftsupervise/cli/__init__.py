@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "clear": ("switches", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
+    "checkpoints": (
+        "checkpoints",
+        "checkpoints",
+        "Checkpoints: list them, verify them, adopt those of other programs.",
+    ),
     "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
     "notify": ("notify", "notify", "Test a receiver; preview every message."),
     "config": ("config", "config", "Check the configuration, print it with its origins, print its schema."),
@@ -84,20 +89,20 @@ def ftsupervise() -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback, nothing prints a control character."""
-    from ftsupervise.cli import patience
+    from ftsupervise.cli import time_limit
     from ftsupervise.cli.saying import rim
 
     colours = look_at_terminals() and may_colour()
-    if argv is None and patience.applies(sys.argv[1:]):
-        patience.split(sys.argv[1:])  # returns in a child, whose output is no terminal
-    elif argv is None and patience.acts(sys.argv[1:]):
-        argv = patience.ahead(sys.argv[1:])  # returns in a child too, which makes a dry run
-    patience.hurry(sys.argv[1:] if argv is None else argv)
+    if argv is None and time_limit.applies(sys.argv[1:]):
+        time_limit.go_on_in_a_child(sys.argv[1:])  # returns in a child, whose output is no terminal
+    elif argv is None and time_limit.acts(sys.argv[1:]):
+        argv = time_limit.try_dry_run(sys.argv[1:])  # returns in a child too, which makes a dry run
+    time_limit.limit_slurm(sys.argv[1:] if argv is None else argv)
     try:
         with rim(colours=colours):
             _main(argv, {"color": colours})
     except SystemExit as ended:
-        patience.leave(ended)  # a child does not clear up: its parent is waited for
+        time_limit.end_child(ended)  # a child does not clear up: its parent is waited for
         raise
 
 

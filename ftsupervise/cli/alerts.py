@@ -66,7 +66,7 @@ def ack(key: str, runs: tuple[str, ...], reason: str) -> None:
 
     KEY is the id in the message or its beginning, a watchdog ("disk"), or "watchdog: subject".
     """
-    from ftsupervise.alerts.routes import matches
+    from ftsupervise.alerts.step import matches
     from ftsupervise.alerts.wording import one_line
     from ftsupervise.findings import AlertState
 
@@ -167,7 +167,7 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     """The pattern of a silence: an id, or a pattern that fits a watchdog's name. Raises UsageError for another."""
     from difflib import get_close_matches
 
-    from ftsupervise.alerts.routes import matches, plain_name
+    from ftsupervise.alerts.step import matches, plain_name
     from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
 

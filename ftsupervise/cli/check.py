@@ -133,7 +133,7 @@ def _switched_on(run: Run, name: str) -> Run:
 
 
 def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
-    from ftsupervise.cli.patience import ANSWER, allow
+    from ftsupervise.cli.time_limit import ANSWER, extend
     from ftsupervise.probe import Probe
     from ftsupervise.scheduler import kind_of, open_scheduler
     from ftsupervise.scheduler.ownership import own_job_ids
@@ -142,7 +142,7 @@ def _look(run: Run, names: Sequence[str]) -> tuple[RunLook, tuple[str, ...]]:
 
     assert run.run_dir is not None
     now = datetime.now(timezone.utc)
-    with Probe(waits=lambda seconds: allow(seconds) if seconds > ANSWER else None) as probe:
+    with Probe(waits=lambda seconds: extend(seconds) if seconds > ANSWER else None) as probe:
         queue = ask(open_scheduler(kind_of(run.scheduler)), _owners(run.run_dir, probe))
         seen = look_at(run, queue, now, own=own_job_ids(os.environ), only=names, probe=probe)
         keys = tuple(f"watch.{name.replace('-', '_')}" for name in names if name != "gpu")  # gpu says it in its finding

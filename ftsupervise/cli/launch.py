@@ -51,11 +51,11 @@ def launch(
     """
     import time
 
+    from ftsupervise import host
     from ftsupervise.config.find_run import launch_file
-    from ftsupervise.host import haste
 
-    before = haste.until
-    haste.until = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
+    before = host.answer_by
+    host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
     try:
         config = launch_file(run)
         settings = _settings(config, dry_run=dry_run, trust=trust)
@@ -71,7 +71,7 @@ def launch(
             return
         done, warnings = _carry_out(plan, settings, again)
     finally:
-        haste.until = before
+        host.answer_by = before
     from ftsupervise.launch.folders import handed_over
 
     _tell(done, plan, settings, handed_over(done.run_dir, settings.share))
@@ -133,7 +133,7 @@ def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
 
 def _doubts(run: Run) -> tuple[str, ...]:
     """Notes about well-formed settings that will not work as intended: now, not at 3 a.m."""
-    from ftsupervise.alerts.secrets import complaints as secrets
+    from ftsupervise.alerts.receivers import missing_secrets
     from ftsupervise.launch.submit import without_secrets
     from ftsupervise.probe import Probe
     from ftsupervise.watch.watchdogs.preflight import complaints
@@ -142,7 +142,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
     left = f"not given to the jobs, as they hold secrets: {', '.join(out)} (launch.take_along names what they need)"
     with Probe() as probe:
         found = complaints(run, probe, datetime.now(timezone.utc))
-    return (*found, *secrets(run.alerts), *((left,) if out else ()))
+    return (*found, *missing_secrets(run.alerts), *((left,) if out else ()))
 
 
 def _show(plan: Plan, run: Run) -> None:
@@ -194,7 +194,7 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
 
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
     from ftsupervise.cli.config import unheard
-    from ftsupervise.config.job_output import outputs
+    from ftsupervise.config.find_run import outputs
 
     where = done.run_dir.root
     ids = " ".join(done.job_ids)

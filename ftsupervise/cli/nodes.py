@@ -179,12 +179,6 @@ def _undo(rundir: RunDir, names: str, shared: bool) -> str:
     return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])
 
 
-def _quoted(rundir: RunDir) -> str:
-    import shlex
-
-    return shlex.quote(str(rundir.root))
-
-
 def _end(now: datetime, text: str) -> datetime:
     from ftsupervise.units import parse_duration
 
@@ -256,7 +250,7 @@ def _apply_after_an_edit(rundir: RunDir, not_now: bool, judged: Judgement | None
     done = _apply(rundir, judged or _judged(rundir))
     if done.problem:
         say(
-            f"note: the waiting jobs are not updated yet: {done.problem}; later: ftsupervise nodes apply {_quoted(rundir)}",
+            f"note: the waiting jobs are not updated yet: {done.problem}; later: ftsupervise nodes apply {rundir.quoted()}",
             err=True,
         )
 

@@ -131,6 +131,22 @@ def list_(as_json: bool) -> None:
         click.echo("none", err=True)
 
 
+_DONE = {
+    "start": "started",
+    "restart": "restarted",
+    "stop": "stopped",
+    "kill": "killed",
+    "pause": "paused: it does not answer",
+    "cont": "answers again",
+    "crash": "crashed, with all processes of its jobs",
+}
+
+
+def _undo(what: str, words: str, directory: Path | None) -> str:
+    where = f" --dir {shlex.quote(str(directory))}" if directory is not None else ""
+    return f"; to undo it: ftsupervise sandbox {what} {words}{where}" if words else ""
+
+
 @sandbox.command()
 @click.argument("name")
 @click.argument("action", type=click.Choice(NODE_ACTIONS))
@@ -145,6 +161,8 @@ def node(name: str, action: Any, directory: Path | None) -> None:
            start brings it back
     """
     Sandbox.at(directory).node(name, action)
+    back = f"{name} start" if action in ("stop", "kill", "crash") else f"{name} cont" if action == "pause" else ""
+    click.echo(f"{name}: {_DONE[action]}{_undo('node', back, directory)}")
 
 
 @sandbox.command()
@@ -153,6 +171,8 @@ def node(name: str, action: Any, directory: Path | None) -> None:
 def controller(action: Any, directory: Path | None) -> None:
     """Start, stop or break slurmctld. Paused, it makes every Slurm command hang."""
     Sandbox.at(directory).controller(action)
+    back = "start" if action in ("stop", "kill") else "cont" if action == "pause" else ""
+    click.echo(f"slurmctld: {_DONE[action]}{_undo('controller', back, directory)}")
 
 
 @sandbox.command("exec", hidden=True)

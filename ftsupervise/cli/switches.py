@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli import patience
+from ftsupervise.cli import time_limit
 from ftsupervise.cli.saying import say
 from ftsupervise.host.ownership import shown_user
 
@@ -45,7 +45,7 @@ def kill(runs: tuple[str, ...], why: str, yes: bool, confirm: str | None) -> Non
         _raise(rundir, KILL, why)
         say(f"The kill switch of {name} is up. It saves and stops {_DELAY}.")
         say("Members of its chain that start later leave within seconds.")
-        say(f"Undo:  ftsupervise clear {_quote(rundir)}")
+        say(f"Undo:  ftsupervise clear {rundir.quoted()}")
 
 
 @click.command()
@@ -63,7 +63,7 @@ def save(runs: tuple[str, ...], why: str) -> None:
             continue
         _raise(rundir, SAVE, why)
         say(f"The save switch of {name} is up. It saves {_DELAY}, and takes the switch down.")
-        say(f"Undo:  ftsupervise clear {_quote(rundir)} --switch save")
+        say(f"Undo:  ftsupervise clear {rundir.quoted()} --switch save")
 
 
 @click.command()
@@ -116,7 +116,7 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
         return
     if brake is not None:
         say(f"The brake of {name} stays on: {brake.words()}")
-        say(f"Take it off:  ftsupervise clear --brake {_quote(rundir)}")
+        say(f"Take it off:  ftsupervise clear --brake {rundir.quoted()}")
 
 
 def _release(rundir: RunDir, name: str) -> None:
@@ -138,7 +138,7 @@ def _release(rundir: RunDir, name: str) -> None:
     except OSError as error:
         raise from_os_error(error, f"take the brake of {name} off") from None
     except SchedulerUnavailable as error:
-        again = f"the same command again lets them go:  ftsupervise clear --brake {_quote(rundir)}"
+        again = f"the same command again lets them go:  ftsupervise clear --brake {rundir.quoted()}"
         raise SchedulerUnavailable(f"{error.message}; held jobs stay on hold", hint=again) from None
     if was is not None and not held:
         from ftsupervise.config.find_run import how_to_launch
@@ -183,9 +183,9 @@ def _make_sure(names: list[str], yes: bool, confirm: str | None) -> None:
             hint=f"say --yes, or --confirm {name}" if len(names) == 1 else "say --yes",
         )
     it = "It saves, and its whole chain leaves" if len(names) == 1 else "They save, and their whole chains leave"
-    patience.person_is_asked()
+    time_limit.person_is_asked()
     sure = click.confirm(f"Stop {name}? {it}", default=False)
-    patience.person_has_answered()
+    time_limit.person_has_answered()
     if not sure:
         raise Cancelled("cancelled, nothing was changed")
 
@@ -202,9 +202,3 @@ def _raise(rundir: RunDir, switch: str, why: str) -> None:
         )
     except OSError as error:
         raise from_os_error(error, f"write {rundir.switches / switch}") from None
-
-
-def _quote(rundir: RunDir) -> str:
-    import shlex
-
-    return shlex.quote(str(rundir.root))

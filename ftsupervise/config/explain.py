@@ -7,14 +7,14 @@ keys exist here, what an example looks like). So sections written by others are 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from ftsupervise.config.known import Known
 from ftsupervise.config.slurm_options import instead_of
 from ftsupervise.config.strict_yaml import Document, KeyPath, Problem, dotted, plain, secret_at
 from ftsupervise.errors import ConfigError
@@ -200,7 +200,7 @@ def _unknown(path: KeyPath, given: Any, document: Document, known: Known) -> str
         return f"{text}; it is known as " + " and ".join(dotted(home) for home in elsewhere[:3])
     if len(path) == 1 and (slurms := instead_of(key, given)):
         return f"{text}; {_A_KEY.sub('launch.', slurms)}"
-    return f"{text}; {_list(here)}" if here else text
+    return f"{text}; known here: {', '.join([*here[:12], *(['...'] if here[12:] else [])])}" if here else text
 
 
 def _without_misspelled(found: list[_Finding], document: Document, known: Known) -> list[_Finding]:
@@ -218,11 +218,6 @@ def _close(path: KeyPath, here: Sequence[str]) -> list[str]:
     """The key that was probably meant by the last step of ``path``, or nothing."""
     key = str(path[-1])
     return get_close_matches(key, here, 1, 0.6) or get_close_matches(key.replace("-", "_").lower(), here, 1, 0.6)
-
-
-def _list(keys: Sequence[str]) -> str:
-    some = ", ".join(keys[:12]) + (", ..." if len(keys) > 12 else "")
-    return f"known here: {some}"
 
 
 def _no_tag(finding: _Finding, document: Document, known: Known) -> tuple[KeyPath, str]:
@@ -328,3 +323,77 @@ def _meaning(text: str) -> object:
         return plain(text)
     except ValueError:
         return text
+
+
+# ------------------------------------------------------------------- the keys of each section, by the JSON Schema
+
+
+class Known:
+    """The keys of ``model`` and of everything below it."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._root: dict[str, Any] = model.model_json_schema(by_alias=True)
+
+    def keys(self, path: KeyPath, value: Any) -> list[str]:
+        """The keys that may stand in the mapping at ``path``. ``value``: the whole document, to tell alternatives."""
+        return list(dict.fromkeys(key for schema in self._at(path, value) for key in schema.get("properties", {})))
+
+    def example(self, path: KeyPath) -> str:
+        """How the value of the key at ``path`` may be written; "" when the schema has no example."""
+        for schema in self._at(path, {}):
+            if schema.get("examples"):
+                return json.dumps(schema["examples"][0], ensure_ascii=False)
+            if schema.get("type") == "string" and "enum" in schema:
+                return str(schema["enum"][0])
+        for schema in self._at(path, {}):
+            for key in schema.get("required", ()):
+                return f"{{{key}: {self.example((*path, key))}}}"
+        return ""
+
+    def homes(self, key: str) -> list[KeyPath]:
+        """Every path that ends in ``key``, lists left out."""
+        return [path for path in self._paths(self._root, ()) if path[-1] == key]
+
+    def _paths(self, schema: dict[str, Any], path: KeyPath) -> Iterator[KeyPath]:
+        if len(path) > 6:
+            return
+        for form in self._forms(schema):
+            for key, below in form.get("properties", {}).items():
+                yield (*path, key)
+                yield from self._paths(below, (*path, key))
+
+    def _at(self, path: KeyPath, value: Any) -> list[dict[str, Any]]:
+        here = self._forms(self._root)
+        for step in path:
+            value = value_at(value, (step,))
+            below = [found for schema in here for found in _below(schema, step)]
+            here = [form for schema in below for form in self._forms(schema)]
+            here = [form for form in here if not _other_kind(form, value)] or here
+        return here
+
+    def _forms(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
+        """The alternatives a schema allows, references followed."""
+        examples = {"examples": schema["examples"]} if "examples" in schema else {}
+        while "$ref" in schema:
+            schema = self._root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+        alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
+        return [{**form, **examples} for one in alternatives for form in self._forms(one)] or [schema]
+
+
+def _below(schema: dict[str, Any], step: int | str) -> Iterator[dict[str, Any]]:
+    if isinstance(step, int):
+        if isinstance(schema.get("items"), dict):
+            yield schema["items"]
+        yield from schema.get("prefixItems", [])[step : step + 1]
+    elif step in schema.get("properties", {}):
+        yield schema["properties"][step]
+    elif isinstance(schema.get("additionalProperties"), dict):
+        yield schema["additionalProperties"]
+
+
+def _other_kind(form: dict[str, Any], value: Any) -> bool:
+    """Does ``value`` say, by a key with one allowed word, that it is another alternative?"""
+    properties = form.get("properties", {})
+    if not isinstance(value, dict):
+        return False
+    return any("const" in properties.get(key, {}) and properties[key]["const"] != word for key, word in value.items())

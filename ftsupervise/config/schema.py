@@ -327,6 +327,15 @@ class GuardSettings(Strict):
     run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
 
 
+class CheckpointSettings(Strict):
+    """Where the run's checkpoints lie, and what is verified before it goes on from one."""
+
+    path: Path | None = declared("checkpoints.path")
+    pattern: str = "*"
+    """Names of checkpoints, with * and ? as in a shell."""
+    verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+
+
 class Sharing(Strict):
     """The folders that the run's group may write besides the switches: by default none.
 
@@ -363,6 +372,8 @@ class Run(Strict):
     """Nodes that have failed the run are excluded: how long, and how many."""
     guard: GuardSettings = GuardSettings()
     """What the guard inside the training loop checks."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """Where checkpoints lie, and what is verified before the run goes on from one."""
     watch: Watch = Watch()
     """How often to check from outside, and the settings of each watchdog."""
     alerts: Alerts = Alerts()

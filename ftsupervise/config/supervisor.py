@@ -86,7 +86,7 @@ SETTINGS = (
     Setting(
         "--back-off", f"{_RESTART}.back_off", "budgets.back_off", _SECONDS, 2.0, least=0, always=True,
         help="The second start without progress comes at once; the third waits this long, and each later one twice as long, "
-        "up to 5 minutes.",
+        "up to 5 minutes. 0s: no start waits.",
     ),
     Setting(
         "--stop-within", f"{_RESTART}.stop_within", "stop_within", _SECONDS, 600.0, above=0, always=True,
@@ -162,6 +162,16 @@ SETTINGS = (
     Setting(
         "--guard-run-for", "guard.run_for", "guard.RUN_FOR", _SECONDS, None, above=0,
         help="Stop after this long, whatever the limit of the job.",
+    ),
+    Setting(
+        "--checkpoints", "checkpoints.path", "checkpoints", Form.FOLDER, None,
+        help="Where the run writes its checkpoints: FTSUPERVISE_CHECKPOINT_DIR, unless the job sets that. Default: checkpoints "
+        "in the run directory.",
+    ),
+    Setting(
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
+        "every byte.",
     ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}

@@ -9,8 +9,7 @@
     tick.py          one slot: claim it, keep the chain, run what is due, notify of what failed
     dispatch.py      run what is due at one slot, or one entry by hand
     execute.py       run executables at the same time, each with a bound, children included (processes)
-    findings.py      what failed, as findings
-    status.py        what ``cron status`` shows
+    status.py        what ``cron status`` shows, and what failed as findings
 
 How the chain lives: every slot of the wall clock (a multiple of the period) has a job with ``--begin`` at the slot, and
 the jobs of the next K slots are always in the queue. Each tick asks the queue once and submits what is missing, usually

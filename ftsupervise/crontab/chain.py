@@ -25,7 +25,7 @@ from ftsupervise.crontab.entries import EPOCH, CronEntry, floor, slots_after
 from ftsupervise.crontab.history import EntryRun, RunEnd
 from ftsupervise.crontab.installation import CronDir, Installed, read_believed
 from ftsupervise.errors import Error, SchedulerUnavailable
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.records import as_count
@@ -209,7 +209,7 @@ def job_limit(limit: timedelta) -> timedelta:
 
 def command(cron: CronDir, installed: Installed) -> tuple[str, ...]:
     """What every back end runs at each slot."""
-    return tuple(interpreter.command("cron", "tick", "--dir", str(cron.root), python=installed.python))
+    return tuple(processes.own_command("cron", "tick", "--dir", str(cron.root), python=installed.python))
 
 
 def script(cron: CronDir, installed: Installed) -> str:

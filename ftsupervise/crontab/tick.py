@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from ftsupervise.crontab import chain, history
 from ftsupervise.crontab.dispatch import CronSlot, work
 from ftsupervise.crontab.entries import CronEntries, find, floor
-from ftsupervise.crontab.findings import earlier, findings, missed_slots, run_name
 from ftsupervise.crontab.history import SlotEnd
 from ftsupervise.crontab.installation import CronDir, Installed, need_installed, user_name
+from ftsupervise.crontab.status import earlier, findings, missed_slots, run_name
 from ftsupervise.errors import Error
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.records import as_count

@@ -10,13 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_RUN, sync_directory
+
+if TYPE_CHECKING:
+    from ftsupervise.checkpoints.commit import Origin
 
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
@@ -28,7 +33,7 @@ class Checkpoints:
     def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
         self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
-        self._superseded, self._voice = superseded, voice
+        self._superseded, self._voice, self._place = superseded, voice, place
 
     def stage(self, name: str) -> Path:
         """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
@@ -45,18 +50,54 @@ class Checkpoints:
                 raise
         return staged
 
+    def latest(self, world: int | None) -> Path | None:
+        """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
+        from ftsupervise.checkpoints.find import choose
+        from ftsupervise.checkpoints.verify import Scope, Thoroughness
+
+        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
+        try:
+            thoroughness = Thoroughness(self._place.verify)
+        except ValueError:
+            self._voice.once(f"{ENV_GUARD}VERIFY={self._place.verify!r} is not understood: every byte is verified")
+            thoroughness = Thoroughness.FULL
+        choice = choose(self.folder, Scope(thoroughness, world, owner))
+        if self._place.rank == 0:
+            for one in choice.passed:
+                self._voice.once(f"checkpoint {one.words()}; it is passed over")
+        return choice.verdict.path if choice.verdict is not None else None
+
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""
         return self._area.is_file() or self._superseded()
 
-    def commit(self, staged: Path) -> bool:
-        """Make the staged folder the checkpoint of that name, replacing an existing one. False: a newer attempt has begun.
+    def list_own(self, staged: Path) -> None:
+        """Leave the list of the files that this rank wrote, with their digests, for rank 0; they are durable then.
 
-        Synced first, as far as this process wrote it. Raises OSError when it cannot be done.
+        Raises OSError, unless a newer attempt has begun.
+        """
+        from ftsupervise.checkpoints import shards
+        from ftsupervise.checkpoints.commit import NotComplete, entries_of
+
+        try:
+            own = tuple(shards.own_files(staged, self._place.rank))
+            self._close(staged / one.path for one in own)
+            shards.leave_list(staged, self._place.rank, entries_of(staged, own))
+        except NotComplete as error:
+            raise OSError(errno.EBUSY, str(error)) from None
+        except OSError:
+            if not self.over():
+                raise
+
+    def commit(self, staged: Path, step: int | None, metrics: Mapping[str, float], ranks: Collection[int]) -> bool:
+        """Write the manifest of the staged folder, and make it the checkpoint of that name, replacing an existing one.
+        ``ranks``: those that left lists. False: a newer attempt has begun.
+
+        Raises OSError when it cannot be done: a rank left no list, something still writes there, the disk is full.
         """
         target = self.folder / staged.name
         try:
-            _sync(staged)
+            self._seal(staged, self._origin(step, metrics), ranks)
             done = self._move(staged, target)
             if done:
                 sync_directory(self.folder)
@@ -66,6 +107,51 @@ class Checkpoints:
                 raise
             self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
+
+    def _seal(self, staged: Path, origin: Origin, ranks: Collection[int]) -> None:
+        """All files closed to others, durable, and in the manifest."""
+        from ftsupervise.checkpoints import shards
+        from ftsupervise.checkpoints.commit import NotComplete, entries_of, manifest_from, require_still, sync_folders
+        from ftsupervise.checkpoints.contents import contents_of
+        from ftsupervise.checkpoints.layouts import layout_of
+        from ftsupervise.checkpoints.manifest import write_manifest
+
+        contents = contents_of(staged)
+        self._close(staged / path for path in (*contents.files, *contents.folders))
+        joined = shards.join(staged, contents, ranks)
+        try:
+            entries = (*joined.entries, *entries_of(staged, joined.rest))
+            require_still(staged, contents)
+        except NotComplete as error:
+            raise OSError(errno.EBUSY, str(error)) from None
+        sync_folders(staged, contents)
+        if contents.odd:
+            self._voice.once(
+                f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
+            )
+        write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
+        shards.remove_lists(staged)
+
+    def _origin(self, step: int | None, metrics: Mapping[str, float]) -> Origin:
+        from ftsupervise.checkpoints.commit import Origin
+
+        place, at = self._place, datetime.now(timezone.utc)
+        numbers = {str(name): value for name in metrics if (value := float(metrics[name])) - value == 0.0}
+        return Origin(at, step, place.world, os.environ.get(ENV_RUN, ""), place.attempt, numbers)
+
+    def _close(self, paths: Iterable[Path]) -> None:
+        """Let no other account write a part of the checkpoint, whatever the umask was: the next attempt loads it."""
+        if mode_inside(self._area) == SHARED:
+            return
+        for path in paths:
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:  # a link, another's file: not ours to close
+                continue
+            try:
+                _close_to_others(fd)
+            finally:
+                os.close(fd)
 
     def remove(self, path: Path) -> bool:
         """Remove an old checkpoint. False: a newer attempt has begun and owns it now. Raises OSError."""
@@ -121,40 +207,9 @@ def _delete(path: Path) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    """Let no other account write the checkpoint, whatever the umask was: the next attempt loads it."""
     try:
         found = os.fstat(fd)
         if found.st_mode & 0o022 and found.st_uid == os.geteuid():
             os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o022)
     except OSError:
         return
-
-
-def _sync(folder: Path) -> None:
-    shared = mode_inside(folder.parent) == SHARED
-    for root, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            try:
-                fd = os.open(Path(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:  # a link, another's file: not ours to sync
-                continue
-            try:
-                if not shared:
-                    _close_to_others(fd)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        if not shared:
-            _close_folder(root)
-        sync_directory(Path(root))
-
-
-def _close_folder(folder: str) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        _close_to_others(fd)
-    finally:
-        os.close(fd)

@@ -9,7 +9,7 @@ import atexit
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -119,13 +119,23 @@ class Guard:
 
     @contextmanager
     def checkpoint(
-        self, step: int, name: str | None = None, *, barrier: Callable[[], object] | None = None
+        self,
+        step: int,
+        name: str | None = None,
+        *,
+        barrier: Callable[[], object] | None = None,
+        ranks: Collection[int] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> Iterator[Path]:
         """``with guard.checkpoint(step) as folder:`` write into ``folder``; at the end of the block it becomes
         ``$FTSUPERVISE_CHECKPOINT_DIR/NAME`` (``step-00000100``), whole and by one rename, and ``saved(step)`` is called.
 
         Several ranks may write one checkpoint: each enters the block, and rank 0 commits when ``barrier``, which each calls
         once after its part, says that all have written theirs. Where rank 0 alone saves, it alone enters, with no barrier.
+        ``ranks``: which ones enter, where not all do. ``metrics``: what it is worth (``{"loss": 2.31}``), for the manifest.
+
+        Before the barrier each rank takes the digests of its files while these are synced, and rank 0 joins them into the
+        manifest. Where a rank has left none, the checkpoint is torn and the commit fails.
 
         Nothing is committed when the block raises. Once a newer attempt has begun nothing is either: a rank that Slurm has
         lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
@@ -140,13 +150,27 @@ class Guard:
                     raise
                 self._is_over()
                 return
+            lists: Collection[int] = ()
             if barrier is not None:
+                self._checkpoints.list_own(staged)
                 barrier()
-            done = self._place.rank != 0 or self._checkpoints.commit(staged)
+                lists = ranks if ranks is not None else range(self._place.world)
+            done = self._place.rank != 0 or self._checkpoints.commit(staged, whole(step), metrics or {}, lists)
         if done:
             self.saved(step)
         else:
             self._is_over()
+
+    def latest(self, world: int | None = None) -> Path | None:
+        """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
+
+        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
+        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+
+        Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
+        where the checkpoints cannot be read: to begin anew then would cost all steps.
+        """
+        return self._checkpoints.latest(world)
 
     def restore(
         self,

@@ -39,6 +39,7 @@ class RankContext(NamedTuple):
     checkpoints: Path
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
+    verify: str = "sizes"  # how a checkpoint is verified before the run goes on from it
 
 
 class Limits(NamedTuple):
@@ -64,6 +65,7 @@ def place(
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
+        verify=env.get(ENV_GUARD + "VERIFY") or "sizes",
     )
 
 

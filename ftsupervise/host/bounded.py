@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from ftsupervise.host import haste
+from ftsupervise import host
 from ftsupervise.host.processes import end_group
 
 _AT_LEAST = 1.0  # least seconds for a command
@@ -60,8 +60,8 @@ def run(
     PermissionError when it cannot be started at all. Never raises for what it does.
     """
     started = time.monotonic()
-    if haste.until is not None:
-        timeout = min(timeout, max(_AT_LEAST, haste.until - started))
+    if host.answer_by is not None:
+        timeout = min(timeout, max(_AT_LEAST, host.answer_by - started))
     with _memory_file() as out, _memory_file() as err, _memory_file() as given:
         if stdin is not None:
             given.write(stdin.encode())

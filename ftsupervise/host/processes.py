@@ -7,6 +7,7 @@ the node agents, the supervisor and ``status`` load this when they start: psutil
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
@@ -353,3 +354,21 @@ def _names(pid: int) -> set[str]:
         return set()
     first = words[:3] if os.path.basename(words[0]).startswith("python") else words[:1]
     return {os.path.basename(word) for word in first}
+
+
+# --------------------------------------------------------------------------------------------------- start one of ours
+#
+# Every ``python -m ftsupervise …`` that is put into a job script, a crontab line or a child process is built here, so that no
+# other account can influence it: none runs a stranger's module in the current directory (see ``ftsupervise/start.py``). The
+# environment is left alone: the training command below it keeps its PYTHONPATH and finds its own modules as before.
+
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")  # noqa: PTH100, PTH118, PTH120
+
+
+def own_command(*words: str, module: str | None = None, python: str | None = None) -> list[str]:
+    """``ftsupervise WORD …``, or another program of this package (``module``: "ftsupervise.ranks"), as a command line.
+
+    ``python``: the interpreter, by its full path; the one that runs this if it is not said.
+    """
+    program = ["-m", module] if module else []
+    return [python or sys.executable, "-I", START, *program, *words]

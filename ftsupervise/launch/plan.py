@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise import __version__, secrecy
 from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError, from_os_error
-from ftsupervise.host import interpreter, ownership
+from ftsupervise.host import ownership, processes
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
@@ -124,7 +124,7 @@ def plan(
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
     options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
-    supervisor = interpreter.command(
+    supervisor = processes.own_command(
         "run", "--run-dir", str(run.run_dir), "--launched", token, *_settings(run), "--", python=python
     )
     command = (*supervisor, *train_command(launch, kind))

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise import secrecy
+from ftsupervise import host, secrecy
 from ftsupervise.errors import (
     CannotWrite,
     ConfigError,
@@ -26,7 +26,7 @@ from ftsupervise.errors import (
     SchedulerUnavailable,
     from_os_error,
 )
-from ftsupervise.host import files, haste
+from ftsupervise.host import files
 from ftsupervise.host.modes import SCRIPT, claim_folder, make_folder, make_own
 from ftsupervise.host.ownership import shown_user, user_name
 from ftsupervise.launch.folders import make_folders, pin, require_own
@@ -134,7 +134,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         why = f" ({switch.why})" if switch.why else ""
         raise Refused(
             f"the kill switch of {name} is up{by}{why}",
-            hint=f"talk to them, then: ftsupervise clear {_quoted(run_dir.root)}",
+            hint=f"talk to them, then: ftsupervise clear {run_dir.quoted()}",
         )
     if switch.problem:
         raise Refused(
@@ -148,7 +148,7 @@ def check_may_start(run_dir: RunDir, name: str) -> None:
         held = ", and the jobs that were held go on" if brake.held else ", then launch again"
         raise Refused(
             f"the brake of {name} is on: {brake.words()}",
-            hint=f"when that is fixed: ftsupervise clear --brake {_quoted(run_dir.root)}{held}",
+            hint=f"when that is fixed: ftsupervise clear --brake {run_dir.quoted()}{held}",
         )
 
 
@@ -184,7 +184,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     elif last is not None and last.job_id and last.cause is None and kind_of_job(last.job_id) != plan.kind:
         raise Refused(  # two chains that do not see each other would end each other's attempts, member by member
             f"attempt {last.number} of {plan.name} is at work in job {last.job_id}, which is not in this queue",
-            hint=f"end it first: ftsupervise kill {_quoted(rundir.root)}; when status says STOPPED: ftsupervise clear",
+            hint=f"end it first: ftsupervise kill {rundir.quoted()}; when status says STOPPED: ftsupervise clear",
         )
 
 
@@ -279,7 +279,7 @@ def submit(
     )
     ids: list[str] = []
     found_again = False
-    haste.until = None  # no deadline from here on: an sbatch that is cut off may have been accepted
+    host.answer_by = None  # no deadline from here on: an sbatch that is cut off may have been accepted
     try:
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
@@ -352,7 +352,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
             folder.rmdir()
             raise Refused(
                 f"{other.by} is launching {run_dir.root.name} right now",
-                hint=f"check again in a minute: ftsupervise status {_quoted(run_dir.root)}",
+                hint=f"check again in a minute: ftsupervise status {run_dir.quoted()}",
             )
     return number, folder
 

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
 
 _PATIENCE = 10.0  # seconds for one question: a restart may wait for the answer
-_FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # what we understand of --constraint
+_FEATURES = re.compile(r"[\w.:=+-]+(?:&[\w.:=+-]+)*")  # the forms of --constraint that we understand
 
 
 class ExclusionResult(NamedTuple):
-    """What was changed in Slurm."""
+    """The changes that were made in Slurm."""
 
     jobs: Mapping[str, tuple[str, ...]] = {}  # each waiting job with the nodes that are excluded for it now
     changed: tuple[str, ...] = ()  # a sentence for each job whose list was changed
@@ -95,7 +95,7 @@ def apply(
                 told = _update(slurm, ledger, job, wanted)
             except SchedulerUnavailable:
                 raise
-            except (Error, OSError) as error:  # somebody else's job, or a page that cannot be written
+            except (Error, OSError) as error:  # another account's job, or a page that cannot be written
                 problem = str(error).partition("\n")[0]
                 ledger.retain(job)
                 continue
@@ -147,8 +147,8 @@ def _target(
 
 
 def reserve(needed: int) -> int:
-    """How many nodes more than a job needs are to be up before others are excluded for their score: for those that fail while
-    no supervisor runs, above all the batch host with its supervisor."""
+    """The number of nodes that must be up beyond a job's need before others are excluded for their score: they replace nodes
+    that fail while no supervisor runs, above all the batch host with its supervisor."""
     return incidents.margin(needed, 0)
 
 
@@ -280,7 +280,7 @@ def that_fit(
     )
 
 
-# What ``watch`` does for a run of which all jobs wait: take back the exclusions that keep them from starting.
+# ``watch`` helps a run of which all jobs wait: it takes back the exclusions that keep them from starting.
 #
 # A member that starts or fails does it by itself (``selector.py``). But with one node excluded and another one dead there may
 # be too few left for any to start, and then no supervisor runs that could do it.

@@ -32,7 +32,7 @@ _LABELLED = re.compile(r"^ *(\d+): ?(.*)$")
 
 
 class HealthAnswer(NamedTuple):
-    """What the command said of one node."""
+    """The command's answer about one node."""
 
     word: str  # OK, WARNING, CRITICAL, UNKNOWN or NO_ANSWER
     line: str = ""  # the first one of its output
@@ -94,7 +94,7 @@ def answer(code: int | None, text: str) -> HealthAnswer:
 
 
 def judged(answers: Mapping[str, HealthAnswer]) -> dict[str, HealthAnswer]:
-    """Where it ended nowhere, nothing is known of any node."""
+    """``answers``, but all UNKNOWN where the command ended on no node: then the command may be at fault."""
     if len(answers) > 1 and all(one.word == NO_ANSWER for one in answers.values()):
         return {
             node: HealthAnswer(UNKNOWN, f"no answer from any node; {one.line}".rstrip("; "))

@@ -1,7 +1,7 @@
 """Which nodes are excluded, and why: incidents by node that fade with time, and what people decide by hand.
 
-    PLACE/troubles/WRITER.json  the incidents that one supervisor has seen; one file per writer, merged when read
-    PLACE/exclude/NODE          a person excludes it: ``touch`` excludes, ``rm`` takes it back; JSON says who and why
+    PLACE/incidents/WRITER.json the incidents that one supervisor has seen; one file per writer, merged when read
+    PLACE/exclude/NODE          a person excludes it: ``touch`` excludes, ``rm`` takes it back; JSON says by whom and why
     PLACE/trust/NODE            it is never excluded because of its score
     PLACE/cleared/NODE          incidents before this file was written do not count
     PLACE/applied/JOB           which of a waiting job's excluded nodes were excluded by us, and may be taken back
@@ -28,9 +28,9 @@ from ftsupervise.printable import printable
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import as_text, decode, read_json, read_record, time_of, write_json
 
-WORDS = EXCLUDE, TRUST, CLEARED, TROUBLES, APPLIED = "exclude", "trust", "cleared", "troubles", "applied"
+WORDS = EXCLUDE, TRUST, CLEARED, INCIDENTS, APPLIED = "exclude", "trust", "cleared", "incidents", "applied"
 
-# What an incident weighs. The first ones were seen on the node itself, so they count wherever the rank fails later.
+# The weight of an incident. The first ones were seen on the node itself, so they count wherever the rank fails later.
 WEIGHTS: Mapping[str, float] = {
     "health": 3.0,  # its health command said critical
     "hardware": 3.0,  # XID, uncorrectable ECC, a GPU off the bus, in the output of the rank that died there
@@ -116,7 +116,7 @@ class JudgedNode(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """How incidents become exclusions."""
+    """The settings by which incidents become exclusions."""
 
     half_life: float = default("care.half_life")  # seconds after which an incident counts half
     exclude_at: float = default("care.exclude_at")
@@ -156,10 +156,10 @@ def judge(known: NodeHistory, scoring: Scoring, now: datetime) -> tuple[JudgedNo
     return tuple(sorted(found, key=lambda node: order[node.state]))
 
 
-def without_followers(troubles: Iterable[Incident], scoring: Scoring, now: datetime) -> list[Incident]:
-    """``troubles`` without the faded ones and those that went with a rank: the same failure of the same rank of the same run
+def without_followers(incidents: Iterable[Incident], scoring: Scoring, now: datetime) -> list[Incident]:
+    """``incidents`` without the faded ones and those that went with a rank: the same failure of the same rank of the same run
     on two nodes within two half-lives is the program's or its data's, not the nodes'. What the node itself witnesses stays."""
-    fresh = [t for t in troubles if t.kind in WEIGHTS and _age(t, now) < _FADED * scoring.half_life]
+    fresh = [t for t in incidents if t.kind in WEIGHTS and _age(t, now) < _FADED * scoring.half_life]
     threads: dict[tuple[str, ...], list[Incident]] = {}
     for one in sorted(fresh, key=lambda t: t.at):
         if one.kind not in _OF_THE_NODE:
@@ -174,7 +174,7 @@ def without_followers(troubles: Iterable[Incident], scoring: Scoring, now: datet
 
 
 def _after_another(thread: Sequence[Incident], near: timedelta) -> Iterator[Incident]:
-    """Those that come, within ``near``, after one on another node."""
+    """The incidents that come, within ``near``, after one on another node."""
     other: Incident | None = None
     for before, one in pairwise(thread):
         other = before if before.node != one.node else other
@@ -182,30 +182,30 @@ def _after_another(thread: Sequence[Incident], near: timedelta) -> Iterator[Inci
             yield one
 
 
-def follows(troubles: Iterable[Incident], one: Incident) -> tuple[str, ...]:
+def follows(incidents: Iterable[Incident], one: Incident) -> tuple[str, ...]:
     """The nodes that the failure of ``one`` has been seen on, with its rank; () when the node itself is the witness."""
     if one.kind in _OF_THE_NODE:
         return ()
-    return tuple(sorted({other.node for other in troubles if _thread(other) == _thread(one)} | {one.node}))
+    return tuple(sorted({other.node for other in incidents if _thread(other) == _thread(one)} | {one.node}))
 
 
 def _thread(one: Incident) -> tuple[str, ...]:
     return one.run, one.kind, one.sign, "" if one.kind == "memory" else one.rank
 
 
-def score(troubles: Iterable[Incident], half_life: float, now: datetime) -> float:
+def score(incidents: Iterable[Incident], half_life: float, now: datetime) -> float:
     """The sum of the weights, each halved with every half-life that has passed."""
-    return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in troubles))
+    return float(sum(WEIGHTS.get(one.kind, 0.0) * 0.5 ** (_age(one, now) / half_life) for one in incidents))
 
 
 def _age(one: Incident, now: datetime) -> float:
     return max(0.0, (now - one.at).total_seconds())  # a clock that goes ahead makes nothing worse
 
 
-def _judged(name: str, troubles: list[Incident], mark: Override | None, scoring: Scoring, now: datetime) -> JudgedNode:
-    points = score(troubles, scoring.half_life, now)
-    last = troubles[-1] if troubles else None
-    node = JudgedNode(name, round(points, 3), "", last=last, incidents=len(troubles))
+def _judged(name: str, incidents: list[Incident], mark: Override | None, scoring: Scoring, now: datetime) -> JudgedNode:
+    points = score(incidents, scoring.half_life, now)
+    last = incidents[-1] if incidents else None
+    node = JudgedNode(name, round(points, 3), "", last=last, incidents=len(incidents))
     if mark is not None:
         by = f"by {mark.who}" if mark.who else "by hand"
         why = f"{by}: {mark.why}" if mark.why else by
@@ -214,13 +214,13 @@ def _judged(name: str, troubles: list[Incident], mark: Override | None, scoring:
     if last is None or points < scoring.exclude_at:
         return node
     left = timedelta(seconds=scoring.half_life * log2(points / scoring.exclude_at))
-    count = f"{len(troubles)} incidents" if len(troubles) > 1 else "one incident"
+    count = f"{len(incidents)} incidents" if len(incidents) > 1 else "one incident"
     why = f"score {points:.2g} of {scoring.exclude_at:g}, {count}, the last: {last.evidence or last.kind}"
     return node._replace(state="excluded", why=why, since=last.at, until=now + left)
 
 
 def _standing(marks: Iterable[Override], now: datetime) -> dict[str, Override]:
-    """What people say of each node now. The first place that says something of it has the word, there the newest."""
+    """The decision of a person that counts for each node now: of the first place that has one, the newest there."""
     found: dict[str, Override] = {}
     for one in marks:
         if one.word == CLEARED or (one.until is not None and one.until <= now):
@@ -235,20 +235,20 @@ def _standing(marks: Iterable[Override], now: datetime) -> dict[str, Override]:
 
 
 def read(places: Sequence[Path]) -> NodeHistory:
-    """All that lies in ``places``, the run's own first. Never raises: what cannot be read is told in ``problems``."""
-    troubles: dict[Incident, None] = {}
+    """All that lies in ``places``, the run's own first. Never raises: what cannot be read stands in ``problems``."""
+    incidents: dict[Incident, None] = {}
     marks: list[Override] = []
     problems: list[str] = []
     for place in places:
         left = _BYTES
-        for path, whose in _listed(place / TROUBLES, problems):
+        for path, whose in _listed(place / INCIDENTS, problems):
             found, size = _incidents(path, whose, min(left, _PAGE), problems)
-            troubles.update(dict.fromkeys(found))
+            incidents.update(dict.fromkeys(found))
             left -= size
         for word in (EXCLUDE, TRUST, CLEARED):
             listed = _listed(place / word, problems)
             marks += [mark for path, whose in listed if (mark := _override(path, whose, word, place, problems))]
-    return NodeHistory(tuple(troubles), tuple(marks), tuple(problems))
+    return NodeHistory(tuple(incidents), tuple(marks), tuple(problems))
 
 
 def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_result]]:
@@ -268,7 +268,7 @@ def _listed(folder: Path, problems: list[str]) -> list[tuple[Path, os.stat_resul
 
 
 def _incidents(path: Path, whose: os.stat_result, limit: int, problems: list[str]) -> tuple[list[Incident], int]:
-    """What one writer has seen, and the size of its page."""
+    """The incidents that one writer has seen, and the size of its page."""
     size = 0
     try:
         size = min(path.lstat().st_size, limit)
@@ -278,7 +278,7 @@ def _incidents(path: Path, whose: os.stat_result, limit: int, problems: list[str
     except (OSError, ValueError) as error:
         problems.append(printable(f"{path} is left out: {error}", 600))
         return [], size
-    raw = (page or {}).get("troubles")
+    raw = (page or {}).get("incidents")
     found = decode(tuple[Incident, ...], raw[-_MOST:] if isinstance(raw, list) else [], lenient=True)
     return [one for one in found if is_name(one.node)], size
 
@@ -309,22 +309,22 @@ def _override(path: Path, whose: os.stat_result, word: str, place: Path, problem
 
 
 class IncidentLog:
-    """What one process has seen of its nodes. ``writer`` names it alone in the world."""
+    """The incidents that one process has seen. ``writer`` is a name that no other process in the world has."""
 
     def __init__(self, writer: str) -> None:
         self.writer = re.sub(r"[^A-Za-z0-9._-]", "_", writer)[:200]
         self.seen: list[Incident] = []
 
-    def add(self, troubles: Iterable[Incident]) -> None:
-        self.seen = [*self.seen, *troubles][-_MOST:]
+    def add(self, incidents: Iterable[Incident]) -> None:
+        self.seen = [*self.seen, *incidents][-_MOST:]
 
     def write(self, places: Sequence[Path]) -> tuple[str, ...]:
         """Write down all that was seen, in each of ``places``; what could not be written, a sentence each. Never raises."""
-        page = {"troubles": self.seen}
+        page = {"incidents": self.seen}
         problems = []
         for place in places:
             try:
-                write_json(folder(place, TROUBLES) / f"{self.writer}.json", page)
+                write_json(folder(place, INCIDENTS) / f"{self.writer}.json", page)
             except OSError as error:
                 problems.append(f"cannot write {place}: {error.strerror}")
         return tuple(problems)
@@ -362,7 +362,7 @@ def any_exclusions(place: Path) -> bool:
 def forget(place: Path, half_life: float, now: datetime) -> None:
     """Remove the files of ``place`` in which nothing counts any more: a run of many jobs reads them after each failure."""
     try:
-        for path in (place / TROUBLES).iterdir():
+        for path in (place / INCIDENTS).iterdir():
             if now.timestamp() - path.lstat().st_mtime > _FADED * half_life:
                 path.unlink(missing_ok=True)
     except OSError:  # not ours to remove, or not there

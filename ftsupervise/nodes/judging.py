@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.errors import ConfigError, NotFound
-from ftsupervise.host import bounded, interpreter
+from ftsupervise.host import bounded, processes
 from ftsupervise.nodes import incidents
 from ftsupervise.nodes.incidents import Incident, IncidentLog, JudgedNode, NodeHistory, Scoring, margin
 from ftsupervise.rundir.paths import RunDir, tell
@@ -33,7 +33,7 @@ _ASK_AGAIN = 600.0  # seconds after which a shared directory that has not answer
 
 
 class Judgement(NamedTuple):
-    """What to think of each node, what that rests on, and whether that was all there is."""
+    """The judgement of each node, the history it rests on, and whether that history is whole."""
 
     nodes: tuple[JudgedNode, ...]
     known: NodeHistory
@@ -47,8 +47,8 @@ def judge(scoring: Scoring, places: Sequence[Path], now: datetime) -> Judgement:
 
 
 def read(places: Sequence[Path], patience: float = PATIENCE) -> tuple[NodeHistory, bool]:
-    """What is known in the run's own place, the first, and in those shared with others. Is that all? What does not answer is
-    among the problems."""
+    """The history in the run's own place, the first, and in those shared with others; and is it whole? A place that does not
+    answer is among the problems."""
     known, whole = incidents.read(places[:1]), True
     for place in places[1:]:
         found = read_bounded(place, None, patience)
@@ -68,7 +68,7 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
     """
     given = base64.b64encode(pickle.dumps((log, place))).decode()
     try:
-        done = bounded.run(interpreter.command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
+        done = bounded.run(processes.own_command(module=_CHILD), timeout=patience, env=os.environ, stdin=given)
     except OSError:
         return None
     if done.code != 0 or _MARK not in done.stdout:
@@ -84,12 +84,12 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
 
 def merge(own: NodeHistory, others: NodeHistory) -> NodeHistory:
     """Both, the run's own first; what lies in both places counts once."""
-    troubles = tuple(dict.fromkeys((*own.incidents, *others.incidents)))
-    return NodeHistory(troubles, (*own.overrides, *others.overrides), (*own.problems, *others.problems))
+    seen = tuple(dict.fromkeys((*own.incidents, *others.incidents)))
+    return NodeHistory(seen, (*own.overrides, *others.overrides), (*own.problems, *others.problems))
 
 
 class NodeJudge:
-    """What one supervisor knows of all nodes, and how it judges them: kept up to date after each incident."""
+    """The knowledge of one supervisor about all nodes and its judgement of them, kept up to date after each incident."""
 
     def __init__(self, own: Path, shared: Path | None, scoring: Scoring, writer: str) -> None:
         self.own, self.shared, self.scoring = own, shared, scoring
@@ -147,7 +147,7 @@ class NodeJudge:
 
 
 def of_run(run: Run) -> tuple[Scoring, list[Path]]:
-    """By the settings of ``run``; the places begin with the run's own."""
+    """Scoring and places by the settings of ``run``; the run's own place is the first."""
     assert run.run_dir is not None
     given, most = run.nodes, margin(run.launch.nodes, run.launch.spare_nodes)
     scoring = Scoring(
@@ -157,7 +157,7 @@ def of_run(run: Run) -> tuple[Scoring, list[Path]]:
 
 
 def of_run_dir(rundir: RunDir) -> tuple[Scoring, list[Path]]:
-    """As the run was launched, read in a hurry: without the schema. The defaults without a launch. Raises ConfigError."""
+    """The same from the run.yaml that launch wrote, fast: without the schema. Defaults without a launch. Raises ConfigError."""
     given, launch, usual = _section(rundir, "nodes"), _section(rundir, "launch"), Scoring()
     try:
         most = margin(int(launch.get("nodes", 1)), int(launch.get("spare_nodes", 0)))

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from ftsupervise.host.private import home, private
+from ftsupervise.host.ownership import own_folder, private_folder
 from ftsupervise.host.processes import boot_id, identity, lives, process
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -75,7 +75,7 @@ class Notes:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.boot = _boot()
-        self.directory = private(directory or home() / "probe")
+        self.directory = private_folder(directory or own_folder() / "probe")
         self._mine: list[Note] = []
 
     def write(self, pid: int, key: str, what: str, *, abandoned: bool = False, since: float | None = None) -> Note:

@@ -47,41 +47,31 @@ def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence
 
 
 _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
-                                   [--child WORD…]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
   --to, --port     where the supervisor listens; every address of these names is tried
   --generation N   which start of the agents this is
   --every S        seconds between two beats
   --closer S       the same while no rank of the node makes progress
-  --child WORD…    a command to start, and to end with the agent; takes all that follows
   --answer TEXT    run no agent: answer one question ("evidence PID") and exit
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
 
 
-def orders(words: list[str]) -> AgentConfig:
+def config(words: list[str]) -> AgentConfig:
     """Raises ValueError for arguments that make no sense."""
     from ftsupervise.ranks.agent import AgentConfig
 
-    given: dict[str, str] = {}
-    child: tuple[str, ...] = ()
-    while words:
-        word = words.pop(0)
-        if word == "--child":
-            child, words = tuple(words), []
-        elif word in ("--base", "--to", "--port", "--generation", "--every", "--closer", "--lost") and words:
-            given[word[2:]] = words.pop(0)
-        else:
-            raise ValueError(word)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    if not given.keys() <= {"--base", "--to", "--port", "--generation", "--every", "--closer", "--lost"}:
+        raise ValueError(" ".join(words))
     return AgentConfig(
-        base=given["base"],
-        hosts=tuple(given["to"].split(",")),
-        port=int(given["port"]),
-        generation=int(given["generation"]),
-        every=float(given.get("every", "1")),
-        closer=float(given.get("closer", given.get("every", "1"))),
+        base=given["--base"],
+        hosts=tuple(given["--to"].split(",")),
+        port=int(given["--port"]),
+        generation=int(given["--generation"]),
+        every=float(given.get("--every", "1")),
+        closer=float(given.get("--closer", given.get("--every", "1"))),
         node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
-        child=child,
-        lost=float(given.get("lost", "300")),
+        lost=float(given.get("--lost", "300")),
     )
 
 
@@ -97,19 +87,17 @@ def main() -> int:
 
     key = os.environ.pop(ENV_KEY, "")
     try:
-        told, secret = orders(sys.argv[1:]), bytes.fromhex(key)
+        given, secret = config(sys.argv[1:]), bytes.fromhex(key)
         if len(secret) != KEY:
             raise ValueError("no key")
     except (KeyError, ValueError):
         sys.stderr.write(_USAGE + "\n")
         return 2
     here = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")  # where srun runs, as this node sees it
-    hosts = [host for host in dict.fromkeys((here, *told.hosts)) if host]
-    agent = Agent(told._replace(hosts=tuple(hosts)), secret)
+    hosts = [host for host in dict.fromkeys((here, *given.hosts)) if host]
+    agent = Agent(given._replace(hosts=tuple(hosts)), secret)
     agent.run()
     if agent.orphan:
-        # merged
-
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if stays(os.environ):
             see_to_the_end(os.environ)

@@ -1,4 +1,4 @@
-"""The protocol of agents and supervisor: numbered, authenticated datagrams. Pure.
+"""The protocol of agents and supervisor: numbered, authenticated datagrams, and the agent's end of them.
 
     magic, kind, part, parts, generation, attempt, number | node name | body | seal
 
@@ -10,9 +10,11 @@ twice. Times are ages in milliseconds: the clocks of two hosts need not agree.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 from ftsupervise.truth import RankState
@@ -28,14 +30,14 @@ ENV_KEY = "FTSUPERVISE_NODE_KEY"  # hexadecimal; in the environment of the agent
 KEY = 32  # bytes
 LARGEST = 1400  # bytes of a datagram: passes every Ethernet unsplit
 
-HELLO, PULSE, DEATH, REPLY, ACK, ASK, BYE = range(1, 8)
-TO_RING, TO_AGENT = frozenset((HELLO, PULSE, DEATH, REPLY)), frozenset((ACK, ASK, BYE))
+HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE = range(1, 8)
+TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY)), frozenset((ACK, ASK, BYE))
 
 _HEAD = struct.Struct("<4sBBBBIIQ")
 _MAGIC = b"FTS1"
 _SEAL = 16
 _RANK = struct.Struct("<IIqIIIBBBx")  # rank, pid, step, ages of step and beat, CPU in 1/100 s, state, flags, phase
-_GONE = struct.Struct("<IIIiI")  # rank, pid, age, exit code, flags
+_EXIT = struct.Struct("<IIIiI")  # rank, pid, age, exit code, flags
 _CHUNK = struct.Struct("<HH")
 _NO_STEP, _LEAVING, _NO_CPU = 1, 2, 4
 _LIMIT = (1 << 32) - 1
@@ -95,8 +97,8 @@ class Seal:
         return Datagram(kind, part, parts, generation, attempt, number, data[_HEAD.size : begin], data[begin:end])
 
 
-def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 128) -> list[bytes]:
-    """The bodies that carry ``pulses`` at monotonic ``now``: as few datagrams as possible, at least one."""
+def pack_states(states: Sequence[RankState], now: float, room: int = LARGEST - 128) -> list[bytes]:
+    """The bodies that carry ``states`` at monotonic ``now``: as few datagrams as possible, at least one."""
     bodies: list[bytes] = []
     names: dict[bytes, int] = {}
     records: list[bytes] = []
@@ -108,7 +110,7 @@ def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 1
         bodies.append(bytes((len(names),)) + table + b"".join(records))
         names, records, size = {}, [], 1
 
-    for one in pulses:
+    for one in states:
         name = one.phase.encode("utf-8", "replace")[:63]
         more = _RANK.size + (0 if name in names else 1 + len(name))
         if size + more > room or len(names) > 250:
@@ -134,8 +136,8 @@ def pack_pulses(pulses: Sequence[RankState], now: float, room: int = LARGEST - 1
     return bodies
 
 
-def read_pulses(body: bytes, node: str, seen: float) -> list[RankState]:
-    """Unpack a body of ``pack_pulses`` received at monotonic ``seen``. Raises ValueError for any other body."""
+def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
+    """Unpack a body of ``pack_states`` received at monotonic ``seen``. Raises ValueError for any other body."""
     try:
         phases, at = [], 1
         for _ in range(body[0]):
@@ -163,27 +165,27 @@ def read_pulses(body: bytes, node: str, seen: float) -> list[RankState]:
             for rank, pid, step, stepped, beaten, cpu, state, flags, phase in _RANK.iter_unpack(body[at:])
         ]
     except (IndexError, struct.error) as error:
-        raise ValueError(f"no pulses: {error}") from None
+        raise ValueError(f"no rank states: {error}") from None
 
 
-def pack_gone(deaths: Iterable[ExitRecord]) -> bytes:
+def pack_exits(exits: Iterable[ExitRecord]) -> bytes:
     return b"".join(
-        _GONE.pack(
+        _EXIT.pack(
             one.rank,
             one.pid,
             _ms(one.age),
             one.code or 0,
             (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3,
         )
-        for one in deaths
+        for one in exits
     )
 
 
-def read_gone(body: bytes) -> Iterator[ExitRecord]:
+def read_exits(body: bytes) -> Iterator[ExitRecord]:
     """Raises ValueError for any other body."""
-    if len(body) % _GONE.size:
-        raise ValueError("no deaths")
-    for rank, pid, age, code, flags in _GONE.iter_unpack(body):
+    if len(body) % _EXIT.size:
+        raise ValueError("no exits")
+    for rank, pid, age, code, flags in _EXIT.iter_unpack(body):
         yield ExitRecord(
             rank, pid, age * 0.001, code if flags & 1 else None, bool(flags & 2), bool(flags & 4), bool(flags & 8)
         )
@@ -267,3 +269,113 @@ def own_addresses() -> list[str]:
         except OSError:
             continue
     return list(dict.fromkeys(found))
+
+
+# The agent's end: it sends to all addresses of the supervisor until one has answered, and to that one from then on.
+
+_REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
+
+
+class SupervisorLink:
+    """Sends to the supervisor and hears from it. Registers its descriptors with ``poll``."""
+
+    def __init__(
+        self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
+    ) -> None:
+        """Raises OSError when there can be no socket."""
+        self._seal, self.node, self._generation, self._poll = seal, node, generation, poll
+        self._sock = udp()
+        poll.register(self._sock, select.POLLIN)
+        self._hosts = resolve(self._sock, hosts, port)
+        self._address: Address | None = None  # where it answered from
+        self._connected: socket.socket | None = None  # to that address: the kernel reports a closed port
+        self._refusals = 0
+        self._sent = self._acked = 0  # our newest number, and the newest that was acknowledged
+        self._asked = 0  # the newest request taken
+        self.heard = monotonic()
+
+    def say(self, kind: int, attempt: int, body: bytes, part: int = 0, parts: int = 1) -> None:
+        self._sent += 1
+        self._send(Datagram(kind, part, parts, self._generation, attempt, self._sent, self.node, body))
+
+    def reply(self, number: int, attempt: int, piece: bytes) -> None:
+        """Send one piece of the answer to question ``number``."""
+        self._send(Datagram(REPLY, 0, 1, self._generation, attempt, number, self.node, piece))
+
+    def _send(self, message: Datagram) -> None:
+        data = self._seal.pack(message)
+        if self._connected is None:
+            for address in self._hosts:
+                send_datagram(self._sock, data, address)
+            return
+        try:
+            self._connected.send(data)
+        except ConnectionRefusedError:
+            self._refusals += 1
+        except OSError:  # lost, as any may be
+            return
+
+    @property
+    def refused(self) -> bool:
+        """Has the supervisor gone? Its port is closed."""
+        return self._refusals >= _REFUSED
+
+    def owns(self, fd: int) -> bool:
+        return fd == self._sock.fileno() or (self._connected is not None and fd == self._connected.fileno())
+
+    def receive(self, fd: int) -> Iterator[Datagram]:
+        """What has arrived at ``fd`` for this start of this agent: acknowledgements and requests, each request once, and again
+        while the supervisor has no answer."""
+        sock = self._connected if self._connected is not None and self._connected.fileno() == fd else self._sock
+        for _ in range(100):
+            try:
+                data, sender = sock.recvfrom(4096)
+            except ConnectionRefusedError:
+                self._refusals += 1
+                return
+            except OSError:  # none left, or another address has answered
+                return
+            message = self._seal.open(data)
+            if message is None or message.kind not in TO_AGENT or message.node != self.node:
+                continue
+            if message.generation == self._generation and self._is_timely(message, sender):
+                yield message
+
+    def _is_timely(self, message: Datagram, sender: Address) -> bool:
+        """Not of a number that we have not sent; and note that the supervisor has been heard."""
+        if message.kind == ACK:
+            if message.number > self._sent:
+                return False
+            if self._acked < message.number:
+                self._acked, self.heard, self._refusals = message.number, monotonic(), 0
+                self._send_to(sender)
+        elif message.number > self._asked:
+            self._asked, self.heard = message.number, monotonic()
+        else:
+            return message.kind == ASK and message.number == self._asked
+        return True
+
+    def send_to_all(self) -> None:
+        """Another address may reach it."""
+        self._send_to(None)
+
+    def _send_to(self, address: Address | None) -> None:
+        if address == self._address:
+            return
+        if self._connected is not None:
+            self._poll.unregister(self._connected)
+            self._connected.close()
+        self._address, self._connected = address, None
+        if address is None:
+            return
+        one = socket.socket(self._sock.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            one.connect(address)
+        except OSError:
+            one.close()
+            return
+        self._connected = one
+        self._poll.register(one, select.POLLIN)
+
+    def close(self) -> None:
+        self._sock.close()

@@ -10,12 +10,7 @@ They are unpacked when they are needed.
 from __future__ import annotations
 
 import gc
-import os
-import select
 import signal
-import socket
-import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +19,7 @@ from typing import NamedTuple
 
 from ftsupervise.model import Cause, ended
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.observe import RankObserver
-from ftsupervise.ranks.protocol import Address, Datagram, ExitRecord, Seal, send_datagram
+from ftsupervise.ranks.protocol import Address, Datagram, ExitRecord, Seal
 from ftsupervise.truth import RankState
 
 _SLICE = 32  # nodes unpacked between two checks for waiting datagrams
@@ -67,17 +61,36 @@ def death_of(gone: ExitRecord, node: str, at: float | None = None) -> RankExit:
 class Node:
     """The last report of one node."""
 
-    __slots__ = ("acked", "address", "name", "numbers", "parts", "pulses", "raw", "seen")
+    __slots__ = ("acked", "address", "name", "numbers", "parts", "raw", "seen", "states")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.numbers: dict[int, int] = {}  # part -> the newest number of it
         self.raw: dict[int, tuple[bytes, float]] = {}  # part -> body, when it came
         self.parts = 1
-        self.pulses: list[RankState] | None = None  # of ``raw``, when it has been read
+        self.states: list[RankState] | None = None  # of ``raw``, when it has been read
         self.address: Address | None = None
         self.seen = 0.0
         self.acked = float("-inf")
+
+
+class Reply:
+    """The pieces of an answer that have arrived, in any order."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, bytes] = {}
+        self._count = -1
+
+    def add(self, index: int, count: int, piece: bytes) -> None:
+        self._pieces[index], self._count = piece, count
+
+    @property
+    def whole(self) -> bool:
+        return len(self._pieces) == self._count
+
+    @property
+    def text(self) -> str:
+        return b"".join(self._pieces[index] for index in sorted(self._pieces)).decode("utf-8", "replace")
 
 
 _TOGETHER = 0.3  # seconds
@@ -105,7 +118,7 @@ class RankTable:
         self.taken = 0
         self.draining = False  # the listener receives waiting datagrams
         self.nodes: dict[bytes, Node] = {}
-        self.replies: dict[int, dict[int, bytes]] = {}  # number of the question -> pieces; only what is waited for
+        self.replies: dict[int, Reply] = {}  # number of the question -> its answer; only what is waited for
         self._seal = Seal(key)
         self._nudge = nudge
         self.local: Sequence[RankState] = ()  # of our own node, when we observe it ourselves
@@ -123,8 +136,8 @@ class RankTable:
         gc.disable()  # 100,000 new tuples that hold no cycle: looking for one would cost a third more
         try:
             for count, node in enumerate(list(self.nodes.values())):
-                pulses = node.pulses
-                found.extend(self._read(node) if pulses is None else pulses)
+                states = node.states
+                found.extend(self._read(node) if states is None else states)
                 while (
                     not count % _SLICE and self.draining
                 ):  # each datagram lets go of the interpreter: leave it alone then
@@ -169,7 +182,7 @@ class RankTable:
         self._dead.clear()
         self._news.clear()
         for node in self.nodes.values():
-            node.raw, node.pulses = {}, None
+            node.raw, node.states = {}, None
 
     def restart(self, generation: int) -> None:
         """From here on only agents of this start count."""
@@ -184,7 +197,7 @@ class RankTable:
         if message is None:
             self.dropped["forged or damaged"] += 1
             return None
-        if message.kind not in protocol.TO_RING or message.generation > self.generation:
+        if message.kind not in protocol.TO_SUPERVISOR or message.generation > self.generation:
             self.dropped["not for us"] += 1
             return None
         if message.generation < self.generation:  # their srun died, and they were started again
@@ -197,20 +210,20 @@ class RankTable:
             self._take_reply(message)
             return None
         if message.number <= node.numbers.get(message.part, 0):
-            if message.kind != protocol.DEATH:  # two deaths may pass each other; each counts once anyway
+            if message.kind != protocol.EXIT:  # two deaths may pass each other; each counts once anyway
                 self.dropped["old"] += 1
                 return None
         else:
             node.numbers[message.part] = message.number
             node.address, node.seen = sender, now
         self.taken += 1
-        if message.kind == protocol.DEATH:
-            return self._take_deaths(message, node, now)
-        if message.kind == protocol.PULSE:
+        if message.kind == protocol.EXIT:
+            return self._take_exits(message, node, now)
+        if message.kind == protocol.STATES:
             if message.attempt == self.attempt:
                 node.raw[message.part] = (message.body, now)
                 node.parts = message.parts
-                node.pulses = None
+                node.states = None
             elif message.attempt:
                 self.dropped["of another attempt"] += 1
         if now < node.acked + _ACKS * self.every:
@@ -218,23 +231,23 @@ class RankTable:
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
-    def put(self, pulses: Sequence[RankState], deaths: Iterable[ExitRecord], node: str) -> None:
+    def put(self, states: Sequence[RankState], deaths: Iterable[ExitRecord], node: str) -> None:
         """Store the states that we observed ourselves."""
-        self.local = pulses
+        self.local = states
         now = monotonic()
         for one in deaths:
             self._tell(death_of(one, node, now - one.age))
 
-    def put_slow(self, pulses: Sequence[RankState]) -> None:
+    def put_slow(self, states: Sequence[RankState]) -> None:
         """Store states from the run directory, for ranks without another report."""
-        self._slow = pulses
+        self._slow = states
 
     def pack(self, kind: int, number: int, node: bytes, body: bytes) -> bytes:
         return self._seal.pack(Datagram(kind, 0, 1, self.generation, self.attempt, number, node, body))
 
-    def _take_deaths(self, message: Datagram, node: Node, now: float) -> bytes | None:
+    def _take_exits(self, message: Datagram, node: Node, now: float) -> bytes | None:
         try:
-            told = list(protocol.read_gone(message.body))
+            told = list(protocol.read_exits(message.body))
         except ValueError:
             self.dropped["nonsense"] += 1
             return None
@@ -254,121 +267,28 @@ class RankTable:
         self._nudge()
 
     def _take_reply(self, message: Datagram) -> None:
-        pieces = self.replies.get(message.number)
-        if pieces is None:
+        reply = self.replies.get(message.number)
+        if reply is None:
             self.dropped["not for us"] += 1
             return
         try:
-            index, count, piece = protocol.read_chunk(message.body)
+            reply.add(*protocol.read_chunk(message.body))
         except ValueError:
             self.dropped["nonsense"] += 1
             return
-        pieces[index] = piece
-        pieces[-1] = str(count).encode()
-        if len(pieces) > count:
+        if reply.whole:
             self.on_reply()
 
     def _read(self, node: Node) -> list[RankState]:
         number = node.numbers.copy()
-        pulses: list[RankState] = []
+        states: list[RankState] = []
         for part, (body, at) in sorted(node.raw.items()):
             if part >= node.parts:
                 continue
             try:
-                pulses.extend(protocol.read_pulses(body, node.name, at))
+                states.extend(protocol.read_states(body, node.name, at))
             except ValueError:
                 self.dropped["nonsense"] += 1
         if node.numbers == number:  # nothing came meanwhile
-            node.pulses = pulses
-        return pulses
-
-
-# One thread that receives all reports about ranks: datagrams of all agents, or this node's own pages and processes.
-#
-# It lives as long as the supervisor, so that a death is received also while the supervisor waits for Slurm. It fills the
-# ``RankTable``, and wakes the supervisor for urgent news.
-
-_MANY = 200  # nodes above which datagrams are gathered before they are taken
-_GATHER = 0.004  # seconds; less than what the kernel keeps for us in a burst
-_AT_ONCE = 5000
-_SWITCH = 0.0002  # seconds after which a busy thread lets another one run
-_NEW = 0.1  # seconds between two checks of our own node while pages still appear
-
-
-class Listener:
-    """``sock``: where the agents send. ``base``, ``node``: the pages of our own node, looked at directly."""
-
-    def __init__(self, pulses: RankTable, sock: socket.socket | None, base: str = "", node: str = "") -> None:
-        self.pulses, self.sock = pulses, sock
-        self._poll = select.poll()
-        self._eyes = RankObserver(base, node, self._poll) if base else None
-        self._over = False
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poll.register(self._read, select.POLLIN)
-        if sock is not None:
-            self._poll.register(sock, select.POLLIN)
-        self._due = 0.0
-        self._thread = threading.Thread(target=self._listen, name="pulse", daemon=True)
-        self._thread.start()
-
-    def look_now(self) -> None:
-        """Check soon: a first page is about to appear."""
-        self._due = 0.0
-        try:
-            os.write(self._write, b"\0")
-        except OSError:
-            return
-
-    def close(self) -> None:
-        self._over = True
-        self.look_now()
-        self._thread.join(2.0)
-        if not self._thread.is_alive():
-            os.close(self._read)
-            os.close(self._write)
-            if self._eyes is not None:
-                self._eyes.close()
-
-    def _listen(self) -> None:
-        while not self._over:
-            rest = None if self._eyes is None else max(0.0, self._due - monotonic()) * 1000
-            for fd, _ in self._poll.poll(rest):
-                if fd == self._read:
-                    os.read(self._read, 4096)
-                elif self.sock is not None and fd == self.sock.fileno():
-                    self._drain(self.sock)
-                elif self._eyes is not None and self._eyes.heard(fd):
-                    self._tell(self._eyes, self.pulses.local)
-            if self._eyes is not None and monotonic() >= self._due:
-                self._look(self._eyes)
-
-    def _drain(self, sock: socket.socket) -> None:
-        pulses, receive = self.pulses, sock.recvfrom
-        if len(pulses.nodes) > _MANY:
-            if sys.getswitchinterval() > _SWITCH:  # else each datagram waits 5 ms for a busy thread
-                sys.setswitchinterval(_SWITCH)
-            time.sleep(_GATHER)
-        take, now = pulses.take, monotonic()
-        pulses.draining = True
-        try:
-            for _ in range(_AT_ONCE):
-                data, sender = receive(2048)
-                answer = take(data, sender, now)
-                if answer is not None:
-                    send_datagram(sock, answer, sender)
-        except OSError:  # none left
-            return
-        finally:
-            pulses.draining = False
-
-    def dying(self) -> list[ExitRecord]:
-        """As ``RankObserver.dying``, of our own node."""
-        return self._eyes.dying() if self._eyes is not None else []
-
-    def _tell(self, eyes: RankObserver, found: Sequence[RankState]) -> None:
-        if eyes.attempt == self.pulses.attempt:
-            self.pulses.put(found, eyes.news(), eyes.node)
-
-    def _look(self, eyes: RankObserver) -> None:
-        self._tell(eyes, eyes.look())
-        self._due = monotonic() + (min(_NEW, self.pulses.every) if eyes.is_early() else self.pulses.every)
+            node.states = states
+        return states

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 
-from ftsupervise.ranks.protocol import ExitRecord
+from ftsupervise.ranks.protocol import ExitRecord, chunks
 from ftsupervise.rundir.records import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
@@ -66,6 +66,56 @@ class Request:
             os.kill(self.pid, signal.SIGKILL)  # one that hangs in state D is reaped when it can be
         except ProcessLookupError:
             pass
+
+
+class Answers:
+    """The question that is being answered, and the last answer: it is sent again when it is asked for again."""
+
+    def __init__(self, node: str, poll: select.poll, dying: Callable[[], Iterable[ExitRecord]]) -> None:
+        self._node, self._poll, self._dying = node, poll, dying
+        self._request: Request | None = None
+        self._killed = ("", "")  # a request to kill, and the ranks that were dying when it first came
+        self.number, self.pieces = 0, list[bytes]()
+
+    def take(self, number: int, question: str) -> None:
+        """Begin to answer a question, unless it is the last one again."""
+        if number == self.number:
+            return
+        self.close()
+        self.number, self.pieces = number, []
+        if question.startswith("kill ") and self._killed[0] != question:
+            self._killed = (question, pack_dying(self._dying()))
+        try:
+            self._request = Request(question, self._node, self._poll)
+        except OSError:
+            self._request = None
+
+    def finish(self, now: float) -> bool:
+        """Has a question been answered since the last call?"""
+        one = self._request
+        if one is None or not one.done(now):
+            return False
+        more = self._killed[1] if one.question == self._killed[0] else ""
+        self.pieces, self._request = chunks(one.text + more.encode()), None
+        return True
+
+    @property
+    def fd(self) -> int:
+        return self._request.fd if self._request is not None else -1
+
+    def close(self) -> None:
+        if self._request is not None:
+            self._request.close()
+            self._request = None
+
+
+def reap() -> None:
+    """Wait for the processes that have answered a question."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
 
 
 def _answer_and_leave(question: str, node: str, fd: int) -> None:

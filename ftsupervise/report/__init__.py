@@ -106,7 +106,7 @@ def _logs(rundir: RunDir, name: str) -> str:
     import shlex
 
     from ftsupervise.config import sources
-    from ftsupervise.config.job_output import starred
+    from ftsupervise.config.find_run import starred
 
     try:
         document = sources.fill(sources.read_file(rundir.config), {})
@@ -135,7 +135,7 @@ def _brake(rundir: RunDir) -> str:
         on = read_brake(rundir)
     except OSError:
         return ""
-    return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {_quoted(rundir)}" if on else ""
+    return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {rundir.quoted()}" if on else ""
 
 
 def _how_to_let_go(rundir: RunDir) -> str:
@@ -143,14 +143,8 @@ def _how_to_let_go(rundir: RunDir) -> str:
         ours = bool(still_held(rundir))
     except OSError:
         ours = False
-    how = f"ftsupervise clear --brake {_quoted(rundir)}" if ours else "scontrol release JOBID"
+    how = f"ftsupervise clear --brake {rundir.quoted()}" if ours else "scontrol release JOBID"
     return f"on hold{' since the brake' if ours else ''}; let it go: {how}"
-
-
-def _quoted(rundir: RunDir) -> str:
-    import shlex
-
-    return shlex.quote(str(rundir.root))
 
 
 def _queue(rundir: RunDir, kind: str, env: Mapping[str, str]) -> tuple[tuple[Job, ...] | None, str, tuple[str, ...]]:

@@ -34,8 +34,9 @@ class Options:
     space_wait: float = default("space_wait")  # for a full disk, before an attempt and after the last one
     stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
     look_every: float = 1.0  # between two checks of the kill switch and the fence
+    checkpoints: str | None = None  # where they are written, unless the environment says; None: in the run directory
     warm: WarmSettings = field(default_factory=WarmSettings)
-    guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR
+    guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY
     budgets: Budgets = field(default_factory=Budgets)
     care: NodePolicy = field(default_factory=NodePolicy)
     hang: HangLimits | None = field(default_factory=HangLimits)  # None: hangs are not detected

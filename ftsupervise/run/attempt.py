@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End
-from ftsupervise.nodes.placement import Placement, calls_srun
-from ftsupervise.nodes.selector import NodeSelector
+from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor
@@ -54,47 +53,6 @@ ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away
 
 
-class Surroundings(NamedTuple):
-    """What the job passes to the command in its environment."""
-
-    claim: Claim
-    restarts: int
-    pages: str  # where the ranks make their pages
-    nodes: tuple[str, ...]  # () where none were chosen
-    end: float | None  # of the job, epoch seconds
-    fence: Mapping[str, str]  # what the attempt writes through
-    crowded: bool  # a step that does not end holds its CPUs
-    calls_srun: bool
-
-
-def command_env(options: Options, env: Mapping[str, str], found: Surroundings) -> dict[str, str]:
-    """The environment of the command: ours, with what names this run, this attempt and its limits."""
-    given = {key: value for key, value in env.items() if not key.startswith(ENV_GUARD)}
-    given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
-    given[ENV_RUN_DIR] = str(options.rundir.root)
-    given[ENV_RUN] = options.name
-    given[ENV_ATTEMPT] = str(found.claim.number)
-    given[ENV_ATTEMPT_DIR] = str(found.claim.folder)
-    given[ENV_RESTART] = str(found.restarts)
-    given[ENV_PAGES] = found.pages
-    given.setdefault(ENV_CHECKPOINT_DIR, str(options.rundir.checkpoints))
-    for key in (ENV_AREA, ENV_STAGING):
-        given.pop(key, None)
-    given.update(found.fence)
-    if found.nodes:
-        given[ENV_NODES] = compress_hostlist(found.nodes)
-    if found.end is not None:
-        given[ENV_DEADLINE] = f"{found.end:.0f}"
-    if found.crowded:
-        given.setdefault("SLURM_OVERLAP", "1")
-    if (
-        options.budgets.in_place and found.calls_srun
-    ):  # without it srun waits for ever for ranks that wait for a dead one
-        given.setdefault("SLURM_KILL_BAD_EXIT", "1")
-    _for_launchers(given, env, found.claim)
-    return given
-
-
 def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim) -> None:
     """Set what torchrun needs for clean restarts. Variables that a person has set stay.
 
@@ -115,7 +73,7 @@ class Services:
 
     options: Options
     env: Mapping[str, str]
-    ears: SignalQueue
+    signals: SignalQueue
     reaper: OrphanReaper
     end: float | None  # of the job, epoch seconds
     allocation: Allocation
@@ -123,7 +81,7 @@ class Services:
     agents: Agents
     nodes: NodeSelector
     warm: WarmStart
-    owed: PendingWrites  # pages that a full disk did not take
+    pending: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
 
@@ -159,12 +117,13 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
     if mine is None:
         return now, False
     log = mine.folder / "run.log"
-    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, to.env, partial(tell, log)))
+    where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
+    now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
     if why := why or gate.another_place(rundir, mine.folder, to.options.launched):
         tell(log, why)
-        to.owed.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
+        to.pending.end(mine, End(Cause(CauseKind.NOT_STARTED, text=why)), "left")
     return now, not why
 
 
@@ -173,7 +132,7 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
     rundir, found = to.options.rundir, list[Claim | None]()
 
     def claim() -> None:
-        to.owed.settle()
+        to.pending.settle()
         if not found:
             after = now.fence.number if now.fence is not None else None
             found.append(ledger.claim(rundir) if after is None else ledger.claim_after(rundir, after))
@@ -193,17 +152,17 @@ def _claim(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> Cla
     return found[0] if begun else None
 
 
-def see_through(to: Services, now: RunProgress) -> RunProgress:
+def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
-    asked = CommandSpec(to.options, mine, placement.command, to.end, to.ears, to.warm, to.agents, kill_ranks)
+    asked = CommandSpec(to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks)
     one = RunningCommand(asked, _monitor(to, mine))
-    to.reaper.mind(mine.folder)
-    ended = one.see_through(_env(to, now, pages))
-    to.reaper.mind(None)
+    to.reaper.set_attempt(mine.folder)
+    ended = one.run_to_end(_env(to, now, pages))
+    to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
     if ended.failure is not None:
@@ -221,10 +180,32 @@ def see_through(to: Services, now: RunProgress) -> RunProgress:
 
 
 def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
-    fence = now.fence.env() if now.fence is not None else {}
-    steps = calls_srun(to.options.command, to.nodes.text)
-    found = Surroundings(now.claim, now.restarts, pages, now.placement.nodes, to.end, fence, now.crowded, steps)
-    to.warm.begin(now.claim.number, given := command_env(to.options, to.env, found))
+    """The environment of the command: ours, with what names this run, this attempt and its limits. ``pages``: where the ranks
+    make theirs."""
+    options, mine = to.options, now.claim
+    stale = (ENV_AREA, ENV_STAGING)  # an outer attempt's
+    given = {key: value for key, value in to.env.items() if not key.startswith(ENV_GUARD) and key not in stale}
+    given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
+    given[ENV_RUN_DIR] = str(options.rundir.root)
+    given[ENV_RUN] = options.name
+    given[ENV_ATTEMPT] = str(mine.number)
+    given[ENV_ATTEMPT_DIR] = str(mine.folder)
+    given[ENV_RESTART] = str(now.restarts)
+    given[ENV_PAGES] = pages
+    given.setdefault(ENV_CHECKPOINT_DIR, options.checkpoints or str(options.rundir.checkpoints))
+    given.update(now.fence.env() if now.fence is not None else {})
+    if now.placement.nodes:
+        given[ENV_NODES] = compress_hostlist(now.placement.nodes)
+    if to.end is not None:
+        given[ENV_DEADLINE] = f"{to.end:.0f}"
+    if now.crowded:
+        given.setdefault("SLURM_OVERLAP", "1")
+    if options.budgets.in_place and calls_srun(options.command, to.nodes.text):
+        given.setdefault(
+            "SLURM_KILL_BAD_EXIT", "1"
+        )  # without it srun waits for ever for ranks that wait for a dead one
+    _for_launchers(given, to.env, mine)
+    to.warm.begin(mine.number, given)
     return given
 
 
@@ -244,7 +225,7 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
 def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(Detector(to.options.hang, to.past), to.agents.pulses.newest, to.agents.ask_all, mine.folder)
+    return HangMonitor(Detector(to.options.hang, to.past), to.agents.table.newest, to.agents.ask, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
@@ -255,5 +236,5 @@ def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, d
     states = to.allocation.how_they_are(ended=True)
     used = now.placement.nodes or to.allocation.nodes
     lost = {node: states[node].rstrip("*") for node in used if is_away(states.get(node, ""))}
-    to.agents.end_what_lives_on(now.claim.folder, tuple(lost))
+    to.agents.kill_survivors(now.claim.folder, tuple(lost))
     return now._replace(node_states=states), lost

@@ -63,7 +63,7 @@ class RunningCommand:
 
     # ------------------------------------------------------------------------------------------------- its life
 
-    def see_through(self, env: dict[str, str]) -> End:
+    def run_to_end(self, env: dict[str, str]) -> End:
         """Run the command from start to end."""
         do = {
             AttemptState.RUNNING: self._wait,
@@ -99,7 +99,7 @@ class RunningCommand:
         self._move(AttemptEvent.STARTED)
         options, warm = self.asked.options, self.asked.warm
         self.watcher = RunDirWatcher(
-            options.rundir, self.asked.mine.number, self.asked.ears, options.look_every, warm.has_news
+            options.rundir, self.asked.mine.number, self.asked.signals, options.look_every, warm.has_news
         )
 
     def _move(self, event: AttemptEvent, *, ending: Ending | None = None, code: int | None = None) -> None:
@@ -110,7 +110,7 @@ class RunningCommand:
         self._reap()
         if self.now.state is AttemptState.CLEARING:
             return
-        for number in self.asked.ears.heard(self._time_left()):
+        for number in self.asked.signals.wait(self._time_left()):
             self._on_signal(number)
         self._check()
         if self.now.ending is not None and time.monotonic() >= self.now.ending.kill_at:
@@ -125,12 +125,12 @@ class RunningCommand:
         if self.now.code is None:
             self._move(AttemptEvent.UNKILLABLE, code=-signal.SIGKILL)
 
-    def hear_the_last(self) -> None:
+    def read_the_last_events(self) -> None:
         """Read the deaths and signals that arrived just before the command's end."""
-        self._hear_deaths()  # also those that were still arriving when we began to end it
+        self._read_deaths()  # also those that were still arriving when we began to end it
         if self.death is not None and self.death.at < self._died_at() - _OUTLIVED:
             self.death = None  # the command ended of something else since: its output shows it
-        for number in self.asked.ears.heard(0):
+        for number in self.asked.signals.wait(0):
             self._on_signal(number)
 
     def _died_at(self) -> float:
@@ -171,7 +171,7 @@ class RunningCommand:
             late = f"the command did not stop within {self.asked.options.stop_within:g} s"
             self._end_it(Cause(CauseKind.KILL_SWITCH, text=late))
             return
-        death = self.told_death() or (self.output.next_death() if self._listens else None)
+        death = self.reported_death() or (self.output.next_death() if self._listens else None)
         if death is not None:
             now = time.monotonic()
             since = self.death.at if self.death is not None else now
@@ -200,17 +200,17 @@ class RunningCommand:
             processes.send(odd, signal.SIGKILL)
             processes.send([pid for pid in ours if pid not in odd], signal.SIGTERM)
 
-    def told_death(self) -> Cause | None:
+    def reported_death(self) -> Cause | None:
         """The first crash that a node reported; None also where no restart would follow: the crash is then only recorded."""
         if self.asked.agents is None:
             return None
-        self.asked.agents.tend()
-        self._hear_deaths()
+        self.asked.agents.keep_running()
+        self._read_deaths()
         return self.death.cause() if self.death is not None and self.asked.restarts and not self.now.warned else None
 
-    def _hear_deaths(self) -> None:
+    def _read_deaths(self) -> None:
         """Find the rank that failed first, from deaths before we ended any rank, however late their nodes report them."""
-        news = self.asked.agents.pulses.deaths() if self.asked.agents is not None else []
+        news = self.asked.agents.table.deaths() if self.asked.agents is not None else []
         self.crashes += [one for one in news if one.crash and (self.touched is None or one.at < self.touched.at)]
         if not self.now.warned and (self.asked.restarts or self.asked.ends_with_a_rank):
             self.death = first_failure(self.crashes)
@@ -239,7 +239,7 @@ class RunningCommand:
 
     def _clear_away(self) -> None:
         """End what the command left running, so that nothing of this attempt meets the next one."""
-        self.hear_the_last()
+        self.read_the_last_events()
         ending = self.now.ending
         self.died_at = self._died_at()
         if not self.left_behind and self._ours():
@@ -278,7 +278,7 @@ class RunningCommand:
         while self._ours():
             if time.monotonic() >= until:
                 return False
-            for number in self.asked.ears.heard(min(0.1, max(0.0, until - time.monotonic()))):
+            for number in self.asked.signals.wait(min(0.1, max(0.0, until - time.monotonic()))):
                 self._on_signal(number)
             self._reap()
         self._reap()
@@ -318,10 +318,10 @@ class RunningCommand:
         warn(self.asked.mine.folder, why, self.say, told)
         everyone = self._ours()
         processes.send(everyone, signal.SIGCONT)  # a stopped process takes no SIGTERM
-        hearers = self._who_hears(number)
-        if not hearers:  # srun would kill its ranks unsaved; Slurm signals them itself, and the file warns the guards
-            hearers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
-        processes.send(hearers, number)
+        takers = self._handlers(number)
+        if not takers:  # srun would kill its ranks unsaved; Slurm signals them itself, and the file warns the guards
+            takers = [pid for pid in everyone if pid not in processes.sruns(everyone)]
+        processes.send(takers, number)
 
     def _forward(self, number: int) -> None:
         """The processes that handle the signal: the command, or those below a launcher or shell that would die of it."""
@@ -330,9 +330,9 @@ class RunningCommand:
         if self.asked.options.forward == "always":
             processes.send([self.pid], number)
         else:
-            processes.send(self._who_hears(number), number)
+            processes.send(self._handlers(number), number)
 
-    def _who_hears(self, number: int) -> list[int]:
+    def _handlers(self, number: int) -> list[int]:
         return [pid for root in (self.pid, *self.asked.warm.ranks()) for pid in processes.who_hears(root, number)]
 
     # ------------------------------------------------------------------------------------------------------ the end
@@ -346,7 +346,7 @@ class RunningCommand:
         if code and self.death is not None and (death is None or death.of_ranks):  # srun's own order says little
             agents, before = self.asked.agents, output if self.touched is None else self.touched.output
             one, failed = (
-                (agents.first_failure_before_kill(self.death), agents.pulses.failed) if agents else (self.death, ())
+                (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
             death = exit_analysis.cause_of(one, output, failed, before=before)
         stopped = read_stopped(self.asked.mine.folder).cause
@@ -385,8 +385,8 @@ class RunningCommand:
     def _reached(self) -> Reached:
         """The steps reached by the beats; the heartbeat pages are read more often and may know a later last step."""
         seen = reached(self.asked.options.rundir, self.asked.mine.number)
-        pulses = self.asked.agents.pulses.newest() if self.asked.agents is not None else []
-        told = [one.step for one in pulses if one.step is not None]
+        states = self.asked.agents.table.newest() if self.asked.agents is not None else []
+        told = [one.step for one in states if one.step is not None]
         return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
 
     def say(self, text: str) -> None:

@@ -260,7 +260,7 @@ class CommandSpec:
     mine: Claim
     command: tuple[str, ...]
     end: float | None  # of the job, epoch seconds
-    ears: SignalQueue
+    signals: SignalQueue
     warm: WarmStart
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches

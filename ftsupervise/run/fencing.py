@@ -25,7 +25,7 @@ from ftsupervise.rundir.ledger import ledger, numbers
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT_DIR, ENV_CHECKPOINT_DIR, ENV_STAGING, RunDir
 from ftsupervise.rundir.switches import KILL, read_switch
 
-_PATIENCE = 60.0  # seconds for one file system
+_BOUND = 60.0  # seconds for one file system
 _LATELY = 120.0  # seconds after its last beat in which a rank may still be running
 
 
@@ -116,9 +116,9 @@ def _one(
 
     worker = threading.Thread(target=work, name="seal", daemon=True)
     worker.start()
-    worker.join(_PATIENCE)
+    worker.join(_BOUND)
     if worker.is_alive():
-        say(f"{what} cannot be sealed against older attempts: no answer within {_PATIENCE:.0f} s")
+        say(f"{what} cannot be sealed against older attempts: no answer within {_BOUND:.0f} s")
     for error in trouble:
         say(f"{what} cannot be sealed against older attempts: {error.strerror}: {error.filename or ''}".rstrip(": "))
     return found[0] if found else None
@@ -148,25 +148,25 @@ class RunDirWatcher:
         self,
         rundir: RunDir,
         attempt: int,
-        ears: SignalQueue,
+        signals: SignalQueue,
         every: float,
         also: Callable[[], bool] = lambda: False,
     ) -> None:
         self.seen = Observed()
         self._also = also  # another check to make there
-        self._rundir, self._attempt, self._ears, self._every = rundir, attempt, ears, every
+        self._rundir, self._attempt, self._signals, self._every = rundir, attempt, signals, every
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="lookout", daemon=True)
+        self._thread = threading.Thread(target=self._look_on, name="watch-run-dir", daemon=True)
         self._thread.start()
 
-    def close(self, patience: float = 1.0) -> None:
+    def close(self, seconds: float = 1.0) -> None:
         self._over.set()
-        self._thread.join(patience)
+        self._thread.join(seconds)
 
     def _look_on(self) -> None:
         while not self._over.wait(self._every):
             if self._look() | self._also():
-                self._ears.nudge()
+                self._signals.wake()
 
     def _look(self) -> bool:
         """Is there anything new?"""
@@ -226,7 +226,7 @@ class OrphanReaper:
         shell.returncode = 0  # reaped with everything else that is ours
         self.pid = shell.pid
 
-    def mind(self, attempt_dir: Path | None) -> None:
+    def set_attempt(self, attempt_dir: Path | None) -> None:
         """End this attempt's processes when we die; None: no processes."""
         text = f"{ENV_ATTEMPT_DIR}={attempt_dir}" if attempt_dir is not None else ""
         try:

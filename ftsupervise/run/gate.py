@@ -163,8 +163,8 @@ class SignalQueue:
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {n: signal.signal(n, lambda *_: None) for n in (*STOP, *PASS_ON, signal.SIGCHLD)}
 
-    def heard(self, timeout: float | None) -> bytes:
-        """Numbers of the signals that came, each once, in order (0: the lookout has news); b"" after ``timeout`` seconds.
+    def wait(self, timeout: float | None) -> bytes:
+        """Numbers of the signals that came, each once, in order (0: another thread has news); b"" after ``timeout`` seconds.
 
         Once: a burst of thousands must not stand before the SIGTERM behind it.
         """
@@ -175,7 +175,7 @@ class SignalQueue:
         except BlockingIOError:
             return b""
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Wake the waiting thread, from another one."""
         try:
             os.write(self._write, b"\0")
@@ -208,14 +208,18 @@ def shut(options: Options) -> str:
         return ""
 
 
-def sit_out(
-    seconds: float, ears: SignalQueue, options: Options, log: Path | None = None, ask: Callable[[Options], str] = shut
+def wait_unless_stopped(
+    seconds: float,
+    signals: SignalQueue,
+    options: Options,
+    log: Path | None = None,
+    ask: Callable[[Options], str] = shut,
 ) -> bool:
     """Wait. False when a stop signal, however short the wait, or the answer of ``ask`` ended it."""
     until = time.monotonic() + seconds
     while True:
         rest = until - time.monotonic()
-        for number in ears.heard(min(max(rest, 0.0), 1.0)):
+        for number in signals.wait(min(max(rest, 0.0), 1.0)):
             if number in STOP or number == options.warning:
                 tell(log, "asked to stop while waiting")
                 return False
@@ -298,15 +302,15 @@ class PendingWrites:
             del self._pages[what]
         self.ends.clear()
 
-    def settle_at_last(self, options: Options, ears: SignalQueue, *, told: bool) -> None:
+    def settle_at_last(self, options: Options, signals: SignalQueue, *, told: bool) -> None:
         """Before the job ends. Pages that still cannot be written are reported once more: only the job's output has them.
 
         ``told``: we were asked to stop, and there may be seconds left; otherwise a stop signal ends the wait.
         """
         if not self._pages:
             return
-        listen = partial(sit_out, ears=ears, options=options, ask=lambda _: "")
-        seconds, pause = (min(_LAST, options.space_wait), _doze) if told else (options.space_wait, listen)
+        listen = partial(wait_unless_stopped, signals=signals, options=options, ask=lambda _: "")
+        seconds, pause = (min(_LAST, options.space_wait), _sleep) if told else (options.space_wait, listen)
         try:
             if wait_for_space(self.settle, seconds, pause):
                 return
@@ -316,7 +320,7 @@ class PendingWrites:
                 tell(None, f"not written for lack of space: {what}")
 
 
-def _doze(seconds: float) -> bool:
+def _sleep(seconds: float) -> bool:
     time.sleep(seconds)
     return True
 

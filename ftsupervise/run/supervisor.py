@@ -16,11 +16,10 @@ from pathlib import Path
 
 from ftsupervise import scheduler
 from ftsupervise.errors import Error
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
-from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import FAILURE, NodeSelector
+from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import often
@@ -28,7 +27,7 @@ from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, sit_out, wait_for_space
+from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
@@ -62,7 +61,7 @@ class CronKeepalive:
         if not env.get("SLURM_JOB_ID"):
             return
         every = env.get(ENV_EVERY, "")
-        words = command or interpreter.command("cron", "ensure", "--run", str(run_dir))
+        words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))
         try:
             shell = subprocess.Popen(
                 ["sh", "-c", _LOOP, "ftsupervise-keeper", every if every.isdigit() else str(_EVERY), *words],
@@ -97,9 +96,9 @@ def run(options: Options, env: Mapping[str, str]) -> int:
 
     Raises CannotWrite, NotPermitted or NotFound before the command starts; after that no error that a person can cause.
     """
-    ears = SignalQueue()
+    signals = SignalQueue()
     try:
-        pause = partial(sit_out, ears=ears, options=options)
+        pause = partial(wait_unless_stopped, signals=signals, options=options)
         launched, until_ready = bool(options.launched), partial(wait_for_space, seconds=options.space_wait, pause=pause)
         if launched and not until_ready(partial(gate.require_there, options.rundir)):
             return 0
@@ -113,43 +112,43 @@ def run(options: Options, env: Mapping[str, str]) -> int:
             return 0
         for odd in gate.odd_switches(options.rundir):
             tell(None, odd)
-        code = _go(options, env, ears)
+        code = _go(options, env, signals)
     finally:
-        ears.close()
+        signals.close()
     return code if code >= 0 else 128 - code
 
 
-def _go(options: Options, env: Mapping[str, str], ears: SignalQueue) -> int:
+def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
     keeper = CronKeepalive(options.rundir.root, env)
     reaper = OrphanReaper(options.grace)
     supervisor = None
     try:
-        supervisor = Supervisor(_services(options, env, ears, reaper))
+        supervisor = Supervisor(_services(options, env, signals, reaper))
         return supervisor.go()
     finally:
         if supervisor is not None:
             supervisor.to.agents.close()
-            supervisor.to.owed.settle_at_last(options, ears, told=supervisor.now.told)
+            supervisor.to.pending.settle_at_last(options, signals, told=supervisor.now.told)
             supervisor.to.warm.stop()
         keeper.stop()
         reaper.stop()
 
 
-def _services(options: Options, env: Mapping[str, str], ears: SignalQueue, reaper: OrphanReaper) -> Services:
+def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, reaper: OrphanReaper) -> Services:
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     return Services(
         options=options,
         env=dict(env),
-        ears=ears,
+        signals=signals,
         reaper=reaper,
         end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
-        agents=Agents(options.rundir, allocation, env, ears.nudge, often=often(options.hang)),
+        agents=Agents(options.rundir, allocation, env, signals.wake, often=often(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
-        owed=PendingWrites(),
+        pending=PendingWrites(),
         past=GapHistory(),
     )
 
@@ -246,7 +245,7 @@ class Supervisor:
         return Outcome.DONE if begun else Outcome.OVER
 
     def _attempt(self) -> Outcome:
-        self.now = attempt.see_through(self.to, self.now)
+        self.now = attempt.run_to_end(self.to, self.now)
         return Outcome.DONE
 
     def _pause(self) -> Outcome:
@@ -257,7 +256,7 @@ class Supervisor:
 
     def _wait(self, seconds: float, *, log: bool = False) -> bool:
         """Wait for a back-off; False when a signal or a switch ended it."""
-        going_on = sit_out(seconds, self.to.ears, self.to.options, self.now.log if log else None)
+        going_on = wait_unless_stopped(seconds, self.to.signals, self.to.options, self.now.log if log else None)
         self.now = self.now._replace(told=self.now.told or not going_on)
         return going_on
 
@@ -289,7 +288,7 @@ class Supervisor:
             return []
         lost = Failure(FailureKind.LOST, CauseKind.LOST.value)
         return [
-            one if one.ended or one.told else self.to.owed.ends.get(one.number) or one._replace(failure=lost)
+            one if one.ended or one.told else self.to.pending.ends.get(one.number) or one._replace(failure=lost)
             for one in found
         ]
 
@@ -337,7 +336,7 @@ class Supervisor:
     def _record(self) -> Outcome:
         ended, verdict = self.now.ended, self.now.verdict
         then = _THEN[verdict.move]
-        self.to.owed.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
+        self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))
         if ended.failure is None:
             self.to.nodes.exclusions.release(self.now.log)
@@ -357,14 +356,14 @@ class Supervisor:
         )
         area = fence.area if fence is not None else None
         write = partial(switches.write_brake, self.to.options.rundir, area=area)
-        if self.to.owed.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
+        if self.to.pending.write("the brake", partial(write, on), log) and area is not None and is_sealed(area):
             return Outcome.DONE  # a newer attempt has begun: the members that wait are its own
         held, problem = gate.hold_pending(self.to.options.rundir, self.to.env)
         if problem:
             tell(log, f"cannot hold the waiting members: {problem}")
         if held:
             tell(log, f"on hold: {', '.join(held)}")
-            self.to.owed.write("the brake", partial(write, on._replace(held=held)), log)
+            self.to.pending.write("the brake", partial(write, on._replace(held=held)), log)
         tell(log, f"fix the cause, then: ftsupervise clear --brake {self.to.options.rundir.root}")
         return Outcome.DONE
 

@@ -64,61 +64,29 @@ def state_dir(env: Mapping[str, str] = os.environ) -> Path:
 class RunDir:
     """The paths of one run. Holds no state, opens nothing by itself."""
 
-    __slots__ = ("root",)
-
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = root = Path(root)
+        self.switches = root / "switches"
+        self.state = root / "state"
+        self.attempts = root / "attempts"
+        self.staging = root / "staging"
+        self.launches = root / "launches"
+        self.nodes = root / "nodes"
+        self.beats = root / "beats"
+        self.logs = root / "logs"
+        self.watch = root / "watch"
+        self.checkpoints = root / "checkpoints"
+        self.config = root / "run.yaml"
+        self.finished = self.state / FINISHED
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.root)!r})"
 
-    @property
-    def switches(self) -> Path:
-        return self.root / "switches"
+    def quoted(self) -> str:
+        """``root`` as a shell takes it."""
+        import shlex
 
-    @property
-    def state(self) -> Path:
-        return self.root / "state"
-
-    @property
-    def attempts(self) -> Path:
-        return self.root / "attempts"
-
-    @property
-    def staging(self) -> Path:
-        return self.root / "staging"
-
-    @property
-    def launches(self) -> Path:
-        return self.root / "launches"
-
-    @property
-    def nodes(self) -> Path:
-        return self.root / "nodes"
-
-    @property
-    def beats(self) -> Path:
-        return self.root / "beats"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def watch(self) -> Path:
-        return self.root / "watch"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "run.yaml"
-
-    @property
-    def finished(self) -> Path:
-        return self.state / FINISHED
+        return shlex.quote(str(self.root))
 
     def has_finished(self) -> bool:
         """Does the file exist? False where that cannot be read: the run then goes on."""

@@ -23,7 +23,6 @@ class Scheduler(Protocol):
     """What the stories need of a scheduler."""
 
     kind: str  # its name in ``SCHEDULERS``
-    in_state: bool  # its queue lies in this account's state directory
     warnings: set[str]  # its complaints beside its answers
 
     def queue(self, *, users: Sequence[str] = ()) -> tuple[Job, ...]:
@@ -59,6 +58,7 @@ class SchedulerKind(NamedTuple):
     opens: str  # "module:class", called with the environment
     prefix: str  # of its job ids, followed by digits: it tells them from those of the others
     here: Callable[[Mapping[str, str]], bool]  # is it the one of this machine? asked in the table's order for ``auto``
+    in_state: bool = False  # does its queue lie in this account's state directory?
 
 
 _CONFIGURED = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -85,7 +85,7 @@ SLURM = "slurm"  # the only one with srun, partitions and nodes to be excluded
 LOCAL = "local"
 SCHEDULERS = {
     SLURM: SchedulerKind("ftsupervise.scheduler.slurm:Slurm", "", _slurm_here),
-    LOCAL: SchedulerKind("ftsupervise.scheduler.local:Local", "local-", lambda env: True),
+    LOCAL: SchedulerKind("ftsupervise.scheduler.local:Local", "local-", lambda env: True, in_state=True),
 }
 
 

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import NotPermitted, SchedulerUnavailable, SubmitRejected, from_os_error
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.host.modes import make_own
 from ftsupervise.host.ownership import user_name
 from ftsupervise.host.processes import Process, lives, marked, signal_exactly
@@ -90,7 +90,6 @@ class Local:
     """The port ``Scheduler`` over this machine. Jobs of other machines that share the state directory are not seen."""
 
     kind = LOCAL
-    in_state = True
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = dict(os.environ if env is None else env)
@@ -217,7 +216,7 @@ class Local:
         """Start the chain in a session of its own; it outlives this process and this terminal."""
         with (folder / "chain.log").open("ab") as log:
             child = subprocess.Popen(
-                interpreter.command(str(folder), module="ftsupervise.scheduler.localchain"),
+                processes.own_command(str(folder), module="ftsupervise.scheduler.localchain"),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -282,7 +281,6 @@ def _records(number: str, page: LocalJob, state: LocalState, *, alive: bool, hel
             submit_time=_time(page.submitted),
             start_time=_time(state.started) if started else None,
             end_time=_time(state.ends) if started else None,
-            time_limit=timedelta(seconds=page.limit) if page.limit is not None else None,
         )
 
     current = f"{base}_{at}" if members else base

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist, expand_hostlist
 from ftsupervise.model import Job, JobState
 from ftsupervise.printable import printable
 from ftsupervise.rundir.records import as_count
-from ftsupervise.units import parse_slurm_time
 
-# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, limit, reason, dependency, nodes wanted,
+# squeue(1) letters: id, array's id, raw id, state, user, start, end, submit, reason, dependency, nodes wanted,
 # partitions, excluded nodes, features, nodes, directory, comment, name
-_LETTERS = "iFATuSeVlrEDPxfNZkj"
+_LETTERS = "iFATuSeVrEDPxfNZkj"
 SQUEUE_ENV = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _NOTHING = {"", "N/A", "NONE", "None", "(null)", "Unknown", "n/a"}
@@ -83,7 +82,6 @@ def _job(row: dict[str, str]) -> Job:
         submit_time=parse_epoch(row["V"]),
         start_time=parse_epoch(row["S"]),
         end_time=parse_epoch(row["e"]),
-        time_limit=parse_limit(row["l"]),
         directory=word("Z"),
         nodes_wanted=1 if wanted is None else wanted,
         partitions=tuple(row["P"].split(",")),
@@ -193,14 +191,6 @@ def parse_epoch(text: str) -> datetime | None:
     text = text.strip()
     value = as_count(text)
     return datetime.fromtimestamp(value, timezone.utc) if value and value < 10**11 else None
-
-
-def parse_limit(text: str) -> timedelta | None:
-    """squeue's %l: "20:00:00", "1-00:00:00", "30:00" (minutes:seconds); None for UNLIMITED, INVALID, NOT_SET."""
-    try:
-        return parse_slurm_time(text)
-    except ValueError:
-        return None
 
 
 _ARRAY_ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")

@@ -70,7 +70,6 @@ class Slurm:
     """The port ``Scheduler`` over squeue, sbatch, scancel and scontrol. Times out in ``timeout`` seconds a command."""
 
     kind = SLURM
-    in_state = False
 
     def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
         self._env = clean_environment(os.environ if env is None else env)

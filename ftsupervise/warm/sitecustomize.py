@@ -1,14 +1,71 @@
-"""Found by ``site`` because ``ftsupervise run`` puts this folder first in PYTHONPATH of a standby, and of nothing else.
+"""The hook in COMMAND's interpreter: there it becomes a standby instead of running COMMAND.
 
-Kept to what every Python 3 can read. If anything goes wrong here the process ends: going on would run the user's program.
+``python -IS sitecustomize.py ORDERS FLAGS -- COMMAND …`` starts COMMAND with this folder first in PYTHONPATH, so that ``site``
+finds this file in that interpreter, and in no other. A Python that does not read PYTHONPATH, or has no ``site``, would run the
+user's program. So it is tested first, with the same flags and the same environment and nothing to run. If anything goes wrong
+in the hook, the process ends for the same reason. Until the standby serves it holds a lock on PLACE/NODE.coming: ranks wait
+for it.
 """
+
+from __future__ import annotations
 
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ENV = "FTSUPERVISE_STANDBY"
-SEEN = 42  # exit code: this file is found, with this interpreter, these flags and this environment
+_PROBE = "probe"
+_SEEN = 42  # exit code of the probe: this file is found, with this interpreter, these flags and this environment
+
+
+def _start() -> None:
+    import json
+
+    orders, flags, command = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    orders["coming"] = _announce(orders["place"], node)
+    before = orders["pythonpath"] = os.environ.get("PYTHONPATH")
+    # an empty one says nothing to Python; with something before it, it would be the current directory
+    os.environ["PYTHONPATH"] = _HERE + os.pathsep + before if before else _HERE
+    os.environ[_ENV] = _PROBE
+    probe = [*command[: 1 + flags], "-c", "raise SystemExit(3)"]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execvp(probe[0], probe)
+        finally:
+            os._exit(127)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != _SEEN:
+        refused = f"its Python does not stop at our hook ({code})"
+        os.write(1, (json.dumps({"node": node, "refused": refused}) + "\n").encode())
+        return
+    os.environ[_ENV] = json.dumps(orders)
+    os.execvp(command[0], command)
+
+
+def _announce(place: str, node: str) -> int | None:
+    """A descriptor that stays open over an exec, its file locked; None where it cannot be made: ranks do not wait then."""
+    import fcntl
+    import stat
+
+    try:
+        os.makedirs(place, 0o700, exist_ok=True)
+        there = os.lstat(place)
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o022:
+            return None
+        # the folder is not removed (``ranks/shm_dir.py``) until this process ends, over an exec too
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.set_inheritable(held, True)
+        mine = f"{place}/.{node}.{os.urandom(8).hex()}.coming"
+        fd = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.rename(mine, f"{place}/{node}.coming")  # it is never seen without its lock
+        os.set_inheritable(fd, True)
+    except OSError:
+        return None
+    return fd
 
 
 def _step_aside() -> None:
@@ -20,8 +77,8 @@ def _step_aside() -> None:
 
 def _stand_by(orders: str) -> None:
     try:
-        if orders == "probe":
-            os._exit(SEEN)
+        if orders == _PROBE:
+            os._exit(_SEEN)
         above = os.path.dirname(os.path.dirname(_HERE))
         sys.path.insert(0, above)
         from ftsupervise.warm.standby import stand_by
@@ -39,7 +96,10 @@ def _stand_by(orders: str) -> None:
             os._exit(1)
 
 
-_step_aside()
-if os.environ.get(_ENV):
-    _stand_by(os.environ[_ENV])
-import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401 - the site's own; where there is none, site takes the ImportError for just that
+if __name__ == "__main__":
+    _start()
+else:
+    _step_aside()
+    if os.environ.get(_ENV):
+        _stand_by(os.environ[_ENV])
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the site's own; where there is none, site takes the ImportError for just that

@@ -179,7 +179,7 @@ class Standbys:
     def _start(self, order: StandbyOrder, folder: Path, log: IO[bytes]) -> processes.Process:
         told = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
         python, flags = order.command.python, str(order.command.flags)
-        words = [python, "-IS", str(PROGRAMS / "start.py"), json.dumps(told), flags, "--", *order.command.words]
+        words = [python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(told), flags, "--", *order.command.words]
         env = dict(order.env)
         if self._by_srun:
             words = self._allocation.side_step(self._nodes, *words, output=log.name, options=_STEP, whole=True)

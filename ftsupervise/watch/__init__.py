@@ -5,7 +5,6 @@ This module holds what a watchdog gets and gives; ``tick.py`` drives them, ``wat
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """What one tick hands to one watchdog of one run.
+    """A tick gives this to one watchdog of one run.
 
     ``jobs`` are the run's live jobs, the watch's own job taken out; None when the scheduler could not be asked.
     ``memory`` is what this watchdog remembers from its last check (JSON values); it may change it in place.
@@ -51,12 +50,12 @@ class Look:
         names: Mapping[str, object] = MappingProxyType({}),
         **more: Any,
     ) -> Finding:
-        """What this watchdog says now about ``subject``: ``summary`` is one sentence with the number and the limit in it.
+        """The finding of this watchdog about ``subject``: ``summary`` is one sentence with the number and the limit in it.
 
         ``words`` says the rest; ``{run_dir}`` in them is the run directory, quoted for a shell, others stand in ``names``.
         ``more``: the finding's value, limit, since and detail.
         """
-        filled = {"run_dir": shlex.quote(str(self.rundir.root)), **names}
+        filled = {"run_dir": self.rundir.quoted(), **names}
         key = (self.run.name, self.watchdog, subject)
         return words.finding(key, health, summary, self.now, severity=severity, names=filled, **more)
 

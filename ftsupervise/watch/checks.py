@@ -1,4 +1,4 @@
-"""The checks of one tick: the queue once, then every watchdog of a run. They notify nobody: that is done in ``tour.py``.
+"""The checks of one tick: the queue once, then every watchdog of a run. ``tour.py`` notifies people.
 
 A watchdog that breaks must not blind the others: its failure is a finding of its own.
 """
@@ -40,7 +40,7 @@ _MEMORY = "memory.json"
 _SETTINGS = "This run is watched by the settings it had before, or not at all."
 WORDS = {
     "slurm": Words(
-        "Nobody can tell whether these run: {runs}. Nothing is known to be wrong.",
+        "Whether these runs are running is not known: {runs}. Nothing is known to be wrong.",
         "scontrol ping; sinfo",
         "wait for it, or tell your administrator; running jobs are not harmed by it",
     ),
@@ -57,12 +57,12 @@ WORDS = {
         Severity.CRITICAL,
     ),
     "host": Words(
-        "Spare copies of alerts and notes about hung processes are kept there. Nothing of somebody else's is believed.",
+        "Spare copies of alerts and notes about hung processes are kept there. Files of another account are not believed.",
         "ls -ld ${{TMPDIR:-/tmp}}/ftsupervise-$(id -u)",
         "have it removed, or set TMPDIR to a folder of your own",
     ),
     "broken": Words(
-        "What it checks is not being checked.",
+        "Its checks are not being made.",
         "ftsupervise check {name} {run_dir}",
         "report it with the lines below",
     ),
@@ -71,7 +71,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class QueueAnswer:
-    """What the scheduler answered this time: jobs, or why it could not be asked."""
+    """The scheduler's answer in this tick: jobs, or why it could not be asked."""
 
     jobs: tuple[Job, ...] | None
     blind: str = ""
@@ -85,7 +85,7 @@ class QueueAnswer:
 
 @dataclass(frozen=True)
 class RunLook:
-    """What one pass saw of one run."""
+    """The result of the checks of one run."""
 
     run: Run
     rundir: RunDir
@@ -103,7 +103,7 @@ def ask(scheduler: Scheduler, users: Sequence[str]) -> QueueAnswer:
 
 
 def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Finding:
-    """Whether the controller answers: an alert of its own, one for all runs."""
+    """Does the controller answer? One alert for all runs."""
     blind = queue.jobs is None
     text = f"slurm unreachable: {queue.blind}" if blind else "Slurm answers"
     names = {"runs": ", ".join(sorted(runs)) or "none"}
@@ -111,10 +111,10 @@ def slurm_finding(queue: QueueAnswer, now: datetime, runs: Iterable[str]) -> Fin
 
 
 class Unanswered(str):
-    """Why settings could not be read, where the storage they lie on does not answer: nobody should touch it by hand."""
+    """Why settings could not be read, where the storage they lie on does not answer: touching it by hand would hang too."""
 
 
-HERE = "this directory"  # what a run is called that was not named
+HERE = "this directory"  # the name of a run that was not named
 
 
 def settings_finding(name: str, why: str, now: datetime) -> Finding:
@@ -190,7 +190,7 @@ class WatchMemory(NamedTuple):
 
 
 def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:
-    """What the watchdogs remember from the last pass. Lost or damaged memory is no memory: trends start anew."""
+    """The watchdogs' memory of the last tick. Where it is lost or damaged, trends start anew."""
     try:
         page = read_record(WatchMemory, rundir.watch / _MEMORY)
         return dict(page.watchdogs) if page is not None else {}
@@ -204,8 +204,8 @@ def write_memory(rundir: RunDir, memory: Mapping[str, dict[str, Any]]) -> None:
 
 
 # Run directories that do not answer, or are gone. The tick must not touch them: it would hang, and with it the watch of
-# every other run, or make anew what somebody moved away. They are an alert of their own, kept in this account's state
-# directory, because theirs cannot be written.
+# every other run, or create a directory again that a person has moved away. They are an alert of their own, kept in this
+# account's state directory, because theirs cannot be written.
 
 RUN_DIR_WORDS = {
     "answers": Words(severity=Severity.CRITICAL),
@@ -222,7 +222,7 @@ RUN_DIR_WORDS = {
         Severity.CRITICAL,
     ),
     "replaced": Words(
-        "What stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
+        "The directory that stands there now is not believed, so nothing is known of the run. Its next job starts nothing.",
         "ls -ld {root} {above}; squeue --me",
         "find the run and move it back; if it was you, launch it again, or only watch what is there: rm {page}",
         Severity.CRITICAL,
@@ -292,7 +292,7 @@ def launched_or_not(run: Run, gone: Finding, state: Path, away: str) -> Finding:
 
 
 def remember(run: Run, state: Path) -> None:
-    """That its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
+    """Note that its directory has been seen, so that one that vanishes is not taken for one that is still to come."""
     try:
         if not _page(run, state).exists():
             pinned.note(state, Path(str(run.run_dir)))
@@ -319,5 +319,5 @@ def _name_of(run: Run) -> str:
 
 
 def journal_of(run: Run, state: Path) -> Path:
-    """Where the alert about this run's storage is kept: one directory for each run directory."""
+    """The journal of the alert about this run's storage: one directory for each run directory."""
     return state / "watch" / "storage" / _name_of(run)

@@ -1,4 +1,4 @@
-"""What a tick finds that belongs to no single run: Slurm's health, settings that cannot be read, run directories that do
+"""The findings of a tick that belong to no single run: Slurm's health, settings that cannot be read, run directories that do
 not answer or are gone; and the dead-man. It is kept in this account's state directory, because the runs' own cannot be written.
 
 Done by a child, as the runs are (``tick.py``). When the state directory itself hangs, another child does it without
@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ftsupervise.alerts import secrets
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.receivers import Broken
+from ftsupervise.alerts.receivers import Broken, read_secret, redact, safe_address
 from ftsupervise.alerts.record import record
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.host import private
+from ftsupervise.host import ownership
 from ftsupervise.host.modes import make_folder, make_own
 from ftsupervise.truth import Health
 from ftsupervise.watch import checks
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, DeadMan
     from ftsupervise.probe.errand import Say
 
-# A ping to an outside service that calls somebody when the pings stop: the watch of the watch.
+# A ping to an outside service, which alerts a person when the pings stop: the watch of the watch.
 #
 # Speaks healthchecks.io's form: URL for success, URL/start, URL/fail, URL/log. It is sent only after a tick that could see
 # and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
@@ -39,7 +38,7 @@ Kind = Literal["success", "start", "fail", "log"]
 
 
 def verdict(*, could_see: bool, delivered: Delivered, why_blind: str = "") -> tuple[Kind, str]:
-    """What to tell the service after a tick: "success", or "log" (which does not count as a sign of life) and why."""
+    """The ping to send after a tick: "success", or "log" (which does not count as a sign of life), and its text."""
     if not could_see:
         return "log", f"this tick could not see: {why_blind or 'no reason given'}"
     if delivered.critical_waiting:
@@ -53,12 +52,12 @@ def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
 
     address = ""
     try:
-        address = secrets.check(secrets.read(settings, "url"), "dead_man.url").rstrip("/")
+        address = safe_address(read_secret(settings, "url"), "dead_man.url").rstrip("/")
         suffix = "" if kind == "success" else f"/{kind}"
         seconds = settings.timeout.total_seconds()
         with requests.post(
             address + suffix,
-            data=secrets.redact(text).encode(),
+            data=redact(text).encode(),
             timeout=(seconds, seconds),
             allow_redirects=False,
             stream=True,
@@ -68,7 +67,7 @@ def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
     except Broken as error:
         return str(error)
     except (requests.RequestException, OSError, ValueError) as error:
-        return secrets.redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
+        return redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
 
 
 def after_tick(settings: DeadMan | None, *, could_see: bool, delivered: Delivered, why_blind: str = "") -> str:
@@ -100,7 +99,7 @@ class DeadManPinged(NamedTuple):
 
 
 def work(orders: TickOrders, progress: TickProgress, say: Say) -> None:
-    """Do what of it is left."""
+    """Do what is left to do of it; a child before this one may have done a part."""
     away = progress.away
     if progress.general is None:
         say.at(-1, KEEPS, BOUND)
@@ -135,7 +134,7 @@ def _in_general(orders: TickOrders, progress: TickProgress, away: str) -> list[t
     queue = slurm_queue(progress)
     if queue is not None:
         findings.append(slurm_finding(queue, orders.now, [run.name for run in runs]))
-    host = host_finding(private.taken(), orders.now)
+    host = host_finding(ownership.own_folder_taken(), orders.now)
     if host.health is Health.BAD or host.subject in known:
         findings.append(host)
     if not findings:

@@ -1,8 +1,8 @@
 """The runs that are watched, and their settings: read anew when their files change, kept while they cannot be read.
 
-What is read here may lie on a dead mount, so ``read`` and ``listed`` are called in a child that may hang (``tick.py``). Names
-that were found through this account's state directory are remembered on this host, with the directories they mean: a home
-directory that does not answer takes nobody's run out of the watch.
+The settings may lie on a dead mount, so ``read`` and ``listed`` are called in a child that may hang (``tick.py``). The names
+that this account's state directory has are remembered on this host, with the directories they mean: when the home directory
+does not answer, every run stays watched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ftsupervise.config.find_run import CONFIG_NAME, settings_of
 from ftsupervise.config.sources import is_by_hand
 from ftsupervise.errors import Error, about, from_os_error
 from ftsupervise.findings import Alert, Finding, Notice
-from ftsupervise.host.private import home, private
+from ftsupervise.host.ownership import own_folder, private_folder
 from ftsupervise.rundir.paths import state_dir
 from ftsupervise.rundir.records import Exact, read_record, write_json
 from ftsupervise.truth import Health
@@ -37,7 +37,9 @@ class KnownRun:
     path: Path
     stamp: object  # None: the settings were given, not read
     run: Run
-    said: tuple[str, ...] = ()  # what in them is shown and not used, because somebody else may have written it
+    said: tuple[
+        str, ...
+    ] = ()  # the settings that are shown and not used, because another account may have written them
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Roster:
     known: dict[int, KnownRun] = field(default_factory=dict)
     trust: bool = False  # use the settings of others too, commands included
     away: str = ""  # why the state directory must not be touched in the next tick
-    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: nobody else waits for them
+    slow: set[int] = field(default_factory=set)  # did not answer at the last tick: each gets a child of its own
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Roster:
@@ -75,7 +77,7 @@ class Roster:
         return str(known.run.run_dir) if known is not None else self.key(index).removeprefix("run ")
 
     def rename(self, names: Sequence[str]) -> None:
-        """These are the runs from now on."""
+        """Watch these runs from now on."""
         if tuple(names) != self.names:
             by_name = {self.names[index]: known for index, known in self.known.items()}
             self.names, self.slow = tuple(names), set()
@@ -83,7 +85,7 @@ class Roster:
 
 
 def state_key(state: Path) -> str:
-    """What a child that hangs on the state directory is noted under."""
+    """The key under which a child that hangs on the state directory is noted."""
     return f"state directory {state}"
 
 
@@ -149,7 +151,7 @@ class RememberedRuns(NamedTuple):
 
 
 def directories() -> dict[str, str]:
-    """By name: the directory of each run that this account's state directory named when it last answered."""
+    """name -> run directory, as this account's state directory had it when it last answered."""
     page = _page()
     try:
         found = read_record(RememberedRuns, page) if page is not None else None
@@ -159,13 +161,13 @@ def directories() -> dict[str, str]:
 
 
 def remember(found: dict[str, str]) -> None:
-    """That these names mean these directories. Best effort."""
+    """Remember the directories of these names. Best effort."""
     before = directories()
     _write(before, {**before, **found})
 
 
 def forget_all_but(names: Sequence[str]) -> None:
-    """There are no others any more. Best effort."""
+    """Forget all other names. Best effort."""
     before = directories()
     _write(before, {name: where for name, where in before.items() if name in names})
 
@@ -182,18 +184,18 @@ def _write(before: dict[str, str], now: dict[str, str]) -> None:
 
 def _page() -> Path | None:
     """The page of this account's state directory, on this host, in a directory that is ours alone; None without one."""
-    folder = private(home() / "runs")
+    folder = private_folder(own_folder() / "runs")
     name = hashlib.sha256(os.fsencode(state_dir().absolute())).hexdigest()[:16]
     return None if folder is None else folder / f"{name}.json"
 
 
-# What is known of a tick so far. Each child reports what it has done as events; the parent applies them to the same record, so
-# that another child can go on where one hung.
+# The progress of a tick. Each child reports each thing it has done as an event; the parent applies the events to its own copy,
+# so that another child can go on where one hung.
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What one tick found and sent about one run (or, with no run, about Slurm itself)."""
+    """The findings and messages of one tick about one run (or, with no run, about Slurm itself)."""
 
     name: str
     findings: tuple[Finding, ...]  # those that are not fine
@@ -205,9 +207,9 @@ class RunReport:
 
 @dataclass
 class WatchedRun:
-    """What is known of one run in this tick."""
+    """The progress of this tick with one run."""
 
-    directory: str = ""  # what its name means, once that was looked up
+    directory: str = ""  # the one that its name means, once that was looked up
     settled: bool = False  # its settings have been read, or cannot be
     trouble: str = ""  # why its settings cannot be read
     error: Error | None = None  # the same, for the person who ran the tick by hand
@@ -220,7 +222,7 @@ class WatchedRun:
 
 
 class TickProgress:
-    """What is known of this tick: of each run, by its index in the roster, and of what the runs share."""
+    """The progress of this tick: with each run, by its index in the roster, and with all that the runs share."""
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
@@ -230,7 +232,7 @@ class TickProgress:
         self.queues: dict[str, QueueAnswer] | None = None  # by the scheduler's word in the settings
         self.asked: frozenset[str] | None = frozenset()  # about these accounts; None: it is not asked again
         self.delivered: list[Delivered] = []
-        self.notes: list[str] = []  # what the watch itself could not do
+        self.notes: list[str] = []  # failures of the watch itself
         self.relief: list[tuple[str, str]] = []  # (run, sentence)
         self.general: tuple[RunReport, ...] | None = None  # of no single run
         self.storage: tuple[RunReport, ...] = ()  # of run directories
@@ -241,7 +243,7 @@ class TickProgress:
         event.into(self)
 
     def complaints(self) -> list[str]:
-        """What the watch itself could not do."""
+        """The failures of the watch itself, a sentence each."""
         labelled = ((self.roster.label(i), run.trouble) for i, run in enumerate(self.runs) if run.trouble)
         return [*(about(label, why) for label, why in labelled), *self.notes]
 
@@ -254,10 +256,10 @@ class TickProgress:
         )
 
     def stored(self) -> list[tuple[int, Finding]]:
-        """How the directory of each run is, as far as that was checked."""
+        """(index, state of its directory) for each run whose directory has been checked."""
         return [(index, run.storage) for index, run in enumerate(self.runs) if run.storage is not None]
 
-    def stands(self, index: int) -> bool:
+    def usable(self, index: int) -> bool:
         """Can this run be checked, as far as is known?"""
         storage = self.runs[index].storage
         return index in self.roster.known and storage is not None and storage.health is Health.OK

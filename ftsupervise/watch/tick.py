@@ -42,7 +42,7 @@ class TickResult:
     blind: str
     progress: TickProgress
     delivered: Delivered = field(default_factory=Delivered)
-    trouble: tuple[str, ...] = ()  # what the watch itself could not do
+    trouble: tuple[str, ...] = ()  # failures of the watch itself
     relief: tuple[tuple[str, str], ...] = ()  # (run, what was done for it while all its jobs wait)
 
     @property
@@ -80,7 +80,7 @@ def _ticked(orders: TickOrders, progress: TickProgress) -> TickResult:
 
 
 def _import_all(orders: TickOrders) -> None:
-    """What a child imports is gone with it: the next one would pay for it again."""
+    """Import the watchdogs here: a child that imports them cannot hand them to the next one."""
     for name in orders.only or WATCHDOGS:
         load_watchdog(name)
 
@@ -104,7 +104,9 @@ class _Children:
         for index in range(len(roster.names)):
             note = stuck.get(roster.key(index))
             if note is not None:
-                self._dark(index, note.seconds, _what(note), f"process {note.pid} hangs on it and cannot be killed")
+                self._no_answer(
+                    index, note.seconds, _what(note), f"process {note.pid} hangs on it and cannot be killed"
+                )
         left = [index for index, run in enumerate(self.progress.runs) if not run.hung]
         slow, roster.slow = roster.slow, set()
         waiting = deque([[i for i in left if i not in slow], *([i] for i in left if i in slow)])
@@ -159,12 +161,12 @@ class _Children:
         elif at.words == SENDS:
             progress.runs[at.item].sent = True
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {SENDS}: {why}")
-            self._dark(at.item, seconds, at.words, why)
+            self._no_answer(at.item, seconds, at.words, why)
         elif at.words == RELIEVES:
             progress.runs[at.item].waits = False
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {RELIEVES}: {why}")
         else:
-            self._dark(at.item, seconds, at.words, why)
+            self._no_answer(at.item, seconds, at.words, why)
         if at.item >= 0:
             progress.roster.slow.add(at.item)
 
@@ -178,7 +180,7 @@ class _Children:
                 self.progress.runs[index].sent = True
             self.progress.notes.append(f"could not {at.words or 'begin'}: {why}")
 
-    def _dark(self, index: int, seconds: float, doing: str, why: str) -> None:
+    def _no_answer(self, index: int, seconds: float, doing: str, why: str) -> None:
         """This run is not touched again in this tick. Only where its settings hang, and are known, it is still checked."""
         run, known = self.progress.runs[index], self.progress.roster.known.get(index)
         if doing in (FINDS, READS) and not run.settled:
@@ -196,7 +198,7 @@ class _Children:
         return run.sent and not run.waits
 
     def _divided(self, hung: int, left: list[int]) -> list[list[int]]:
-        """Those that share their device with the one that hung may hang as well: each goes alone."""
+        """Split up the rest: a run on the device of the one that hung may hang as well, so each of those goes alone."""
         if hung < 0:
             return [left]
         device = self.mounts.of(self.progress.roster.place(hung))
@@ -223,7 +225,7 @@ class _Children:
                 run.trouble = Unanswered(f"its directory cannot be looked up: {why}")
 
     def do_general(self) -> None:
-        """What belongs to no single run. A state directory that hangs costs one bound."""
+        """Do what belongs to no single run. A state directory that hangs costs one bound."""
         progress, names = self.progress, self.progress.roster.names
         found = {str(name): run.directory for name, run in zip(names, progress.runs, strict=True) if run.directory}
         if found and not progress.away:

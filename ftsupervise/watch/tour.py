@@ -1,4 +1,4 @@
-"""What the child of a tick does: everything that touches a disk which may be dead, or a service that may not answer.
+"""The work of a tick's child: everything that touches a disk which may be dead, or a service that may not answer.
 
 Before each step the child says which run it is at, what it does, and how long that may take; it reports each thing it has done.
 Its parent (``tick.py``) keeps the same ``TickProgress`` from these reports, so that another child can go on where one hung.
@@ -6,7 +6,6 @@ Its parent (``tick.py``) keeps the same ``TickProgress`` from these reports, so 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,7 +26,7 @@ from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
-from ftsupervise.scheduler import SLURM
+from ftsupervise.scheduler import SCHEDULERS, SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ftsupervise.probe.errand import Say
     from ftsupervise.scheduler import Scheduler
 
-# What happened to a run since the last tick, from its ledger: pure. Events are sent once and have no end.
+# The events of a run since the last tick, from its ledger: pure. Events are sent once and have no end.
 #
 # A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
 # but people want to find it in the morning: it is sent as one event with both halves in it.
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. ``dedup`` names it for ever: it is never sent twice, whoever watches."""
+    """One event. ``dedup`` names it for ever, so that it is sent once, however many watches there are."""
 
     kind: EventKind
     dedup: str
@@ -72,7 +71,7 @@ class Event:
 def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
     """Every event of the run so far, oldest first; the journal drops those that were sent.
 
-    ``raised``: who has raised the kill switch that is up now, and why; the newest attempt has answered it.
+    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
     """
     found: list[Event] = []
     for before, attempt in zip([None, *attempts], attempts, strict=False):
@@ -112,7 +111,7 @@ def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
 
 
 def _end(attempt: Attempt, raised: str) -> list[Event]:
-    """Only the end after which nothing takes over. A failure belongs to the recovery watchdog until it is over."""
+    """An event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
     if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
         return []
     step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
@@ -122,7 +121,7 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
     return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
 
 
-BOUND = 8.0  # seconds that a step on somebody's disk may take
+BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
@@ -133,7 +132,7 @@ SENDS, RELIEVES = "send its messages", "take nodes back for it"
 
 @dataclass(frozen=True)
 class TickOrders:
-    """What a tick is to do: the same for all its children."""
+    """The orders of a tick: the same for all its children."""
 
     now: datetime
     state: Path
@@ -166,12 +165,12 @@ class Tour:
                 self._settle(index)
         for index in self.group:
             if index in known and runs[index].storage is None:
-                self._stand(index)
+                self._check_directory(index)
         if self._must_ask():
             self._ask()
         with Probe(waits=self.say.waits) as probe:
             for index in self.group:
-                if runs[index].report is None and self.progress.stands(index):
+                if runs[index].report is None and self.progress.usable(index):
                     self._look(index, probe)
         if self.orders.send:
             self._send()
@@ -193,7 +192,7 @@ class Tour:
         else:
             self.tell(SettingsRead(index, None if now is known else now))
 
-    def _stand(self, index: int) -> None:
+    def _check_directory(self, index: int) -> None:
         run = self.progress.roster.known[index].run
         rundir = RunDir(str(run.run_dir))
         self.say.at(index, STANDS, BOUND)
@@ -230,7 +229,7 @@ class Tour:
         return None
 
     def _must_ask(self) -> bool:
-        """Once for all; again only for a run that stood apart and is somebody's about whom nobody asked."""
+        """Ask the scheduler once for all runs; again only for one that was checked apart and belongs to another account."""
         progress = self.progress
         if progress.queues is None or progress.asked is None:
             return progress.queues is None
@@ -245,9 +244,10 @@ class Tour:
         self.tell(QueuesRead({word: answers[door.kind] for word, door in doors.items()}, frozenset(users)))
 
     def _answer(self, door: Scheduler, users: Sequence[str]) -> QueueAnswer:
-        if door.in_state and self.progress.away:
+        in_state = SCHEDULERS[door.kind].in_state
+        if in_state and self.progress.away:
             return QueueAnswer(None, f"its queue lies in it: {self.progress.away}", door.kind)
-        self.say.at(-1, "ask the scheduler", BOUND if door.in_state else ASKING)
+        self.say.at(-1, "ask the scheduler", BOUND if in_state else ASKING)
         return ask(door, users)
 
     def _look(self, index: int, probe: Probe) -> None:
@@ -304,7 +304,7 @@ def _may_send(run: WatchedRun) -> bool:
 def send(
     journals: Sequence[Journal], settings: Sequence[Any], now: datetime, say: Say, items: Sequence[int]
 ) -> Delivered:
-    """What is due in ``journals``, each of the run ``items`` has at its place."""
+    """Send the messages that are due in ``journals``; ``items`` has the index of each one's run."""
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
         journal.read()
@@ -319,7 +319,7 @@ def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
 
 
 def bad_in_general(progress: TickProgress, now: datetime) -> list[Finding]:
-    """What may explain a finding of any run, and has an alert of its own."""
+    """Findings that may explain one of any run, and that have alerts of their own."""
     troubles = ((progress.roster.label(i), run.trouble) for i, run in enumerate(progress.runs) if run.trouble)
     found = [settings_finding(label, why, now) for label, why in troubles]
     queue = slurm_queue(progress)
@@ -336,7 +336,7 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
     said = []
     for event in _events(seen):
-        look = f"ftsupervise status {shlex.quote(str(seen.rundir.root))}"
+        look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
         if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
@@ -345,7 +345,7 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
 
 
 def _events(seen: RunLook) -> tuple[Event, ...]:
-    """What the ledger and the marks say happened; () when they cannot be read this time."""
+    """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
         attempts = ledger(seen.rundir)
         mark = read_finished(seen.rundir)

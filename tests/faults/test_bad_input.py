@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ftsupervise.printable import OUR_TIME
 
 CONFIG = "name: tr11\nscheduler: local\nlaunch: {command: sleep 60, jobs: 2}\n"
 
@@ -24,7 +27,7 @@ def typed(folder: Path, *words: str, user: int | None = None, **env: str) -> sub
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
     nagios = words[0] == "watch" and 0 < done.returncode < 3
-    assert done.returncode == 0 or nagios or done.stderr.startswith("ftsupervise"), done.stderr
+    assert done.returncode == 0 or nagios or re.match(f"{OUR_TIME}ftsupervise", done.stderr), done.stderr
     return done
 
 

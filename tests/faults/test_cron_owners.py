@@ -21,7 +21,7 @@ from ftsupervise.crontab import keepalive
 from ftsupervise.crontab.entries import find
 from ftsupervise.crontab.install import decide, install
 from ftsupervise.errors import NotPermitted
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.truth import Health
 from tests.story.cron_folder import NINE, FakeQueue, Folder, make
 
@@ -157,7 +157,7 @@ def test_a_cron_that_a_stranger_wrote_is_shown_and_nothing_of_it_is_run(folder: 
         folder.change(environment=environment, backend=backend, python=str(theirs / "python"))
         shutil.chown(folder.cron.installed, STRANGER)
         for words in (["status"], ["list"], ["ensure"], ["remove"], ["tick"], ["run", "x"], ["install"]):
-            argv = interpreter.command("cron", *words, "--dir", str(folder.cron.root))
+            argv = processes.own_command("cron", *words, "--dir", str(folder.cron.root))
             done = subprocess.run(argv, cwd=top, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode != 0, (words, done.stdout)
             assert "Traceback" not in done.stderr

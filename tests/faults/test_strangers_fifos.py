@@ -20,7 +20,7 @@ import pytest
 from ftsupervise.config.find_run import run_dir_of_config
 from ftsupervise.errors import Error
 from ftsupervise.host import files, processes
-from ftsupervise.nodes import placement
+from ftsupervise.nodes import selector
 from ftsupervise.report import run_name
 from ftsupervise.run import gate
 from ftsupervise.rundir import heartbeat_page, paths
@@ -101,9 +101,9 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
 ) -> None:
     """The name of a run's page, and of its temporary file, is made of what everybody sees in /proc."""
     run = RunDir(top / "run")
-    for folder in (run.switches, run.nodes / "troubles"):
+    for folder in (run.switches, run.nodes / "incidents"):
         folder.mkdir(parents=True)
-    (run.nodes / "troubles").chmod(0o1777)
+    (run.nodes / "incidents").chmod(0o1777)
     go, begun = top / "go", top / "begun"
     argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off"]
     argv += ["--health", "exit 2", "--health-when", "failure", "--"]  # a trouble of this node, to be written down
@@ -113,10 +113,10 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         until(begun.exists, "the command")
         host, pid = os.uname().nodename, child.pid
         name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
-        lay_fifos([run.nodes / "troubles" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
+        lay_fifos([run.nodes / "incidents" / one for one in (f".tmp-{name}-{host}-{pid}", f".tmp-{name}")])
         go.touch()
         assert child.wait(90) == 3
-        assert (run.nodes / "troubles" / name).is_file(), "the name was the right one"
+        assert (run.nodes / "incidents" / name).is_file(), "the name was the right one"
     finally:
         child.send_signal(signal.SIGKILL)
 
@@ -183,7 +183,7 @@ def test_what_lies_in_the_place_of_a_page_is_passed_over_at_once(top: Path, kind
         assert within(10, lambda: heartbeat_page.watchers(run)) == ()
         assert isinstance(within(10, lambda: run_dir_of_config(top / "ftsupervise.yaml")), Error)
         within(10, lambda: ledger(run))
-        assert within(10, lambda: placement.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
+        assert within(10, lambda: selector.text_of(["bash", str(top / "script.sh")])) == f"bash\n{top / 'script.sh'}"
         within(10, lambda: paths.tell(top / "script.sh", "said"))
         for words in (["status"], ["watch", "--no-send"]):
             subprocess.run([TYPED, *words, str(run.root)], capture_output=True, timeout=60)

@@ -15,7 +15,7 @@ import pytest
 
 from ftsupervise.alerts.journal import Journal
 from ftsupervise.alerts.outbox import JournalState
-from ftsupervise.host import private
+from ftsupervise.host import ownership
 from ftsupervise.probe.errand import Notes
 from ftsupervise.watch import roster
 
@@ -66,21 +66,21 @@ def test_many_processes_at_once_agree_on_one_second_place(shared_tmp: Path) -> N
     for _ in range(12):
         pid = os.fork()
         if pid == 0:
-            private.home()
+            ownership.own_folder()
             os._exit(0)
         children.append(pid)
     for pid in children:
         os.waitpid(pid, 0)
-    chosen = private.home()
-    assert [one for one in shared_tmp.glob("ftsupervise-*.*") if private.is_private(one)] == [chosen]
+    chosen = ownership.own_folder()
+    assert [one for one in shared_tmp.glob("ftsupervise-*.*") if ownership.is_private(one)] == [chosen]
 
 
 def test_it_is_told_whose_it_is_and_what_is_used_instead(shared_tmp: Path) -> None:
-    assert private.taken() == ""
+    assert ownership.own_folder_taken() == ""
     laid(shared_tmp, "a folder")
     assert (
-        private.taken()
-        == f"{shared_tmp}/ftsupervise-{os.geteuid()} belongs to nobody: {private.home()} is used instead"
+        ownership.own_folder_taken()
+        == f"{shared_tmp}/ftsupervise-{os.geteuid()} belongs to nobody: {ownership.own_folder()} is used instead"
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.cli import patience
+from ftsupervise.cli import time_limit
 
 from .conftest import HungMount
 
@@ -201,7 +201,7 @@ def test_a_look_that_a_clock_began_waits_longer_for_slurm(tmp_path: Path, words:
     ],
 )
 def test_only_what_a_person_types_and_what_acts_is_tried_first(words: str, tried_first: bool) -> None:
-    assert patience.acts(words.split()) is tried_first
+    assert time_limit.acts(words.split()) is tried_first
 
 
 def test_what_a_command_says_and_how_it_ends_is_passed_on(tmp_path: Path) -> None:

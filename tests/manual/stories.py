@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ftsupervise.host.interpreter import START
+from ftsupervise.host.processes import START
 from tests.manual.blocks import ROOT, Block, marked
 
 BIN = str(Path(sys.executable).parent)

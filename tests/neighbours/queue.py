@@ -31,7 +31,7 @@ elif name == "squeue":
     for id, job in state["jobs"].items():
         facts = {{"i": id, "F": id.partition("_")[0], "A": id.partition("_")[0], "T": "PENDING", "D": str(job.get("nodes", 1)),
                  "P": "p", "x": listed(job["excluded"]), "f": "(null)", "r": job.get("reason", "Dependency"),
-                 "k": job.get("comment", "ftsupervise:x:t0"), "u": {user!r}, "l": "1:00:00", "E": "(null)", "N": "",
+                 "k": job.get("comment", "ftsupervise:x:t0"), "u": {user!r}, "E": "(null)", "N": "",
                  "j": "x", "Z": "/"}}
         print(re.sub("%([a-zA-Z])", lambda m: facts.get(m[1], "N/A"), form))
 elif words[:2] == ["show", "job"]:

@@ -49,20 +49,20 @@ def main(folder: Path) -> None:
     mine = rundir.attempt(1)
     mine.mkdir(parents=True)
     rundir.beats.mkdir()
-    allocation, ears = Allocation(os.environ), SignalQueue()
-    agents = Agents(rundir, allocation, os.environ, ears.nudge)
+    allocation, signals = Allocation(os.environ), SignalQueue()
+    agents = Agents(rundir, allocation, os.environ, signals.wake)
     began = time.monotonic()
     pages = agents.begin(1, mine / "run.log")
     env = {**os.environ, ENV_PAGES: pages, ENV_RUN_DIR: str(folder), ENV_ATTEMPT: "1", ENV_ATTEMPT_DIR: str(mine)}
     srun = subprocess.Popen(["srun", "-N2", "-n2", "--overlap", sys.executable, "-c", TRAIN], env=env)
     try:
-        until(lambda: len(agents.pulses.nodes) == 2)
+        until(lambda: len(agents.table.nodes) == 2)
         say("agents", seconds=time.monotonic() - began, steps=sorted(allocation.steps()), base=agents.base)
-        until(lambda: len([one for one in agents.pulses.newest() if one.step and one.state]) == 2)
-        first = {one.rank: one for one in agents.pulses.newest()}
-        until(lambda: all((one.step or 0) > (first[one.rank].step or 0) for one in agents.pulses.newest()))
-        say("ranks", ranks=[one._asdict() for one in agents.pulses.newest()], now=time.monotonic())
-        say("ping", answers=agents.ask_all({"node-0": "ping", "node-1": "ping"}, 10))
+        until(lambda: len([one for one in agents.table.newest() if one.step and one.state]) == 2)
+        first = {one.rank: one for one in agents.table.newest()}
+        until(lambda: all((one.step or 0) > (first[one.rank].step or 0) for one in agents.table.newest()))
+        say("ranks", ranks=[one._asdict() for one in agents.table.newest()], now=time.monotonic())
+        say("ping", answers=agents.ask({"node-0": "ping", "node-1": "ping"}, 10))
         say("memory", ring=pss(os.getpid()), srun=pss(next(iter(agents.pids))))
         environ = Path(f"/proc/{next(iter(agents.pids))}/environ").read_text()
         key = environ.partition(f"{ENV_KEY}=")[2].partition("\0")[0]
@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
         )
         struck = time.monotonic()
         os.kill(first[1].pid, 9)
-        deaths = until(lambda: agents.pulses.deaths())
+        deaths = until(lambda: agents.table.deaths())
         say("death", seconds=time.monotonic() - struck, deaths=[one._asdict() | {"crash": one.crash} for one in deaths])
         struck = time.monotonic()
         confirmed = agents.kill(mine, ["node-0", "node-1"], 10)
@@ -87,17 +87,17 @@ def main(folder: Path) -> None:
         srun.wait(40)
         before = next(iter(agents.pids))
         os.kill(before, 9)
-        until(lambda: before not in agents.pids or agents.tend())
-        until(lambda: agents.tend() or len(agents.pulses.nodes) == 2)
-        say("again", nodes=sorted(one.name for one in agents.pulses.nodes.values()))
+        until(lambda: before not in agents.pids or agents.keep_running())
+        until(lambda: agents.keep_running() or len(agents.table.nodes) == 2)
+        say("again", nodes=sorted(one.name for one in agents.table.nodes.values()))
         agents.begin(2, mine / "run.log")
-        say("begun", newest=len(agents.pulses.newest()))
+        say("begun", newest=len(agents.table.newest()))
     finally:
         srun.kill()
         began = time.monotonic()
         agents.close()
-        say("closed", seconds=time.monotonic() - began, left=Path(agents.base).exists(), dropped=agents.pulses.dropped)
-        ears.close()
+        say("closed", seconds=time.monotonic() - began, left=Path(agents.base).exists(), dropped=agents.table.dropped)
+        signals.close()
 
 
 if __name__ == "__main__":

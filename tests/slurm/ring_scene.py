@@ -49,12 +49,12 @@ class Scene:
     def train(self, words: str, **launch: Any) -> str:
         return self.launch(f"{sys.executable} train.py --log-every 1 {words}", **launch)
 
-    def type(self, *words: str) -> str:
+    def type(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "ftsupervise", *words],
             cwd=self.folder, env=self.sandbox.env(), capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def log(self) -> str:
@@ -94,6 +94,12 @@ class Scene:
             except OSError:
                 continue
         return all(re.search(rf"^Pid:\s+{pid}$", found, re.M) for pid in pids)
+
+    def lose(self, node: str, how: str = "crash") -> None:
+        """``sandbox.node(node, how)``, and Slurm's verdict at once. By itself it comes to it after a dozen seconds, as
+        test_sandbox_faults.py and the test of a lost node that is well again wait for."""
+        self.sandbox.node(node, how)
+        self.sandbox.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost"])
 
     def cut_off(self, node: str = "") -> None:
         """The network of a node, or of all, is gone for our agents: they hear and say nothing. Ends with the sandbox."""

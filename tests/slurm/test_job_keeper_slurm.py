@@ -23,7 +23,7 @@ def test_a_chain_that_was_cancelled_whole_is_brought_back_by_the_run(
     folder = sandbox.directory.parent / "keeper"
     folder.mkdir()
     (folder / "ftsupervise.yaml").write_text(
-        f"name: kept\nlaunch: {{command: sleep 300, jobs: 1}}\ncron: {{directory: {folder}/cron, period: 5s}}\n"
+        f"name: kept\nlaunch: {{command: sleep 300, jobs: 1}}\ncron: {{directory: {folder}/cron, period: 3s}}\n"
     )
     env = {**sandbox.env(), "FTSUPERVISE_STATE_DIR": str(folder / "state"), "FTSUPERVISE_KEEPER_SECONDS": "2"}
 

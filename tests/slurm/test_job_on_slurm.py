@@ -16,7 +16,7 @@ import pytest
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.switches import KILL, SAVE
+from ftsupervise.rundir.switches import SAVE
 from ftsupervise.sandbox import Sandbox
 
 pytest.importorskip("sklearn")
@@ -97,17 +97,3 @@ def test_interrupted_four_ways_the_chain_ends_with_the_bits_of_an_undisturbed_ru
     until(calm.gone, seconds=120)
     digests = [re.findall(r"weights (\w+)", text) for text in (calm.said(1), rough.said(4))]
     assert digests[0] == digests[1] != []
-
-
-def test_a_kill_switch_ends_a_ten_member_array_and_no_member_trains_after_it(
-    chain: Callable[..., Chain], until: Until
-) -> None:
-    ten = chain(10, "--steps", "100000", "--step-time", "0.01")
-    until(lambda: len(ten.steps(1)) > 20)
-    (ten.rundir.switches / KILL).write_text("no longer needed")
-    until(ten.gone, seconds=150)
-    seen = re.search(r"no longer needed: saving and stopping at step (\d+)", ten.said(1))
-    assert seen and max(ten.steps(1)) == int(seen[1])
-    assert not any(ten.steps(n) for n in range(2, 11))
-    assert all("kill switch is up" in ten.said(n) for n in range(2, 11))
-    assert [a.words for a in ledger(ten.rundir)] == ["kill switch"]

@@ -17,7 +17,7 @@ import pytest
 
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.switches import read_brake
-from tests.slurm.ring_scene import Scene
+from tests.slurm.ring_scene import Scene, undisturbed
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
@@ -27,7 +27,7 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=2)
-    job = here.train("--steps 150 --step-time 0.06 --save-every 20")
+    job = here.train("--steps 150 --step-time 0.03 --save-every 20")
     until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
     os.kill(here.trains(1)[1], signal.SIGKILL)
     struck = time.time()
@@ -40,6 +40,11 @@ def test_a_killed_rank_is_back_in_the_same_job_and_the_weights_are_those_of_an_u
     assert first.then.startswith("restarted in place")
     assert second.words == "finished"
     assert first.job_id == second.job_id == f"{job}_1"
+    assert second.first_step is not None and second.first_step > 20, "it resumed"
+    assert re.findall(r"weights (\w+)", here.log()) == [undisturbed(here.folder, "--steps 150 --step-time 0")]
+    until(lambda: not here.queue(), "the end of the queue")
+    assert len(here.attempts()) == 2, "the other members left at the gate"
+    assert here.type("launch", code=75).startswith("ftsupervise: ")
     print(f"fault to first step of the next attempt: {took:.2f} s; cold: {first.ready} s")
 
 
@@ -140,9 +145,9 @@ def test_a_crashed_node_is_replaced_by_the_spare_in_the_same_allocation(
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=3)
-    here.train("--steps 400 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=2)
+    here.train("--steps 200 --step-time 0.02 --save-every 20", spare_nodes=1, jobs=2)
     until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
-    here.sandbox.node("node-1", "crash")
+    here.lose("node-1")
     until(here.rundir.finished.exists, "the end", 150)
     until(lambda: here.attempts()[-1].ended, "the last page")
     first, second = here.attempts()[0], here.attempts()[-1]
@@ -221,7 +226,7 @@ def test_ranks_that_outlive_their_slurmd_write_nothing_after_their_successors_ha
     old = until(lambda: here.trains(1), "the first attempt")[1]
     if cut_off:
         here.cut_off("node-1")
-    here.sandbox.node("node-1", "kill")
+    here.lose("node-1", "kill")
     until(lambda: here.trains(2), "the second attempt", 90)
     page = (here.rundir.attempt(1) / "end.json").read_text()
     until(

@@ -70,8 +70,12 @@ def test_down_says_what_a_shell_has_to_forget_that_was_in_the_sandbox(typed: Typ
 
 def test_a_node_and_the_controller_are_broken_by_name(typed: Typed, place: Path) -> None:
     typed("up", "--nodes", "2")
-    assert typed("node", "node-1", "crash").returncode == 0
-    assert typed("controller", "kill").returncode == 0
+    crash = typed("node", "node-1", "crash")
+    undo = "to undo it: ftsupervise sandbox node node-1 start"
+    assert crash.returncode == 0
+    assert crash.stdout.startswith(f"node-1: crashed, with all processes of its jobs; {undo}")
+    assert len(crash.stdout.splitlines()) == 1
+    assert typed("controller", "kill").stdout.startswith("slurmctld: killed; to undo it:")
     assert f"{place}  no controller, 1 node" in typed("list").stdout
     again = typed("node", "node-1", "crash")
     assert (again.returncode, again.stderr.splitlines()[0]) == (66, "ftsupervise: node-1 is not running")

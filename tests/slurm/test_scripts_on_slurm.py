@@ -110,4 +110,4 @@ def lose_a_node(here: Scene, option: str, then: str, until: Until) -> None:
     submit(here, 3, "bash", "work.sh")
     until(lambda: (here.folder / "on-1-1").exists() and (here.folder / "on-1-0").exists(), "the first attempt")
     until(lambda: (here.folder / "on-1-1").read_text().strip() == "node-1", "its nodes")
-    here.sandbox.node("node-1", "crash")
+    here.lose("node-1")

@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ftsupervise.ranks import protocol, shm_dir
-from ftsupervise.ranks.rank_table import Listener, RankTable
+from ftsupervise.ranks.rank_table import RankTable, Reply
+from ftsupervise.ranks.sources import Listener
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 
 RANK = """
@@ -139,17 +139,16 @@ class Stage:
 
     def ask(self, number: int, question: str) -> Callable[[], str | None]:
         """Ask as the ring asks; what is called then gives the answer once it is whole."""
-        self.pulses.replies[number] = {}
+        reply = self.pulses.replies[number] = Reply()
         data = self.pulses.pack(protocol.ASK, number, b"node-1", question.encode())
         node = self.pulses.nodes[b"node-1"]
 
         def answer() -> str | None:
-            pieces: dict[int, Any] = self.pulses.replies[number]
-            if -1 not in pieces or len(pieces) <= int(pieces[-1]):
+            if not reply.whole:
                 assert node.address is not None
                 protocol.send_datagram(self.sock, data, node.address)
                 return None
-            return b"".join(pieces[at] for at in sorted(pieces) if at >= 0).decode()
+            return reply.text
 
         return answer
 

@@ -87,7 +87,7 @@ def test_what_nobody_acknowledges_is_told_louder_to_others(mail: MailServer, jou
     alerts = settings([mailbox(mail), pager], escalate_after="30m", routes=routes)
     tick(journal, alerts, T0, bad())
     tick(journal, alerts, minutes(35), bad())
-    assert "Nobody has acknowledged it" in (tmp_path / "pager").read_text()
+    assert "It has not been acknowledged" in (tmp_path / "pager").read_text()
     tick(journal, alerts, minutes(40), good())
     assert "RESOLVED" in (tmp_path / "pager").read_text()
     assert [str(m["Subject"]).split("]")[0] for m in mail.mails] == ["[FIRING", "[ESCALATED", "[RESOLVED"]

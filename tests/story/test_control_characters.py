@@ -46,7 +46,9 @@ def run(tmp_path: Path) -> RunDir:
             "at": at,
         },
         "nodes/exclude/node-7": words,
-        "nodes/troubles/w.json": {"troubles": [{"node": "node-8", "kind": "hardware", "at": at, "evidence": HOSTILE}]},
+        "nodes/incidents/w.json": {
+            "incidents": [{"node": "node-8", "kind": "hardware", "at": at, "evidence": HOSTILE}]
+        },
         "state/brake": {"failure": HOSTILE, "why": HOSTILE, "detail": HOSTILE, "held": [HOSTILE], "at": at},
         "beats/rank-0": {
             "rank": 0,

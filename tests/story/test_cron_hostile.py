@@ -15,7 +15,7 @@ from ftsupervise.crontab import history
 from ftsupervise.crontab.chain import command, script
 from ftsupervise.crontab.status import gather
 from ftsupervise.crontab.tick import tick
-from ftsupervise.host import interpreter
+from ftsupervise.host import processes
 from ftsupervise.model import Submitted
 from tests.story.cron_folder import NINE, FakeQueue, Folder, make
 from tests.story.test_cron_tick import alerts_to
@@ -110,7 +110,7 @@ def test_no_module_in_the_current_directory_is_run_by_a_tick_a_table_or_the_keep
     for argv in (
         command(folder.cron, folder.installed),
         ("/bin/sh", str(slot), "1795252200"),
-        tuple(interpreter.command("cron", "ensure", "--run", str(tmp_path / "no-run"))),
+        tuple(processes.own_command("cron", "ensure", "--run", str(tmp_path / "no-run"))),
     ):
         env = {**os.environ, "SLURM_JOB_ID": "7"}
         done = subprocess.run(argv, cwd=hostile, env=env, capture_output=True, text=True, timeout=60, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.host import files, interpreter, ownership
+from ftsupervise.host import files, ownership, processes
 from ftsupervise.printable import printable, printable_lines
 
 HOSTILE = "import os; os.write(2, b'HOSTILE CODE RAN\\n'); raise SystemExit(3)\n"
@@ -32,8 +32,8 @@ def test_no_module_in_the_current_directory_is_ours(tmp_path: Path, outer: str |
         {"PYTHONPATH": outer} if outer is not None else {}
     )
     for argv in (
-        interpreter.command("--version"),
-        interpreter.command("/nowhere", module="ftsupervise.scheduler.localchain"),
+        processes.own_command("--version"),
+        processes.own_command("/nowhere", module="ftsupervise.scheduler.localchain"),
     ):
         done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
         assert "HOSTILE" not in done.stderr
@@ -49,7 +49,7 @@ def test_a_relative_user_base_brings_nothing_from_the_current_directory(tmp_path
     for user_base in (str(tmp_path / "base"), "base"):
         (tmp_path / "sprung").unlink(missing_ok=True)
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONUSERBASE": user_base}
-        words = interpreter.command("--version", python=base)
+        words = processes.own_command("--version", python=base)
         subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, timeout=60)
         assert (tmp_path / "sprung").exists() == (user_base != "base"), "the trap is a real one, and is not sprung"
 
@@ -57,7 +57,7 @@ def test_a_relative_user_base_brings_nothing_from_the_current_directory(tmp_path
 def test_it_starts_where_only_pythonpath_knows_the_package(tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere" / "ftsupervise"
     copy.parent.mkdir()
-    subprocess.run(["cp", "-r", str(Path(interpreter.START).parent), str(copy)], check=True)
+    subprocess.run(["cp", "-r", str(Path(processes.START).parent), str(copy)], check=True)
     code = "import ftsupervise; print(ftsupervise.__file__)"
     (copy / "told.py").write_text(code)
     argv = [sys.executable, "-I", str(copy / "start.py"), "-m", "ftsupervise.told"]

@@ -72,8 +72,8 @@ def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> Non
     minder = OrphanReaper(5)
     pid = minder.pid
     assert pid is not None
-    minder.mind(tmp_path)
-    minder.mind(None)
+    minder.set_attempt(tmp_path)
+    minder.set_attempt(None)
     minder.stop()
     assert processes.identity(pid) is None
     minder.stop()
@@ -84,7 +84,7 @@ def test_what_is_no_longer_minded_is_left_alone(tmp_path: Path, until: Until) ->
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, ENV_ATTEMPT_DIR: str(tmp_path)})
     code = (
         "import os, sys, time; from pathlib import Path; from ftsupervise.run.fencing import OrphanReaper\n"
-        "one = OrphanReaper(1); one.mind(Path(sys.argv[1])); one.mind(None); print(one.pid, flush=True)\n"
+        "one = OrphanReaper(1); one.set_attempt(Path(sys.argv[1])); one.set_attempt(None); print(one.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

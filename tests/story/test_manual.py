@@ -119,8 +119,10 @@ def test_the_settings_that_are_named_in_passing_exist(page: Path) -> None:
     from ftsupervise import Guard
     from ftsupervise.config.json_schema import json_schema
 
-    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)} | {"alerts.secrets"}
-    named = re.findall(r"`((?:launch|nodes|guard|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page))
+    there = possible(json_schema(), json_schema()) | {f"guard.{name}" for name in dir(Guard)}
+    named = re.findall(
+        r"`((?:launch|nodes|guard|checkpoints|watch|alerts|cron|share)\.[a-z_]+(?:\.[a-z_]+)*)[`:(]", prose(page)
+    )
     assert [name for name in named if name not in there] == []
 
 
@@ -153,7 +155,7 @@ def other_way(path: str) -> bool:
 
 @pytest.mark.parametrize("block", marked("template"), ids=ids(marked("template")))
 def test_the_job_script_of_ones_own_renders(block: Block, tmp_path: Path) -> None:
-    from ftsupervise.host.interpreter import START
+    from ftsupervise.host.processes import START
     from ftsupervise.launch.plan import plan, render
 
     (tmp_path / "my.sbatch.j2").write_text(block.text)

@@ -22,7 +22,7 @@ from ftsupervise.scheduler.parse import directives
 
 
 class Pen:
-    kind, in_state = "pen", False
+    kind = "pen"
 
     def __init__(self, env=None):
         self.root, self.warnings = Path((env or os.environ)["PEN"]), set()

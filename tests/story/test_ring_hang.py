@@ -30,9 +30,11 @@ def train(*words: str) -> tuple[str, ...]:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[SupervisedRun]:
     """In memory: others here write to the disk, and a rank that waits for it asleep stands still for all to see."""
-    with tempfile.TemporaryDirectory(prefix="fts-hang-", dir="/dev/shm") as folder:
-        with closing(SupervisedRun(Path(folder) / "run", tmp_path)) as one:
-            yield one
+    with (
+        tempfile.TemporaryDirectory(prefix="fts-hang-", dir="/dev/shm") as folder,
+        closing(SupervisedRun(Path(folder) / "run", tmp_path)) as one,
+    ):
+        yield one
 
 
 def test_a_stopped_rank_is_named_its_stacks_are_kept_and_the_run_goes_on_from_its_checkpoint(
@@ -117,7 +119,7 @@ def crowded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("crowded")
 def test_saves_evaluations_and_pauses_on_overloaded_cores_are_no_hang(run: SupervisedRun) -> None:
-    soak(run, 20, 0.3)
+    soak(run, 10, 0.3)
 
 
 @pytest.mark.slow

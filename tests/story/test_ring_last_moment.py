@@ -17,7 +17,7 @@ from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
-from ftsupervise.run.gate import SignalQueue, sit_out
+from ftsupervise.run.gate import SignalQueue, wait_unless_stopped
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
@@ -31,13 +31,13 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with scancel: srun ends of the same SIGTERM, and we have looked at it before we look at ours."""
-    heard = RunningCommand.hear_the_last
+    read = RunningCommand.read_the_last_events
 
     def late(self: RunningCommand) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        heard(self)
+        read(self)
 
-    monkeypatch.setattr(RunningCommand, "hear_the_last", late)
+    monkeypatch.setattr(RunningCommand, "read_the_last_events", late)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_"))}
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
     assert supervisor.run(asked, clean) == 143
@@ -52,13 +52,13 @@ def test_who_raised_for_another_ones_end_is_not_named_though_heard_of_first(tmp_
     raised = RankExit(0, "node-0", 10, now, 1, True, True, True)
     killed = RankExit(1, "node-1", 11, now + 0.1, -9, False, False, True)
     news: list[list[RankExit]] = [[raised], [killed], []]
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
-    ears: Any = None
+    signals: Any = None
     asked = options(tmp_path, "srun", "train", in_place=in_place)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
-    said = [one.told_death() for _ in range(2)]
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    said = [one.reported_death() for _ in range(2)]
     assert one.death == killed
     assert (said == [None, None]) == (in_place == 0), "where nobody starts it again, nobody ends it for that either"
 
@@ -77,15 +77,15 @@ def test_a_rank_that_the_command_has_outlived_is_not_what_it_ended_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """srun without --kill-on-bad-exit: a rank left in the first hour, another one crashes in the twentieth."""
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
-    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=0)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
     for seconds, named in ((3600.0, False), (5.0, True)):
         one.crashes = [RankExit(1, "node-1", 11, monotonic() - seconds, 1, False, False, True)]
-        one.hear_the_last()
+        one.read_the_last_events()
         assert (one.death is not None) == named
 
 
@@ -98,44 +98,44 @@ def test_a_rank_that_was_killed_is_named_though_its_node_is_heard_of_only_while_
     killed = RankExit(1, "node-1", 11, now - 11.9, -9, False, False, True)
     ours = RankExit(2, "node-2", 12, now - 1.0, -9, False, False, True)
     news: list[list[RankExit]] = [[raised], [killed, ours]]
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=lambda: news.pop(0)))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=lambda: news.pop(0)))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
-    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
-    assert one.told_death() == raised.cause()
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
+    assert one.reported_death() == raised.cause()
     one.now = AttemptProgress(AttemptState.KILLING, Ending(now - 11.8, died_at=now - 11.8))
     one.touched = Touched(now - 11.7, "")
-    one.hear_the_last()
+    one.read_the_last_events()
     assert one.death == killed
     assert ours not in one.crashes, "we have killed it"
 
 
 def test_however_long_it_takes_to_end_the_others_the_rank_that_they_were_ended_for_is_named(tmp_path: Path) -> None:
     """A controller that does not answer is asked for a minute, and a step does not end meanwhile."""
-    agents: Any = SimpleNamespace(tend=lambda: None, pulses=SimpleNamespace(deaths=list))
+    agents: Any = SimpleNamespace(keep_running=lambda: None, table=SimpleNamespace(deaths=list))
     mine: Any = SimpleNamespace(folder=tmp_path)
     nobody: Any = SimpleNamespace(tree=frozenset)
-    ears: Any = SimpleNamespace(heard=lambda _: b"")
+    signals: Any = SimpleNamespace(wait=lambda _: b"")
     asked = options(tmp_path, "srun", "train", in_place=5)
-    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, ears, nobody, agents))
+    one = RunningCommand(CommandSpec(asked, mine, asked.command, None, signals, nobody, agents))
     began = monotonic() - 90.0
     one.crashes = [RankExit(1, "node-1", 11, began, -9, False, False, True)]
     one.now = AttemptProgress(AttemptState.KILLING, Ending(began + 0.1, died_at=began + 0.1))
-    one.hear_the_last()
+    one.read_the_last_events()
     assert one.death is not None and one.death.rank == 1
 
 
 def test_a_wait_of_no_time_hears_that_we_are_to_leave_too(tmp_path: Path) -> None:
-    ears = SignalQueue()
+    signals = SignalQueue()
     try:
         asked = options(tmp_path, "true", in_place=5)
-        assert sit_out(0.0, ears, asked)
+        assert wait_unless_stopped(0.0, signals, asked)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert not sit_out(0.0, ears, asked)
+        assert not wait_unless_stopped(0.0, signals, asked)
     finally:
-        ears.close()
+        signals.close()
 
 
 @pytest.mark.parametrize("name", ["nodes", "switches"])

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.ranks.agent_pool import Agents, BeatPoller
+from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.rank_table import RankTable
+from ftsupervise.ranks.sources import BeatPoller
 from ftsupervise.run.gate import SignalQueue
 from ftsupervise.rundir.heartbeat_page import read_beats, write_beat
 from ftsupervise.rundir.ledger import ledger
@@ -105,28 +107,28 @@ def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_
     (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: no such job' >&2; exit 1\n")
     (tmp_path / "srun").chmod(0o755)
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node-[0-1]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    rundir, log, ears = RunDir(tmp_path / "run"), tmp_path / "run.log", SignalQueue()
+    rundir, log, signals = RunDir(tmp_path / "run"), tmp_path / "run.log", SignalQueue()
     rundir.beats.mkdir(parents=True)
-    agents = Agents(rundir, Allocation(env), env, ears.nudge, silence=0.5)
+    agents = Agents(rundir, Allocation(env), env, signals.wake, silence=0.5)
     try:
         agents.begin(4, log)
-        assert agents.pulses.newest() == [], "unknown, until somebody tells"
+        assert agents.table.newest() == [], "unknown, until somebody tells"
         beat = Beat(1, 17, "train", datetime.now(timezone.utc), 77, "node-1", {"attempt": "4"})
         write_beat(rundir, beat)
-        (found,) = until(agents.pulses.newest, "the beat")
+        (found,) = until(agents.table.newest, "the beat")
         assert (found.rank, found.node, found.step, found.state) == (1, "node-1", 17, "")
-        until(lambda: agents.tend() or "have ended: srun: error: no such job" in log.read_text())
-        assert agents.ask("node-1", "ping", timeout=0.3) is None
+        until(lambda: agents.keep_running() or "have ended: srun: error: no such job" in log.read_text())
+        assert agents.ask({"node-1": "ping"}, timeout=0.3) == {}
         assert agents.kill(tmp_path, ["node-0", "node-1"], 0.3) == frozenset()
     finally:
         agents.close()
-        ears.close()
+        signals.close()
     said = log.read_text()
     assert (
         said.count("no answer from the agents on node-0, node-1: their ranks are followed through the run directory")
         == 1
     )
-    assert agents.pulses.deaths() == []
+    assert agents.table.deaths() == []
 
 
 def _watches(pid: int, rank: int) -> bool:
@@ -144,7 +146,7 @@ def _base(pid: int) -> str:
 
 
 def test_beats_of_the_run_directory_are_pulses_whose_age_is_when_we_saw_them_change() -> None:
-    slow = BeatPoller(RunDir("/none"), lambda: False, lambda: 2, lambda _: None)
+    slow = BeatPoller(RunDir("/none"), RankTable(b""), lambda: False)
     try:
         yesterday = datetime.fromisoformat("2020-01-01T00:00:00+00:00")  # another host's clock is anywhere
 
@@ -152,7 +154,7 @@ def test_beats_of_the_run_directory_are_pulses_whose_age_is_when_we_saw_them_cha
             return Beat(3, step, "train", yesterday.replace(second=second), 77, "node-1", {"attempt": attempt})
 
         def look(one: Beat, now: float) -> list[tuple[float, float, float]]:
-            return [(p.stepped, p.beaten, p.seen) for p in slow.pulses((one,), 2, now)]
+            return [(p.stepped, p.beaten, p.seen) for p in slow.states((one,), 2, now)]
 
         assert look(beat(5, 1), 10.0) == [(10.0, 10.0, 10.0)]
         assert look(beat(5, 1), 12.0) == [(10.0, 10.0, 12.0)]

@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken
+from ftsupervise.alerts.receivers import Broken, read_secret, redact
 from ftsupervise.config.alerting import Slack
 from ftsupervise.config.load import loads
 from ftsupervise.errors import ConfigError
@@ -146,10 +145,10 @@ def test_a_folder_called_services_is_none_of_these(right: str) -> None:
 
 def test_a_file_that_is_not_there_is_named_only_where_that_cannot_be_the_secret(tmp_path: Path) -> None:
     with pytest.raises(Broken) as unseen:
-        secrets.read(Slack(token_file=tmp_path / CANARY, channel="C"), "token")
+        read_secret(Slack(token_file=tmp_path / CANARY, channel="C"), "token")
     assert CANARY not in str(unseen.value) and str(tmp_path) in str(unseen.value)
     with pytest.raises(Broken, match="slack-token: no such file"):
-        secrets.read(Slack(token_file=tmp_path / "slack-token", channel="C"), "token")
+        read_secret(Slack(token_file=tmp_path / "slack-token", channel="C"), "token")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ def test_a_file_that_is_not_there_is_named_only_where_that_cannot_be_the_secret(
     ],
 )  # fmt: skip
 def test_an_errors_text_has_no_secret_in_any_encoding(said: str) -> None:
-    told = secrets.redact(said, [CANARY])
+    told = redact(said, [CANARY])
     assert "<secret>" in told
     assert CANARY not in told
     for piece in (told, told + "="):

@@ -21,7 +21,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
-from ftsupervise.watch.watchdogs.nvml import GpuState
+from ftsupervise.watch.watchdogs.gpu import GpuState
 
 HOUR = 3600.0
 

@@ -46,7 +46,7 @@ def test_a_watcher_that_is_late_is_told_by_another(rundir: RunDir) -> None:
     other(rundir, timedelta(minutes=40))
     (finding,) = looked(rundir)
     assert finding.health is Health.BAD
-    assert "login2 last looked 40m ago" in finding.summary
+    assert "login2 last checked the run 40m ago" in finding.summary
 
 
 def test_a_watcher_on_time_and_one_that_promised_nothing_are_fine(rundir: RunDir) -> None:

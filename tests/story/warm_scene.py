@@ -36,7 +36,7 @@ class Standby:
         orders = json.dumps({"place": str(self.place), "modules": modules})
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-IS", str(WARM / "start.py"), orders, str(flags), "--", *words],
+                [sys.executable, "-IS", str(WARM / "sitecustomize.py"), orders, str(flags), "--", *words],
                 cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
             )  # fmt: skip
 

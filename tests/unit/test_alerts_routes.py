@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ftsupervise.alerts import routes
 from ftsupervise.alerts.outbox import Silence
+from ftsupervise.alerts.step import due_at, inhibitor, policy_of, receivers_of, silenced
 from ftsupervise.config.alerting import Alerts
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.truth import Health
@@ -30,7 +30,7 @@ def finding(watchdog: str = "disk", severity: Severity = Severity.WARNING, run: 
 
 
 def test_without_routes_everybody_hears() -> None:
-    assert routes.receivers(settings(), finding(), T0) == ("email", "file")
+    assert receivers_of(settings(), finding(), T0) == ("email", "file")
 
 
 def test_the_first_route_that_fits_decides() -> None:
@@ -41,25 +41,25 @@ def test_the_first_route_that_fits_decides() -> None:
             {"days": ["sun"], "to": []},
         ]
     )
-    assert routes.receivers(alerts, finding(severity=Severity.CRITICAL), T0) == ("file",)
-    assert routes.receivers(alerts, finding(severity=Severity.CRITICAL), T0 + timedelta(hours=8)) == ("email", "file")
-    assert routes.receivers(alerts, finding("is-running"), T0) == ("email",)
-    assert routes.receivers(alerts, finding("is-running", run="other"), T0) == ("email", "file")
-    assert routes.receivers(alerts, finding(), T0 + timedelta(days=1)) == ()
+    assert receivers_of(alerts, finding(severity=Severity.CRITICAL), T0) == ("file",)
+    assert receivers_of(alerts, finding(severity=Severity.CRITICAL), T0 + timedelta(hours=8)) == ("email", "file")
+    assert receivers_of(alerts, finding("is-running"), T0) == ("email",)
+    assert receivers_of(alerts, finding("is-running", run="other"), T0) == ("email", "file")
+    assert receivers_of(alerts, finding(), T0 + timedelta(days=1)) == ()
 
 
 def test_quiet_hours_hold_a_warning_until_morning_and_let_a_critical_through() -> None:
     alerts = settings(quiet={"hours": ["22:00", "07:00"]})
-    assert routes.due(alerts, Severity.WARNING, T0) == T0.replace(hour=7, minute=0)
-    assert routes.due(alerts, Severity.CRITICAL, T0) == T0
+    assert due_at(alerts, Severity.WARNING, T0) == T0.replace(hour=7, minute=0)
+    assert due_at(alerts, Severity.CRITICAL, T0) == T0
     late = T0.replace(hour=23)
-    assert routes.due(alerts, Severity.WARNING, late) == T0.replace(hour=7, minute=0) + timedelta(days=1)
-    assert routes.due(alerts, Severity.WARNING, T0.replace(hour=12)) == T0.replace(hour=12)
+    assert due_at(alerts, Severity.WARNING, late) == T0.replace(hour=7, minute=0) + timedelta(days=1)
+    assert due_at(alerts, Severity.WARNING, T0.replace(hour=12)) == T0.replace(hour=12)
 
 
 def test_hours_are_those_of_the_place_named() -> None:
     alerts = settings(timezone="America/Los_Angeles", quiet={"hours": ["22:00", "07:00"]})
-    assert routes.due(alerts, Severity.WARNING, T0) == T0  # 18:10 the evening before
+    assert due_at(alerts, Severity.WARNING, T0) == T0  # 18:10 the evening before
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_hours_are_those_of_the_place_named() -> None:
 )
 def test_a_trouble_mutes_what_it_explains_and_nothing_else(cause: str, muted: str, kept: str) -> None:
     causes = [finding(cause)]
-    assert not muted or routes.inhibitor(finding(muted), causes)
-    assert not routes.inhibitor(finding(kept), causes)
-    assert not routes.inhibitor(finding(muted or kept, run="another"), causes)
+    assert not muted or inhibitor(finding(muted), causes)
+    assert not inhibitor(finding(kept), causes)
+    assert not inhibitor(finding(muted or kept, run="another"), causes)
 
 
 def test_storage_that_does_not_answer_mutes_what_lives_on_it() -> None:
     hung = replace(finding("disk", Severity.CRITICAL), subject="/scratch/run_7 there")
-    assert routes.inhibitor(finding("hang"), [hung]) == "explained by disk /scratch/run_7 there"
-    assert not routes.inhibitor(finding("is-running"), [hung])
-    assert not routes.inhibitor(hung, [hung])
+    assert inhibitor(finding("hang"), [hung]) == "explained by disk /scratch/run_7 there"
+    assert not inhibitor(finding("is-running"), [hung])
+    assert not inhibitor(hung, [hung])
 
 
 def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
@@ -91,18 +91,18 @@ def test_a_silence_is_by_id_or_by_what_it_is_about_and_ends() -> None:
         return Silence("1", pattern, "me", "known", T0, T0 + timedelta(hours=1))
 
     for pattern in ("disk", "disk: /scratch", "disk: /scr*", "3F9A1C", "*"):
-        said = routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0)
+        said = silenced("3f9a1c20", finding(), [silence(pattern)], T0)
         assert said.startswith("silenced by me until"), pattern
-        assert not routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0 + timedelta(hours=1))
+        assert not silenced("3f9a1c20", finding(), [silence(pattern)], T0 + timedelta(hours=1))
     for pattern in ("hang", "3f9", "/scratch"):
-        assert not routes.silenced("3f9a1c20", finding(), [silence(pattern)], T0), pattern
+        assert not silenced("3f9a1c20", finding(), [silence(pattern)], T0), pattern
 
 
 def test_a_rule_for_one_watchdog_leaves_the_others_alone() -> None:
     alerts = settings(hold="1m", watchdogs={"is_running": {"hold": "10m", "checks": "2 of 3"}})
-    assert routes.policy(alerts, finding("is-running")).hold == timedelta(minutes=10)
-    assert routes.policy(alerts, finding("is-running")).of_checks == 3
-    assert routes.policy(alerts, finding()).hold == timedelta(minutes=1)
+    assert policy_of(alerts, finding("is-running")).hold == timedelta(minutes=10)
+    assert policy_of(alerts, finding("is-running")).of_checks == 3
+    assert policy_of(alerts, finding()).hold == timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(

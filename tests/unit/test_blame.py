@@ -117,9 +117,9 @@ def test_files_in_which_nothing_counts_any_more_go(tmp_path: Path) -> None:
         book.add([trouble("node-1")])
         book.write([tmp_path])
         at = hours(ago).timestamp()
-        os.utime(tmp_path / "troubles" / f"{name}.json", (at, at))
+        os.utime(tmp_path / "incidents" / f"{name}.json", (at, at))
     incidents.forget(tmp_path, 24 * 3600, NOW)
-    assert [path.name for path in (tmp_path / "troubles").iterdir()] == ["new.json"]
+    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["new.json"]
 
 
 @pytest.mark.parametrize("other", [{"run": "another"}, {"sign": "another failure"}, {"rank": "7"}])
@@ -297,22 +297,22 @@ def test_each_writer_has_its_own_file_and_all_are_read_together(tmp_path: Path) 
     assert other.write((tmp_path / "other", shared)) == ()
     assert len(incidents.read([run]).incidents) == 2
     assert len(incidents.read([run, shared]).incidents) == 3, "what lies in both counts once"
-    assert sorted(path.name for path in (shared / "troubles").iterdir()) == [
+    assert sorted(path.name for path in (shared / "incidents").iterdir()) == [
         "r.88_1.node-0.12.99.json",
         "s_.._.._x.json",
     ]
 
 
 def test_touch_excludes_and_what_is_odd_is_told_and_not_obeyed(tmp_path: Path) -> None:
-    for word in ("exclude", "troubles"):
+    for word in ("exclude", "incidents"):
         (tmp_path / word).mkdir()
     (tmp_path / "exclude" / "node-7").touch()
     (tmp_path / "exclude" / "node 8").touch()
     (tmp_path / "exclude" / "node-9").symlink_to("/etc/passwd")
     (tmp_path / "exclude" / "node-10").mkdir()
-    (tmp_path / "troubles" / "half.json").write_text('{"troubles": [')
-    (tmp_path / "troubles" / "odd.json").write_text(
-        '{"troubles": [1, {"node": "../x", "at": "2026-11-21"}, {"node": "a"}]}'
+    (tmp_path / "incidents" / "half.json").write_text('{"incidents": [')
+    (tmp_path / "incidents" / "odd.json").write_text(
+        '{"incidents": [1, {"node": "../x", "at": "2026-11-21"}, {"node": "a"}]}'
     )
     known = incidents.read([tmp_path])
     assert [mark.node for mark in known.overrides] == ["node-7"]

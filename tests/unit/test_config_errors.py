@@ -83,6 +83,12 @@ def test_a_wrong_value_gets_its_place_and_what_to_type(line: str, sentence: str)
     assert launch(line).startswith(sentence)
 
 
+def test_a_duration_without_its_unit_is_told_how_to_be_written_and_zero_how_to_turn_the_wait_off() -> None:
+    assert launch("restart: {back_off: 0}").endswith("got 0; type 0s for none")
+    assert launch("restart: {stop_within: 90}").endswith("got 90; type 90s, 90m or 90h")
+    assert not loads(f"{FINE}  restart: {{back_off: 0s}}\n", environ={}).launch.restart.back_off
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [

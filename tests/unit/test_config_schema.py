@@ -68,6 +68,7 @@ launch:
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}
+checkpoints: {path: ckpt, pattern: "step-*", verify: full}
 watch:
 alerts:
 cron:
@@ -132,6 +133,7 @@ def test_the_full_file_really_is_full() -> None:
     assert set(written["launch"]) == set(SCHEMA["$defs"]["Launch"]["properties"])
     assert set(written["share"]) == set(SCHEMA["$defs"]["Sharing"]["properties"])
     assert set(written["launch"]["restart"]) == set(SCHEMA["$defs"]["Restart"]["properties"])
+    assert set(written["checkpoints"]) == set(SCHEMA["$defs"]["CheckpointSettings"]["properties"])
     assert set(written["guard"]) == set(SCHEMA["$defs"]["GuardSettings"]["properties"])
 
 

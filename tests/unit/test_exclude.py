@@ -12,8 +12,7 @@ import pytest
 
 from ftsupervise.model import Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes import exclude, incidents, judging
-from ftsupervise.nodes.placement import Placement
-from ftsupervise.nodes.selector import NodePolicy, NodeSelector
+from ftsupervise.nodes.selector import NodePolicy, NodeSelector, Placement
 from ftsupervise.run import Options
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
@@ -154,7 +153,7 @@ def test_what_others_know_counts_on_while_their_directory_does_not_answer(
     one.notes("n1", "warning")
     assert queue.excluded() == {"88_[3-10]": ["n7"]}
     sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr("ftsupervise.host.interpreter.command", lambda **_: sleeps)
+    monkeypatch.setattr("ftsupervise.host.processes.own_command", lambda **_: sleeps)
     monkeypatch.setattr("ftsupervise.nodes.judging.PATIENCE", 0.5)
     one.notes("n1", "warning")
     one.nodes.exclusions.outdated = True

@@ -34,7 +34,7 @@ PAGES = (
     "attempts/0001/error.json",
     "attempts/0001/warning",
     "launches/0001/launch.json",
-    "nodes/troubles/w.json",
+    "nodes/incidents/w.json",
     "nodes/exclude/node-1",
     "nodes/cleared/node-1",
     "nodes/applied/7",
@@ -75,7 +75,7 @@ _HARD: list[Any] = [
     "2026-11-21T03:00:00", "\x1b]0;x\x07", "²", "\ud800", 10**17, -(10**17), 10**250, 1e308, -1e308, None, True, [], {},
 ]  # fmt: skip
 _KEYS = [
-    "at", "every", "host", "node", "troubles", "kind", "until", "nodes", "who", "why", "attempt", "held", "step", "rank",
+    "at", "every", "host", "node", "incidents", "kind", "until", "nodes", "who", "why", "attempt", "held", "step", "rank",
     "facts", "job_ids", "members", "by", "message", "times", "exit_code", "pid", "pid_start", "boot_id", "ready", "detail",
 ]  # fmt: skip
 values = st.recursive(
@@ -85,7 +85,7 @@ values = st.recursive(
 )
 objects = st.dictionaries(st.sampled_from(_KEYS), values, max_size=12)
 pages = st.one_of(st.binary(max_size=200), objects.map(lambda page: json.dumps(page).encode()))
-_TIMES = b'{"at": "9999-12-31T23:59:59-14:00", "every": 1e309, "troubles": [{"node": "n", "at": "9999-12-31T23:59:59-14:00"}]}'
+_TIMES = b'{"at": "9999-12-31T23:59:59-14:00", "every": 1e309, "incidents": [{"node": "n", "at": "9999-12-31T23:59:59-14:00"}]}'
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -188,7 +188,7 @@ def test_what_a_stranger_wrote_into_nodes_or_watchers_is_not_believed(tmp_path: 
     heartbeat_page.write_watcher(run, NOW, None)
     for path in (
         run.nodes / "exclude" / "node-2",
-        run.nodes / "troubles" / "w.json",
+        run.nodes / "incidents" / "w.json",
         heartbeat_page.watcher_folder(run) / heartbeat_page.own_watcher(),
     ):
         os.chown(path, 65534, 65534)

@@ -11,7 +11,7 @@ import pytest
 from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.errors import ConfigError
-from ftsupervise.host.interpreter import START
+from ftsupervise.host.processes import START
 from ftsupervise.launch.plan import plan, render, train_command, warning_lead
 
 

@@ -119,7 +119,7 @@ def test_only_the_command_line_prints_or_exits() -> None:
         "rundir/paths.py",
         "guard/settings.py",
         "probe/server.py",
-        "watch/watchdogs/nvml.py",
+        "watch/watchdogs/gpu.py",
     }  # programs of their own
     wrong = []
     for path in modules().values():
@@ -207,10 +207,6 @@ def test_files_stay_short_enough_to_be_seen_whole() -> None:
     assert not long
 
 
-# Classes with more attributes than one can keep in mind.
-TOO_MANY: set[str] = {"Agent", "Agents"}
-
-
 def attributes(node: ast.ClassDef) -> set[str]:
     """What its methods assign to ``self``."""
     methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
@@ -222,12 +218,10 @@ def attributes(node: ast.ClassDef) -> set[str]:
     }
 
 
-def test_no_further_class_has_more_than_fifteen_attributes() -> None:
+def test_no_class_has_more_attributes_than_one_can_keep_in_mind() -> None:
     trees = (ast.parse(path.read_text("utf-8")) for path in modules().values())
     classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    assert {node.name for node in classes if len(attributes(node)) > 15} == TOO_MANY, (
-        "one that is cut is taken off the list"
-    )
+    assert not {node.name for node in classes if len(attributes(node)) > 15}
 
 
 def named_twice(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:

@@ -17,9 +17,9 @@ def pulse(rank: int, step: int | None = 7, phase: str = "train", age: float = 0.
     return RankState(rank, "node-1", step, phase, 100 - age, 100 - age, 100.0, 4000 + rank, "R", 12.5)
 
 
-def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = protocol.PULSE,
+def told(step: int, number: int, *, key: bytes = KEY, attempt: int = 3, generation: int = 1, kind: int = protocol.STATES,
          body: bytes | None = None) -> bytes:  # fmt: skip
-    body = protocol.pack_pulses([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
+    body = protocol.pack_states([pulse(0, step), pulse(1, step)], 100.0)[0] if body is None else body
     return Seal(key).pack(Datagram(kind, 0, 1, generation, attempt, number, b"node-1", body))
 
 
@@ -47,21 +47,21 @@ def steps(pulses: RankTable) -> list[int | None]:
     ],
 )
 def test_a_pulse_comes_through_as_it_was(one: RankState) -> None:
-    (body,) = protocol.pack_pulses([one], 100.0)
-    assert protocol.read_pulses(body, "node-1", 100.0) == [one]
+    (body,) = protocol.pack_states([one], 100.0)
+    assert protocol.read_states(body, "node-1", 100.0) == [one]
 
 
 def test_times_are_told_as_ages_so_that_clocks_of_hosts_need_not_agree() -> None:
-    (body,) = protocol.pack_pulses([pulse(0, age=0.25)], 100.0)
-    (found,) = protocol.read_pulses(body, "node-1", 5000.0)
+    (body,) = protocol.pack_states([pulse(0, age=0.25)], 100.0)
+    (found,) = protocol.read_states(body, "node-1", 5000.0)
     assert (found.stepped, found.seen) == (4999.75, 5000.0)
 
 
 def test_a_node_of_many_ranks_fits_into_datagrams_that_no_network_splits() -> None:
     many = [pulse(rank, phase=f"phase-{rank % 7}") for rank in range(1000)]
-    bodies = protocol.pack_pulses(many, 100.0)
+    bodies = protocol.pack_states(many, 100.0)
     assert all(len(Seal(KEY).pack(Datagram(2, 0, 1, 1, 1, 1, b"n" * 64, body))) <= protocol.LARGEST for body in bodies)
-    assert [one for body in bodies for one in protocol.read_pulses(body, "node-1", 100.0)] == many
+    assert [one for body in bodies for one in protocol.read_states(body, "node-1", 100.0)] == many
 
 
 def test_what_is_not_sealed_with_the_key_of_this_run_is_dropped_and_counted(pulses: RankTable) -> None:
@@ -88,8 +88,8 @@ def test_an_attempt_that_is_over_says_nothing_any_more(pulses: RankTable) -> Non
     pulses.begin(4)
     assert pulses.newest() == []
     pulses.take(told(9, 2), SENDER, 101.0)
-    gone = protocol.pack_gone([ExitRecord(0, 4000, 0.0, -9, False, False, True)])
-    assert pulses.take(told(0, 3, kind=protocol.DEATH, body=gone), SENDER, 101.0), "or it would be told for ever"
+    gone = protocol.pack_exits([ExitRecord(0, 4000, 0.0, -9, False, False, True)])
+    assert pulses.take(told(0, 3, kind=protocol.EXIT, body=gone), SENDER, 101.0), "or it would be told for ever"
     assert (pulses.newest(), pulses.deaths()) == ([], [])
     pulses.take(told(1, 4, attempt=4), SENDER, 102.0)
     assert steps(pulses) == [1, 1]
@@ -122,17 +122,17 @@ def test_lost_datagrams_make_what_is_known_older_and_nothing_else(pulses: RankTa
 
 def test_nonsense_that_is_sealed_is_dropped_too(pulses: RankTable) -> None:
     pulses.take(told(0, 1, body=b""), SENDER, 100.0)
-    pulses.take(told(0, 2, kind=protocol.DEATH, body=b"xyz"), SENDER, 100.0)
+    pulses.take(told(0, 2, kind=protocol.EXIT, body=b"xyz"), SENDER, 100.0)
     assert pulses.newest() == []
     assert pulses.dropped == {"nonsense": 2}
 
 
 def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: RankTable) -> None:
     pulses.take(told(7, 1), SENDER, 100.0)
-    body = protocol.pack_gone([ExitRecord(1, 4001, 0.02, None, False, False, False)])
-    final = protocol.pack_gone([ExitRecord(1, 4001, 0.04, -9, False, False, True)])
+    body = protocol.pack_exits([ExitRecord(1, 4001, 0.02, None, False, False, False)])
+    final = protocol.pack_exits([ExitRecord(1, 4001, 0.04, -9, False, False, True)])
     for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
-        assert pulses.take(told(0, number, kind=protocol.DEATH, body=data), SENDER, 101.0), "acknowledged each time"
+        assert pulses.take(told(0, number, kind=protocol.EXIT, body=data), SENDER, 101.0), "acknowledged each time"
     first, second = pulses.deaths()
     assert (first.final, second.final, second.code, second.cause().words()) == (
         False, True, -9, "rank 1 on node-1 killed by SIGKILL",

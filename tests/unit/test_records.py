@@ -94,7 +94,7 @@ def test_a_launch_stays_readable(run: RunDir) -> None:
 
 
 def test_what_is_known_of_nodes_stays_readable(run: RunDir) -> None:
-    lay("node-incidents", run.nodes / "troubles" / "node-1-88.json")
+    lay("node-incidents", run.nodes / "incidents" / "node-1-88.json")
     lay("node-excluded", run.nodes / "exclude" / "node-5")
     lay("node-trusted", run.nodes / "trust" / "node-6")
     lay("node-exclusions-of-job", run.nodes / "applied" / "88")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.nodes.placement import place, text_of, wanted
+from ftsupervise.nodes.selector import place, text_of, wanted
 from ftsupervise.scheduler.allocation import addresses, silent
 from ftsupervise.scheduler.parse import is_away
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from ftsupervise.scheduler import parse
 from ftsupervise.scheduler.slurm import new_format
 
 FORM = parse.SqueueFormat("c0ffee")
-ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "1-16:00:00", "None", "(null)"]
+ROW = ["88_3", "88", "91", "RUNNING", "ada", "1795242924", "1795300000", "1795242900", "None", "(null)"]
 
 
 def record(
@@ -40,7 +40,6 @@ def test_a_running_member_of_an_array_is_read_whole() -> None:
     assert (job.id, job.base_id, job.raw_id, job.user, job.state) == ("88_3", "88", "91", "ada", JobState.RUNNING)
     assert job.nodes == ("node-0", "node-1", "node-2")
     assert job.start_time == datetime.fromtimestamp(1795242924, timezone.utc)
-    assert job.time_limit == timedelta(days=1, hours=16)
     assert (job.reason, job.dependency, job.directory) == ("", "", "/home/ada/run")
     assert (job.nodes_wanted, job.partitions, job.excluded, job.features) == (3, ("gpu", "big"), ("node-7",), "")
 
@@ -164,11 +163,6 @@ def test_states_are_read_and_an_unknown_word_is_no_crash(word: str, state: JobSt
 @pytest.mark.parametrize("text", ["N/A", "NONE", "Unknown", "", "0", "²", "2026-11-21T08:00:00", "99999999999999"])
 def test_no_time_is_none(text: str) -> None:
     assert parse.parse_epoch(text) is None
-
-
-@pytest.mark.parametrize("text", ["UNLIMITED", "INVALID", "NOT_SET", "Partition_Limit"])
-def test_no_limit_is_none(text: str) -> None:
-    assert parse.parse_limit(text) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.config.watchdogs import Quota
-from ftsupervise.watch.watchdogs.disk_forecast import Level, forecast, left, level, remember, slope
-from ftsupervise.watch.watchdogs.quota import Figures, parse
+from ftsupervise.watch.watchdogs.disk_space import Figures, Level, forecast, left, level, parse_quota, remember, slope
 
 TB, HOUR, DAY = 10**12, 3600.0, 86_400.0
 
@@ -79,13 +78,13 @@ LFS = " /scratch 1234567890* 2000000000 3000000000 6d23h 123456 0 1000000 -\n"
 
 
 def test_quota_commands_are_understood() -> None:
-    got = parse(LFS, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
+    got = parse_quota(LFS, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
     assert got == Figures(1234567890 * 1024, 3000000000 * 1024, 123456, 1000000)
     own = Quota.model_validate({"command": ("idrquota",), "pattern": r"(?P<used>\S+)/(?P<limit>\S+)"})
-    assert parse("quota: 12.5TB/20TB", own) == Figures(12_500_000_000_000, 20_000_000_000_000)
+    assert parse_quota("quota: 12.5TB/20TB", own) == Figures(12_500_000_000_000, 20_000_000_000_000)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "lfs: no such user\n", "\x00\xff"])
 def test_an_empty_or_odd_answer_is_a_sentence_not_a_crash(text: str) -> None:
     with pytest.raises(ValueError, match="does not match"):
-        parse(text, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))
+        parse_quota(text, Quota.model_validate({"command": ("lfs",), "format": "lfs"}))

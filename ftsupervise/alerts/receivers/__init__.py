@@ -7,14 +7,21 @@ outbox's affair. Its errors never carry a secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ftsupervise import secrecy
 from ftsupervise.alerts.outbox import Message
+
+if TYPE_CHECKING:
+    from ftsupervise.config.alerting import Alerts
 
 MODULES = {
     "email": "ftsupervise.alerts.receivers.email",
@@ -28,7 +35,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message and what a receiver may need besides: what it follows up, the clock, somebody's own templates."""
+    """A message, and more that a receiver may need: the messages it follows up, the clock, the user's own templates."""
 
     message: Message
     now: datetime
@@ -49,13 +56,13 @@ class TryLater(Exception):
 class Doubtful(TryLater):
     """It was refused, perhaps for good and perhaps by an accident on the way: a proxy's page, a 404, a 554 as greeting.
 
-    It is tried again like ``TryLater``, and told through another receiver in the meantime.
+    It is tried again like ``TryLater``, and reported through another receiver in the meantime.
     """
 
 
 class Partly(TryLater):
     """Some recipients have it. ``left``: those to try again, ``waits`` if only because an earlier message is owed to them;
-    ``refused``: who will never take it, and why."""
+    ``refused``: the recipients that will never take it, and why."""
 
     def __init__(self, why: str, *, left: tuple[str, ...], refused: str = "", waits: bool = False) -> None:
         super().__init__(why)
@@ -83,3 +90,113 @@ def sender(kind: str) -> Send:
     import_module("jinja2.sandbox")  # wording.py renders with it
     send: Send = import_module(MODULES[kind]).send
     return send
+
+
+# Secrets are read when a message is sent, from a file only its owner can read or from the environment. They live in local
+# variables of one function call; every error text leaves through ``redact``.
+
+_LOOKED_THROUGH = 100_000  # characters of an answer in which secrets are looked for; the rest is cut off
+_CREDENTIALS = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/@]*@", re.I)
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*://[^\s/\"'<>?#]+)[^\s\"'<>]*", re.I)
+
+
+def read_secret(settings: Any, name: str) -> str:
+    """The secret that ``settings`` names by ``NAME_file`` or ``NAME_env``; "" when it names none.
+
+    Raises Broken with a sentence (never with the secret) when the file or variable is missing, empty, or open to others.
+    """
+    path: Path | None = getattr(settings, f"{name}_file", None)
+    variable: str | None = getattr(settings, f"{name}_env", None)
+    if path is not None:
+        return _secret_in_file(path, name)
+    if variable is not None:
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise Broken(f"{name}_env: the environment variable {variable} is not set")
+        return value
+    return ""
+
+
+def missing_secrets(alerts: Alerts) -> tuple[str, ...]:
+    """The secrets that are missing or unusable, so that a receiver cannot be reached: a sentence each; never the secret."""
+    found = []
+    everyone = [(f"alerts.receivers: {name}", receiver.settings) for name, receiver in alerts.named.items()]
+    if alerts.dead_man is not None:
+        everyone.append(("alerts.dead_man", alerts.dead_man))
+    for whose, settings in everyone:
+        names = {key.rpartition("_")[0] for key in type(settings).model_fields if key.endswith(("_file", "_env"))}
+        for name in sorted(names - {"ca"}):
+            try:
+                read_secret(settings, name)
+            except Broken as error:
+                found.append(f"{whose}: {error}")
+    return tuple(found)
+
+
+def _secret_in_file(path: Path, name: str) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise Broken(f"{name}_file: {path} is not a regular file")
+            if found.st_mode & 0o077:
+                raise Broken(
+                    f"{name}_file: {path} can be read by others (mode {stat.S_IMODE(found.st_mode):04o}); "
+                    f"type: chmod 600 {path}"
+                )
+            if found.st_uid not in (os.geteuid(), 0):
+                raise Broken(f"{name}_file: {path} belongs to another account (uid {found.st_uid})")
+            value = file.read(65_536).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        raise Broken(f"{name}_file: {_missing(path)}") from None
+    except OSError as error:
+        raise Broken(f"{name}_file: cannot read {path}: {error.strerror or error}") from None
+    if not value:
+        raise Broken(f"{name}_file: {path} is empty")
+    return value
+
+
+def _missing(path: Path) -> str:
+    """A sentence that there is no such file. It shows the name only where it surely is one, and not the secret itself."""
+    for folder in path.parents:
+        if folder.is_dir():
+            rest = str(path.relative_to(folder))
+            shown = path if secrecy.like_a_file(rest) else f"{folder}/…"
+            hidden = "" if shown == path else " (its name is not shown: it may be the secret itself)"
+            return f"cannot read {shown}: no such file{hidden}"
+    return "no such file"
+
+
+def redact(text: object, secrets: Iterable[str] = ()) -> str:
+    """``text`` in one short line without ``secrets``, however they are encoded, nor anything else that has the form of one,
+    and with addresses cut at the host."""
+    from ftsupervise.alerts.wording import one_line
+
+    out = secrecy.masked(str(text)[:_LOOKED_THROUGH], [part for secret in secrets for part in _parts(secret)])
+    out = _URL.sub(r"\1/…", _CREDENTIALS.sub(r"\1", out))
+    return one_line(out, 300)
+
+
+def _parts(secret: str) -> list[str]:
+    """The parts of a secret that must not be shown, the longest first: libraries cut addresses and show the path alone."""
+    from urllib.parse import urlsplit
+
+    parts = {secret, *secret.split()}
+    for word in secret.split():
+        if "://" in word:
+            url = urlsplit(word)
+            parts |= {url.path, url.query, f"{url.path}?{url.query}", url.password or "", url.username or ""}
+            parts |= {piece for piece in url.path.split("/") if len(piece) >= 8}
+    return sorted((part for part in parts if len(part.strip("/")) >= 4), key=len, reverse=True)
+
+
+def safe_address(url: str, what: str) -> str:
+    """``url`` if it may be used: https, or http to this very machine. Raises Broken."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme == "https" or (parts.scheme == "http" and local):
+        return url
+    raise Broken(f"{what}: the address must start with https:// (http:// only for this very machine)")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Parcel, TryLater
+from ftsupervise.alerts.receivers import Broken, Parcel, TryLater, read_secret, redact
 from ftsupervise.alerts.wording import render, view
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
     if apprise is None:
         raise Broken("Apprise is not installed; type: pip install 'ftsupervise[apprise]'")
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it logs addresses
-    urls = secrets.read(settings, "urls").split()
+    urls = read_secret(settings, "urls").split()
     box = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False, secure_logging=True))
     for number, url in enumerate(urls, 1):
         if not box.add(url):
@@ -39,7 +38,7 @@ def send(parcel: Parcel, settings: Apprise) -> dict[str, str]:
     try:
         taken = box.notify(body=text, title=seen.title, notify_type=kind, body_format="text", interpret_escapes=False)
     except Exception as error:  # a plug-in of Apprise may raise anything
-        raise TryLater(secrets.redact(f"{type(error).__name__}: {error}", urls)) from None
+        raise TryLater(redact(f"{type(error).__name__}: {error}", urls)) from None
     if not taken:
         raise TryLater(f"Apprise could not deliver to all of {len(urls)} addresses (it does not say why)")
     return {}

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, redact
 from ftsupervise.alerts.wording import render, view
 from ftsupervise.host import bounded
 
@@ -42,7 +41,7 @@ def send(parcel: Parcel, settings: Command) -> dict[str, str]:
         raise TryLater(f"{program}: took longer than {bound:g}s")
     if done.code == 0:
         return {}
-    why = secrets.redact(f"{program}: exit {done.code}: {done.stderr[-500:]}")
+    why = redact(f"{program}: exit {done.code}: {done.stderr[-500:]}")
     if done.code in (64, 65, 77, 78):
         raise Broken(why)
     raise Doubtful(why) if done.code in (126, 127) else TryLater(why)

@@ -1,6 +1,6 @@
 """Mail. Built with EmailMessage, so no header can be injected; one SMTP conversation, every step bounded.
 
-Each recipient counts by itself: who was put off (greylisting, a full mailbox) gets the mail later, the others not again.
+Each recipient counts by itself: one that was put off (greylisting, a full mailbox) gets the mail later, the others not again.
 
 Follow-ups carry References and In-Reply-To, so an incident is one thread. The Message-ID is the dedup key: a mail that
 was sent twice because the first answer was lost is the same mail to every mailbox that drops duplicates.
@@ -16,8 +16,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts import secrets
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, TryLater, Unsendable
+from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, TryLater, Unsendable, read_secret, redact
 from ftsupervise.alerts.wording import View, in_short, render, view
 
 if TYPE_CHECKING:
@@ -70,13 +69,13 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
     wanted = tuple(to for to in settings.to if not parcel.message.left or to in parcel.message.left)
     behind = tuple(to for to in wanted if to in parcel.owed)
     to = tuple(one for one in wanted if one not in behind)
-    if not to:  # those who were left are no recipients any more, or wait for an earlier mail
+    if not to:  # the remaining ones are no recipients any more, or wait for an earlier mail
         if not behind:
             return {}
-        if not parcel.message.left:  # nobody has it
+        if not parcel.message.left:  # no recipient has it
             raise TryLater("an earlier mail to all of its recipients waits")
         raise Partly("an earlier mail to them waits", left=behind, waits=True)
-    password = secrets.read(settings, "password")
+    password = read_secret(settings, "password")
     mail = compose(parcel, settings)
     hidden = [password]
     try:
@@ -91,23 +90,23 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         raise _by_code(error.smtp_code, error.smtp_error, "login", hidden, certain=_LOGIN) from None
     except smtplib.SMTPRecipientsRefused as error:
         answers = dict(error.recipients)
-        if not parcel.message.left:  # so nobody has it
+        if not parcel.message.left:  # so no recipient has it
             raise _refused(answers, behind, hidden) from None
         refused = answers
     except smtplib.SMTPSenderRefused as error:
         raise _by_code(error.smtp_code, error.smtp_error, f"the sender {settings.from_}", hidden) from None
     except smtplib.SMTPDataError as error:
         if 500 <= error.smtp_code < 600:  # too large, or taken for spam: this mail, not this receiver
-            raise Unsendable(secrets.redact(f"{error.smtp_code} {_text(error.smtp_error)}", hidden)) from None
+            raise Unsendable(redact(f"{error.smtp_code} {_text(error.smtp_error)}", hidden)) from None
         raise _by_code(error.smtp_code, error.smtp_error, "the mail", hidden) from None
     except smtplib.SMTPResponseException as error:
         raise _by_code(error.smtp_code, error.smtp_error, "the connection", hidden, certain=()) from None
     except smtplib.SMTPNotSupportedError as error:
-        raise Doubtful(secrets.redact(f"{settings.host}: {error}", hidden)) from None
+        raise Doubtful(redact(f"{settings.host}: {error}", hidden)) from None
     except ssl.SSLCertVerificationError as error:
         raise Doubtful(f"{settings.host}: its certificate is not to be trusted: {error.verify_message}") from None
     except (OSError, smtplib.SMTPException) as error:
-        raise TryLater(secrets.redact(f"{settings.host}: {error or type(error).__name__}", hidden)) from None
+        raise TryLater(redact(f"{settings.host}: {error or type(error).__name__}", hidden)) from None
     later = {
         one: why for one, why in refused.items() if why[0] not in _CERTAIN
     }  # a full mailbox, 552, is emptied again
@@ -150,7 +149,7 @@ _CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and not 
 
 
 def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
-    """Nobody took it. One that may take it later is reason enough to come again."""
+    """No recipient took it. If one may take it later, it is tried again."""
     text = _told(recipients.items(), hidden)
     codes = [code for code, _ in recipients.values()]
     if behind or any(not 500 <= code < 600 for code in codes):
@@ -160,14 +159,14 @@ def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[s
 
 
 def _by_code(code: int, text: object, what: str, hidden: list[str], *, certain: Iterable[int] = _CERTAIN) -> Exception:
-    sentence = secrets.redact(f"refused {what}: {code} {_text(text)}", hidden)
+    sentence = redact(f"refused {what}: {code} {_text(text)}", hidden)
     if code in certain:
         return Broken(sentence)
     return Doubtful(sentence) if 500 <= code < 600 else TryLater(sentence)
 
 
 def _told(recipients: Iterable[tuple[str, Any]], hidden: list[str]) -> str:
-    return secrets.redact("; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in recipients), hidden)
+    return redact("; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in recipients), hidden)
 
 
 def _text(raw: object) -> str:

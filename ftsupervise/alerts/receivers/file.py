@@ -1,4 +1,4 @@
-"""Append messages to a file, whole and in one write each: for tests, and for those who tail."""
+"""Append messages to a file, whole and in one write each: for tests, and for ``tail -f``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(parcel: Parcel, settings: File) -> dict[str, str]:
     text = render("alert.text.j2", seen, own=parcel.templates)
     head = f"==== {stamp(parcel.message.created)}  {seen.title}  key {parcel.message.id}\n"
     try:
-        # never a FIFO or a file of somebody else: what goes there reaches nobody
+        # never a FIFO or a file of another account: a message in it reaches no person
         fd = files.open_append(settings.path)
         try:
             data = f"{head}{text.strip()}\n\n".encode("utf-8", "replace")

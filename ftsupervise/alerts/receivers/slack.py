@@ -1,6 +1,6 @@
 """Slack, through slack-sdk: Block Kit with a text fallback.
 
-With a bot token a post is edited when its trouble is over, and what follows (repeats, escalations, the end) goes into
+With a bot token a post is edited when its alert is over, and what follows (repeats, escalations, the end) goes into
 its thread. An incoming webhook can do neither: it gets a post for each. Rate limits and outages are left to the outbox:
 slack-sdk's own retry handlers sleep in place, so they are switched off.
 """
@@ -19,9 +19,17 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackRequestError
 from slack_sdk.webhook import WebhookClient, WebhookResponse
 
-from ftsupervise.alerts import secrets
 from ftsupervise.alerts.outbox import Message
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers import (
+    Broken,
+    Doubtful,
+    Parcel,
+    TryLater,
+    Unsendable,
+    read_secret,
+    redact,
+    safe_address,
+)
 from ftsupervise.alerts.receivers.webhook import failure
 from ftsupervise.alerts.wording import ENDS, in_short, render, slack_escape, view
 from ftsupervise.findings import Reason
@@ -77,14 +85,14 @@ _SILENT = logging.Logger("ftsupervise.slack", logging.CRITICAL + 1)  # slack-sdk
 
 def send(parcel: Parcel, settings: Slack) -> dict[str, str]:
     """Posted when Slack has answered ok. Receipt: ``ts`` and ``channel`` (with a token)."""
-    webhook, token = secrets.read(settings, "webhook"), secrets.read(settings, "token")
+    webhook, token = read_secret(settings, "webhook"), read_secret(settings, "token")
     try:
         return _by_webhook(parcel, settings, webhook) if webhook else _by_token(parcel, settings, token)
     except HTTPError as error:
-        why = secrets.redact(error.reason, [webhook, token])
+        why = redact(error.reason, [webhook, token])
         raise failure(error.code, why, error.headers.get("Retry-After"), parcel.now) from None
     except (URLError, OSError, HTTPException) as error:
-        raise TryLater(secrets.redact(f"{type(error).__name__}: {error}", [webhook, token])) from None
+        raise TryLater(redact(f"{type(error).__name__}: {error}", [webhook, token])) from None
 
 
 # ------------------------------------------------------------------------------------------------------- two ways
@@ -96,14 +104,14 @@ def _by_webhook(parcel: Parcel, settings: Slack, address: str) -> dict[str, str]
             status, headers, body = _once(req, self.timeout, self.proxy)
             return WebhookResponse(url=url, status_code=status, body=body, headers=headers)
 
-    secrets.check(address, "webhook")
+    safe_address(address, "webhook")
     client = SlackWebhookClient(address, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     body = compose(parcel, settings)
     answer = client.send_dict(body)
     said = str(answer.body).strip()
     if answer.status_code == 200 and said == "ok":
         return {}
-    why = secrets.redact(said, [address])
+    why = redact(said, [address])
     if said in _CHOKED:
         raise Unsendable(why)
     if said in _FINAL:
@@ -120,7 +128,7 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
             status, headers, body = _once(req, self.timeout, self.proxy)
             return {"status": status, "headers": headers, "body": body}
 
-    base = secrets.check(settings.api_url, "api_url").rstrip("/") + "/"
+    base = safe_address(settings.api_url, "api_url").rstrip("/") + "/"
     client = SlackClient(token, base_url=base, timeout=_seconds(settings), retry_handlers=[], logger=_SILENT)
     try:
         posted = [post for post in parcel.earlier if post.receipt.get("ts")]
@@ -139,16 +147,16 @@ def _by_token(parcel: Parcel, settings: Slack, token: str) -> dict[str, str]:
     except SlackApiError as error:
         raise _meaning(error, token, parcel) from None
     except (AttributeError, TypeError, ValueError) as error:  # slack-sdk, of an answer that is no JSON object
-        why = secrets.redact(f"{type(error).__name__}: {error}", [token])
+        why = redact(f"{type(error).__name__}: {error}", [token])
         raise Doubtful(f"the answer is not one of Slack's ({why})") from None
     except SlackRequestError as error:
-        raise TryLater(secrets.redact(error, [token])) from None
+        raise TryLater(redact(error, [token])) from None
 
 
 def _place(message: Message, posted: list[Message]) -> tuple[dict[str, str], dict[str, Any]]:
     """(receipt of the post it answers to, options): news go to the channel, what follows up goes into the thread.
 
-    A thread notifies only those who follow it, so an escalation shows in the channel as well.
+    A thread notifies only its followers, so an escalation shows in the channel as well.
     """
     reasons = {notice.reason for notice in message.notices}
     if not posted or reasons & {Reason.FIRED, Reason.ANNOUNCED}:
@@ -168,7 +176,7 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
             channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
         )
     except SlackApiError as error:
-        if _word(error) not in _GONE:  # somebody deleted it: the reply still says that it is over
+        if _word(error) not in _GONE:  # the post was deleted: the reply still says that it is over
             raise
 
 
@@ -177,7 +185,7 @@ def _meaning(error: Any, token: str, parcel: Parcel) -> Exception:
     answer = error.response
     headers = {str(k).lower(): v for k, v in dict(getattr(answer, "headers", None) or {}).items()}
     status = int(getattr(answer, "status_code", 200) or 200)
-    why = secrets.redact(word or error, [token])
+    why = redact(word or error, [token])
     if word in _FINAL:
         return Broken(f"Slack says {why}")
     if status != 200:

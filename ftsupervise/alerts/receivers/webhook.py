@@ -13,15 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 
-from ftsupervise.alerts import secrets
 from ftsupervise.alerts.outbox import RETRY_AFTER_MOST
-from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, TryLater, Unsendable
+from ftsupervise.alerts.receivers import (
+    Broken,
+    Doubtful,
+    Parcel,
+    TryLater,
+    Unsendable,
+    read_secret,
+    redact,
+    safe_address,
+)
 from ftsupervise.alerts.wording import Item, View, render, view
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Webhook
 
-# What the receivers that speak HTTP share: when to come again, and what an answer means.
+# For all receivers that speak HTTP: when to try again, and the meaning of an answer.
 
 
 def retry_after(value: str | None, now: datetime) -> timedelta | None:
@@ -55,7 +63,7 @@ def failure(status: int, why: str, after: str | None, now: datetime) -> Exceptio
 
 
 def looks_like_a_page(body: str) -> bool:
-    """A web page where a machine's answer belongs: somebody's login or error page, with status 200."""
+    """Is it a web page where a machine's answer belongs: a login or error page, with status 200?"""
     return body.lstrip("\ufeff \t\r\n").lower().startswith(("<!doctype html", "<html"))
 
 
@@ -65,11 +73,11 @@ _LARGEST = 512_000  # PagerDuty's own limit
 
 def send(parcel: Parcel, settings: Webhook) -> dict[str, str]:
     """Taken when every request was answered with 2xx, and not with a web page."""
-    key = secrets.read(settings, "key")
-    url = str(settings.url) if settings.url is not None else secrets.read(settings, "url")
+    key = read_secret(settings, "key")
+    url = str(settings.url) if settings.url is not None else read_secret(settings, "url")
     url = url or PAGERDUTY
     if not (settings.plain_http and url.startswith("http://")):
-        secrets.check(url, "url (or set plain_http)")
+        safe_address(url, "url (or set plain_http)")
     seen = view(parcel.message, parcel.now)
     for body in compose(seen, settings, parcel):
         if settings.shape == "pagerduty":
@@ -122,12 +130,12 @@ def _post(url: str, body: Any, bearer: str, settings: Webhook, parcel: Parcel) -
         ) as answer:
             said = answer.raw.read(300, decode_content=True).decode("utf-8", "replace")
             if answer.status_code < 300 and looks_like_a_page(said):
-                raise Doubtful(f"HTTP {answer.status_code}, but with a web page: {secrets.redact(said, hidden)}")
+                raise Doubtful(f"HTTP {answer.status_code}, but with a web page: {redact(said, hidden)}")
             if answer.status_code >= 300:
-                why = secrets.redact(said or answer.reason, hidden)
+                why = redact(said or answer.reason, hidden)
                 raise failure(answer.status_code, why, answer.headers.get("Retry-After"), parcel.now)
     except (requests.RequestException, OSError) as error:
-        raise TryLater(f"{type(error).__name__}: {secrets.redact(_cause(error), hidden)}") from None
+        raise TryLater(f"{type(error).__name__}: {redact(_cause(error), hidden)}") from None
 
 
 def _cause(error: BaseException) -> str:

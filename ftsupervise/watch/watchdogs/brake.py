@@ -11,7 +11,7 @@ from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
 WORDS = Words(
-    "Nothing trains. The members of the chain are kept, on hold, until somebody has looked.",
+    "Nothing trains. The members of the chain are kept, on hold, until a person has looked.",
     "ftsupervise status {run_dir}",
     "fix what failed, then: ftsupervise clear --brake {run_dir}",
     Severity.CRITICAL,

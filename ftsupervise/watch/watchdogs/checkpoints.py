@@ -14,8 +14,8 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
+from ftsupervise.watch.watchdogs.run_signs import server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import CheckpointsSection as Settings

@@ -11,12 +11,13 @@ from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch import due
-from ftsupervise.watch.watchdogs import checkpoints, quota
-from ftsupervise.watch.watchdogs.disk_forecast import (
+from ftsupervise.watch.watchdogs import checkpoints
+from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
     Left,
     Level,
     Sample,
+    check_quota,
     finding,
     forecast,
     left,
@@ -71,7 +72,8 @@ def trusted(memory: dict[str, Any]) -> bool:
 
 
 def _before(hosts: dict[str, list[str]], now: Mount) -> Mount | None:
-    """What this host had there. A host that has not looked yet may have it elsewhere, but not beneath everybody's mount."""
+    """The mount that this host had there. On a host that checks for the first time it may be another, but not one beneath the
+    mount of all others."""
     mine = hosts.get(os.uname().nodename)
     if mine is not None:
         return Mount(*mine)
@@ -115,7 +117,7 @@ def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
         if one.quota is not None and not trusted(memory):
             yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
         elif one.quota is not None:
-            yield from quota.check(look, one, path, memory.setdefault("quota", {}))
+            yield from check_quota(look, one, path, memory.setdefault("quota", {}))
 
 
 def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:
@@ -154,7 +156,7 @@ def _unseen(look: Look, path: Path, memory: dict[str, Any], got: Missing | NotSe
 
 
 def _unknown(look: Look, path: Path, memory: dict[str, Any], why: str) -> Iterator[Finding]:
-    """Nothing is said of what was looked at before: it neither fires nor is over."""
+    """Report earlier subjects as unknown, so that they neither fire nor resolve."""
     for subject in ("space", "inodes", "forecast"):
         if subject == "space" or subject in memory.get("levels", {}):
             yield finding(look, path, subject, None, f"{path}: {subject} {why}")

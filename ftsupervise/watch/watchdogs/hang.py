@@ -17,7 +17,6 @@ from ftsupervise.rundir.paths import FINISHED
 from ftsupervise.rundir.switches import KILL
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs.beat_facts import server_now
 from ftsupervise.watch.watchdogs.progress_signals import (
     AT_WORK,
     START,
@@ -31,6 +30,7 @@ from ftsupervise.watch.watchdogs.progress_signals import (
     gather,
     judge,
 )
+from ftsupervise.watch.watchdogs.run_signs import server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang as Settings
@@ -178,7 +178,7 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if look.jobs is None:
         why = look.blind or "the scheduler was not asked"
-        text = f"no progress for {age}, but nobody knows if it is running: {why}"
+        text = f"no progress for {age}, but it is not known whether the job is running: {why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if verdict.state is Progress.NOTHING:
         text = f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log"

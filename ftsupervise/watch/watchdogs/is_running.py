@@ -64,7 +64,7 @@ _STATUS = "ftsupervise status {run_dir}"
 WORDS = {
     "job": Words(look=_STATUS, severity=Severity.CRITICAL),
     "gone": Words(
-        "Nothing trains, and nothing will until somebody launches it again.",
+        "Nothing trains, and nothing will until the run is launched again.",
         _STATUS + "; squeue --me",
         "find out why it ended, then: {launch}",
         Severity.CRITICAL,
@@ -92,7 +92,7 @@ WORDS = {
         watchdog="chain",
     ),
     "switch": Words(
-        "Whoever put it there may believe that the run will {wish}. It will not.",
+        "The person who put it there may believe that the run will {wish}. It will not.",
         "ls -la {switches}",
         "remove it; to make the run {wish}: ftsupervise {verb} {run_dir}",
         watchdog="switches",
@@ -140,7 +140,7 @@ def _newest(look: Look) -> Attempt | None:
 
 
 def _over(look: Look) -> str:
-    """Why there need not be a job: the run is finished, or somebody stopped it."""
+    """Why there need not be a job: the run is finished, or a person or the brake has stopped it."""
     if look.rundir.finished.exists():
         return "the run has finished"
     switch = read_switch(look.rundir, KILL)
@@ -153,7 +153,7 @@ def _over(look: Look) -> str:
 
 
 def _switches(look: Look) -> Iterator[Finding]:
-    """What lies in a switch's place and is not obeyed: somebody believes that the run stops, or saves, and it does not."""
+    """A file in a switch's place that is not obeyed: its author believes that the run stops, or saves, and it does not."""
     for name, wish in ((KILL, "stop"), (SAVE, "save")):
         switch = read_switch(look.rundir, name)
         if switch.health is Health.UNKNOWN:
@@ -211,9 +211,9 @@ def _never_starts(job: Job) -> bool:
 
 
 def _successor(look: Look, jobs: tuple[Job, ...]) -> Finding:
-    """A run whose last member runs has nobody to take over."""
+    """When the last member of the chain runs, no job takes over after it."""
     waiting = sum(array_size(job.id) for job in jobs if job.state.waiting and not _never_starts(job))
-    left = (JobState.COMPLETING,)  # what is leaving has nobody to hand over from; "gone" is the next word
+    left = (JobState.COMPLETING,)  # a job that is leaving is no longer to be replaced; "gone" is the next finding
     running = next((j for j in jobs if not (j.state.waiting or j.state.ended or j.state in left)), None)
     if look.run.launch.jobs < 2 or waiting or running is None or _over(look):
         text = f"{waiting} waiting to take over" if waiting else "no successor needed"

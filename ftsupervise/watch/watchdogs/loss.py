@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import NotSeen
 from ftsupervise.truth import Health
-from ftsupervise.watch.watchdogs import joblog
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
+from ftsupervise.watch.watchdogs import run_signs
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Loss as Settings
@@ -23,7 +23,7 @@ _KEEP = 200
 _NOW = 5  # losses that make up "now": one bad batch is no spike
 _KNOWN = 20
 WORDS = Words(
-    "What is trained from here on is probably worth nothing.",
+    "The training from here on is probably worth nothing.",
     "ftsupervise check loss {run_dir}",
     "look at the last batches and the learning rate; go back to a checkpoint from before",
 )
@@ -79,9 +79,9 @@ def _new(look: Look, settings: Settings) -> list[float] | str:
         same = look.memory.get("step") == step
         look.memory["step"] = step
         return [] if same else [value]
-    piece = joblog.read_on(look, settings.log, look.memory.setdefault("log", {}))
+    piece = run_signs.read_on(look, settings.log, look.memory.setdefault("log", {}))
     if isinstance(piece, NotSeen):
         return piece.sentence
-    if not isinstance(piece, joblog.Piece):
-        return blind or f"there is no log {joblog.pattern_of(look, settings.log)}"
-    return joblog.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else joblog.LOSS)
+    if not isinstance(piece, run_signs.Piece):
+        return blind or f"there is no log {run_signs.pattern_of(look, settings.log)}"
+    return run_signs.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else run_signs.LOSS)

@@ -2,7 +2,7 @@
 
 Seen in two ways. Where the watch runs beside the job (``scheduler: local``, or inside the allocation): the host, the
 cgroup of the run's processes, and what these processes have taken themselves. Elsewhere only what the guard reports in
-its beats. Where neither is there, it says so: the memory of the watch's own node is nobody's business.
+its beats. Where neither is there, it says so: the memory of the watch's own node says nothing about the run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import ProcessMemory
 from ftsupervise.truth import Beat, Health
 from ftsupervise.units import show_duration, show_size
-from ftsupervise.watch.watchdogs import nvml
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now, share
-from ftsupervise.watch.watchdogs.disk_forecast import Level, level, remember, slope
+from ftsupervise.watch.watchdogs import gpu
+from ftsupervise.watch.watchdogs.disk_space import Level, level, remember, slope
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now, share
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Memory as Settings
@@ -135,7 +135,7 @@ def _number(probe: Probe, path: Path) -> int | None:
 
 
 def _gpus(look: Look, limit: float, pids: set[int]) -> Iterator[Finding]:
-    seen = nvml.ask(look.probe)
+    seen = gpu.ask(look.probe)
     if isinstance(seen, str):
         yield _finding(look, "gpu memory", None, seen)
         return
@@ -155,7 +155,7 @@ def _from_afar(look: Look, settings: Settings, beats: list[Beat], blind: str) ->
     told = [(used, beat) for beat in beats if (used := share(beat.facts.get("memory"))) is not None]
     if not told:
         hosts = sorted({beat.host for beat in beats})
-        where = f"the run is on {', '.join(hosts[:3])}" if hosts else "nobody knows where the run is"
+        where = f"the run is on {', '.join(hosts[:3])}" if hosts else "it is not known where the run is"
         why = blind or f"{where}, this watch on {socket.gethostname()}, and no rank reports its memory"
         yield look.finding("used", Health.UNKNOWN, f"memory not seen: {why}", WORDS["unseen"])
         return
@@ -184,14 +184,14 @@ def _used(look: Look, settings: Settings, full: Full, detail: str) -> Finding:
 
 
 def _leak(
-    look: Look, settings: Settings, taken: float, room: float | None, words: str, who: list[str]
+    look: Look, settings: Settings, taken: float, room: float | None, words: str, started: list[str]
 ) -> Iterator[Finding]:
     """From the growth of what the run itself has taken; begun anew with each start of its processes."""
     if settings.leak is None or room is None:
         return
     memory: dict[str, Any] = look.memory
-    if memory.get("who") != who:
-        memory.update(who=who, samples=[])
+    if memory.get("started") != started:
+        memory.update(started=started, samples=[])
     samples = remember([(t, v) for t, v in memory.get("samples", [])], look.now.timestamp(), taken)
     memory["samples"] = samples
     growth = slope(samples)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Missing, Probe
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.watch.watchdogs import joblog
+from ftsupervise.watch.watchdogs import run_signs
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -45,12 +45,12 @@ def _paths(look: Look) -> Iterator[str]:
         ("watch.hang.log", watch.hang.log if watch.hang is not None else None),
         ("watch.loss.log", watch.loss.log if watch.loss is not None else None),
     ):
-        if log is not None and isinstance(look.probe.look(joblog.pattern_of(look, log).parent), Missing):
+        if log is not None and isinstance(look.probe.look(run_signs.pattern_of(look, log).parent), Missing):
             yield f"{key}: the directory {log.parent} is not there{_close(look, log.parent)}"
 
 
 def _close(look: Look, path: Path) -> str:
-    """What may have been meant."""
+    """The name that may have been meant, as a question."""
     from difflib import get_close_matches
 
     from ftsupervise.probe import Listing
@@ -70,10 +70,10 @@ def _patterns(look: Look) -> Iterator[str]:
     for key, what, log, pattern in asked:
         if pattern is None:
             continue
-        piece = joblog.read_on(look, log, {})
-        if not isinstance(piece, joblog.Piece):
+        piece = run_signs.read_on(look, log, {})
+        if not isinstance(piece, run_signs.Piece):
             continue
-        lines = list(joblog.lines(piece.data))
+        lines = list(run_signs.lines(piece.data))
         if len(lines) >= 20 and not any(re.search(pattern, line) for line in lines):
             yield (
                 f"{key}.pattern: {pattern!r} matches none of the last {len(lines)} lines of {piece.path}, "
@@ -100,8 +100,8 @@ def _programs(look: Look) -> Iterator[str]:
 
 
 def _gpu(look: Look) -> Iterator[str]:
-    from ftsupervise.watch.watchdogs import nvml
+    from ftsupervise.watch.watchdogs import gpu
 
-    seen = nvml.ask(look.probe)
+    seen = gpu.ask(look.probe)
     if isinstance(seen, str):
         yield f"watch.gpu: {seen}; it sees the GPUs of the node the watch runs on, and no others"

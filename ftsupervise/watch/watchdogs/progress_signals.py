@@ -16,8 +16,8 @@ from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
-from ftsupervise.watch.watchdogs import joblog
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, number, server_now
+from ftsupervise.watch.watchdogs import run_signs
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Hang
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Does a run stand still, by what it shows and by what is usual for it? Pure: seconds in, a verdict out.
 #
 # A signal is one thing that moves when the run makes progress. A run is hung only if every signal it has stands still for
-# longer than its bound; if one of them could not be seen, nobody knows. The bounds come from the run's own past:
+# longer than its bound; if one of them could not be seen, the answer is unknown. The bounds come from the run's own past:
 #
 #   training, phases told      10 of its own step times, at least 10 min, or twice the longest pause that ended well
 #   another phase              1 h (or as set for it), or twice the longest of that phase that ended well and 10 min more
@@ -56,7 +56,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class ProgressHistory:
-    """What is usual for this run: step times (s), pauses that ended well (s) by phase, for how long it was watched (s)."""
+    """The usual times of this run: step times (s), pauses that ended well (s) by phase, for how long it was watched (s)."""
 
     step_times: Sequence[float] = ()
     pauses: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Progress(Enum):
 class StallVerdict:
     state: Progress
     age: float  # seconds since anything moved
-    bound: float  # what it was held against
+    bound: float  # the limit of that age
     phase: str
     words: str  # the newest sign of progress
 
@@ -147,11 +147,11 @@ AT_WORK = frozenset({JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING, Jo
 
 @dataclass(frozen=True)
 class Signs:
-    """What was seen. ``phases``: of the newest attempt's ranks; ``beats``: those read, with the age of each."""
+    """The signs that were seen. ``phases``: of the newest attempt's ranks; ``beats``: those read, with the age of each."""
 
     signals: tuple[Signal, ...]
     phases: frozenset[str]
-    started: float  # seconds since the command, or else its job, was started; infinite if nobody can tell
+    started: float  # seconds since the command, or else its job, was started; infinite if that is not known
     beats: tuple[tuple[Beat, float], ...]
     step: int | None
     beat_every: float  # seconds between two beats of one rank
@@ -161,7 +161,7 @@ class Signs:
 def gather(look: Look, settings: Hang, job: Job | None) -> Signs:
     """All signs of the run. ``job``: the one that is at work, if the scheduler could tell."""
     ahead = look.probe.clock_ahead(look.rundir.watch)
-    if isinstance(ahead, Missing):  # nobody made the directory yet
+    if isinstance(ahead, Missing):  # the directory was not made yet
         ahead = look.probe.clock_ahead(look.rundir.root)
     naive = "" if isinstance(ahead, float) else ahead.why if isinstance(ahead, NotSeen) else "there is no run directory"
     now = look.now.timestamp() + (ahead if isinstance(ahead, float) else 0.0)
@@ -201,7 +201,7 @@ def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]
 
 
 def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
-    """When ``name`` last changed its value: ``at`` if it did now, or if nothing is remembered of it.
+    """When ``name`` last changed its value: ``at`` if it did now, or was not known before.
 
     What changed since the last check did so after it, however old the file claims to be (some clients write mtime late).
     """
@@ -243,22 +243,22 @@ def _step_of_beats(
 def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]:
     """The step in the log, and that the log grows by lines that are not our own."""
     mine = look.memory.setdefault("log", {})
-    piece = joblog.read_on(look, settings.log, mine)
+    piece = run_signs.read_on(look, settings.log, mine)
     if isinstance(piece, NotSeen):
         return [Signal("step in the log" if "step" in wanted else "log", None, blind=piece.sentence)]
     if isinstance(piece, Missing):
         return []
     now = server_now(look, piece.path.parent)
-    pattern = re.compile(settings.pattern) if settings.pattern else joblog.STEP
+    pattern = re.compile(settings.pattern) if settings.pattern else run_signs.STEP
     signals = []
-    step = joblog.last_step(piece.data, pattern)
+    step = run_signs.last_step(piece.data, pattern)
     if step is None:
         step = look.memory.get("step", {}).get("step in the log")
     if "step" in wanted and step is not None:
         moved = _moved(look.memory, "step in the log", step, piece.entry.mtime)
         signals.append(Signal("step in the log", max(0.0, now - moved), f"step {step} in {piece.path.name}"))
     if "log" in wanted:
-        theirs = piece.fresh or any(True for _ in joblog.lines(piece.data))
+        theirs = piece.fresh or any(True for _ in run_signs.lines(piece.data))
         grown = mine.get("grown", 0) + (1 if theirs and mine["size"] != mine.get("seen") else 0)
         mine.update(grown=grown, seen=mine["size"])
         moved = _moved(look.memory, "log", grown, piece.entry.mtime)
@@ -282,9 +282,9 @@ def _checkpoint(look: Look, now: float) -> list[Signal]:
 
 def _gpu(look: Look, now: float) -> list[Signal]:
     """A GPU of this node at work; only where the watch runs beside the job."""
-    from ftsupervise.watch.watchdogs import nvml
+    from ftsupervise.watch.watchdogs import gpu
 
-    seen = nvml.ask(look.probe)
+    seen = gpu.ask(look.probe)
     if isinstance(seen, str):
         return [Signal("gpu", None, blind=seen)]
     at_work = any((one.utilisation or 0) > 0.05 for one in seen)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.config.job_output import outputs
+from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
@@ -44,7 +44,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _starting(look: Look, attempts: tuple[Attempt, ...], failed: Attempt, patience: timedelta) -> str:
-    """What has been begun since the failure and is still given time; "" if nothing is."""
+    """The attempt or launch since the failure that is still given time, as a sentence; "" if there is none."""
     newest = attempts[-1]
     runs = newest.cause is None or newest.cause.kind is CauseKind.UNKNOWN  # UNKNOWN: on another host than this
     open_end = newest.ended is None and runs

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.findings import Finding, Words
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
-from ftsupervise.watch.watchdogs import joblog
-from ftsupervise.watch.watchdogs.beat_facts import newest_beats, server_now
+from ftsupervise.watch.watchdogs import run_signs
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Throughput as Settings
@@ -92,11 +92,11 @@ def _step(look: Look) -> tuple[float, int, str] | str:
     if blind:
         return blind
     section = look.run.watch.hang
-    piece = joblog.read_on(look, section.log if section is not None else None, look.memory.setdefault("log", {}))
-    if not isinstance(piece, joblog.Piece):
+    piece = run_signs.read_on(look, section.log if section is not None else None, look.memory.setdefault("log", {}))
+    if not isinstance(piece, run_signs.Piece):
         return "neither beats nor a log"
     own = section.pattern if section is not None else None
-    found = joblog.last_step(piece.data, re.compile(own) if own else joblog.STEP)
+    found = run_signs.last_step(piece.data, re.compile(own) if own else run_signs.STEP)
     found = look.memory.get("log_step") if found is None else found
     if found is None:
         return f"no step in {piece.path}"

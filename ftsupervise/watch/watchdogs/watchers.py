@@ -1,4 +1,4 @@
-"""Do the others who watch this run still check it? A watch that died must not die in silence."""
+"""Do the other watches of this run still check it? A watch that dies must not die in silence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftsupervise.units import show_duration
 from ftsupervise.watch import Look
 
 SILENT = Words(
-    "If this watch goes silent too, nobody looks after the run.",
+    "If this watch goes silent too, the run is not watched at all.",
     "ssh {host} pgrep -af ftsupervise",
     "start it again; if it was stopped for good: rm {page}",
 )
@@ -41,7 +41,7 @@ def check(look: Look, settings: object) -> Iterator[Finding]:
         yield look.finding(
             watcher.name,
             Health.of(late),
-            f"the watch on {watcher.host} last looked {silent} ago",
+            f"the watch on {watcher.host} last checked the run {silent} ago",
             SILENT,
             names={"host": shlex.quote(watcher.host), "page": shlex.quote(str(folder / watcher.name))},
             value=silent,

@@ -2,7 +2,7 @@
 
 A process that reads a dead mount cannot be woken, and does not even die. So the work of a quick command is done by a child,
 and the typed process only passes on its output; a child that is silent for too long is left behind.
-Slurm's commands are given up earlier (``haste.py``), so that the rest is still printed.
+Slurm's commands are given up earlier (``host.answer_by``), so that the rest is still printed.
 
 A command that acts (``launch``, ``notify test``, ``cron install`` …) is not left behind in the middle. It is tried first, as a
 dry run, by a child whose output is dropped: if that hangs the command would hang too, so it is not begun.
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NoReturn
 
+from ftsupervise import host
 from ftsupervise.errors import NoAnswer
-from ftsupervise.host import haste
 
 ANSWER = 12.0  # seconds
 _SLURM = 8.0  # … of which for Slurm's commands, all together
@@ -63,7 +63,7 @@ def acts(args: Sequence[str]) -> bool:
     return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
 
 
-def ahead(args: Sequence[str]) -> list[str] | None:
+def try_dry_run(args: Sequence[str]) -> list[str] | None:
     """Try a command that acts as a dry run, in a child. Returns in both: the words of the dry run in the child, None in this
     process when the child has come back. When that hangs, this process ends, with nothing begun."""
     pid = os.fork()
@@ -71,29 +71,29 @@ def ahead(args: Sequence[str]) -> list[str] | None:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        haste.until = time.monotonic() + _SLURM
+        host.answer_by = time.monotonic() + _SLURM
         return _dry(args)
     until = time.monotonic() + ANSWER
     try:
         while _ended(pid) is None:
             if time.monotonic() > until:
-                left = _leave(pid, args)
+                left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}", begun=False)
             time.sleep(0.01)
     except KeyboardInterrupt:
-        _leave(pid, args)
+        _kill(pid, args)
         os._exit(130)
     return None
 
 
-def hurry(args: Sequence[str]) -> None:
-    """A person waits for one tick of ``watch`` and for ``cron install`` too, also behind ``| tee``: Slurm is given up earlier
-    there, but not where a clock started it."""
+def limit_slurm(args: Sequence[str]) -> None:
+    """Bound Slurm's commands where a person waits for one tick of ``watch`` or for ``cron install``, also behind ``| tee``; not
+    where a clock started it."""
     words = [word for word in args if not word.startswith("-")]
     one_look = words[:1] == ["watch"] and not any(word.startswith("--every") for word in args)
     keeps_time = words[:2] in (["cron", "install"], ["cron", "remove"], ["cron", "ensure"])
-    if haste.until is None and (one_look or keeps_time) and not _by_a_clock(args):
-        haste.until = time.monotonic() + _SLURM
+    if host.answer_by is None and (one_look or keeps_time) and not _by_a_clock(args):
+        host.answer_by = time.monotonic() + _SLURM
 
 
 def _by_a_clock(args: Sequence[str]) -> bool:
@@ -130,7 +130,7 @@ def _folders(args: Sequence[str]) -> list[str]:
     return after + [word.partition("=")[2] for word in args if word.startswith("--dir=")]
 
 
-def split(args: Sequence[str]) -> None:
+def go_on_in_a_child(args: Sequence[str]) -> None:
     """Go on in a child; this process passes on what it says and ends as it does. Returns in the child only."""
     global _board
     if (stuck := _stuck(args)) != "":
@@ -145,7 +145,7 @@ def split(args: Sequence[str]) -> None:
         os.close(err[1])
         _wait(args, pid, board, {out[0]: 1, err[0]: 2})
     _board = board
-    haste.until = time.monotonic() + _SLURM
+    host.answer_by = time.monotonic() + _SLURM
     for (reader, writer), fd in ((out, 1), (err, 2)):
         os.close(reader)
         os.dup2(writer, fd)
@@ -154,8 +154,8 @@ def split(args: Sequence[str]) -> None:
         os.environ.setdefault("COLUMNS", str(columns))
 
 
-def leave(ended: SystemExit) -> None:
-    """In the child of ``split``: end at once, with that code. Elsewhere nothing."""
+def end_child(ended: SystemExit) -> None:
+    """In the child of ``go_on_in_a_child``: end at once, with that code. Elsewhere nothing."""
     if _board is not None and isinstance(ended.code, (int, type(None))):
         try:
             sys.stdout.flush()
@@ -165,7 +165,7 @@ def leave(ended: SystemExit) -> None:
         os._exit(ended.code or 0)
 
 
-def allow(seconds: float) -> None:
+def extend(seconds: float) -> None:
     """Something with a bound of its own begins: this command may take as long."""
     if _board is not None:
         until = max(_UNTIL.unpack(_board[:])[0], time.monotonic() + seconds)
@@ -203,7 +203,7 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
             status = _ended(pid)
             until = _UNTIL.unpack(board[:])[0]
             if status is None and 0 < until < time.monotonic():
-                left = _leave(pid, args)
+                left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}")
         while _pass_on(pipes, 0.0):
             pass
@@ -212,13 +212,13 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
         until = time.monotonic() + 1.0  # it got that signal as well, and may still print something
         while _ended(pid) is None and time.monotonic() < until:
             _pass_on(pipes, 0.02)
-        _leave(pid, args)
+        _kill(pid, args)
         os._exit(130)
     except SystemExit as told:
         os.kill(pid, signal.SIGTERM)
         os._exit(int(str(told.code)))
     except BrokenPipeError:
-        _leave(pid, args)
+        _kill(pid, args)
         os._exit(141)
 
 
@@ -251,7 +251,7 @@ def _ended(pid: int) -> int | None:
     return code if code >= 0 else 128 - code
 
 
-def _leave(pid: int, args: Sequence[str]) -> str:
+def _kill(pid: int, args: Sequence[str]) -> str:
     """End the child; words about it where it does not die."""
     try:
         os.kill(pid, signal.SIGKILL)

@@ -1,20 +1,25 @@
-"""The newest output of the run's job, and what was written to it since the last look. Never more than a bounded piece.
+"""The signs that a run gives of itself: the beats of its ranks and the output of its job, read through bounded probes.
 
-Rotation (another file), truncation (a shorter one) and copies are survived: what cannot be gone on with is begun anew.
+The watch often runs on another node than the job, so it sees of a rank's host only what the beat says: ``memory`` (share used
+of the host or of the job's limit), ``rss`` (bytes of the process), ``loss``. The output is read on from where the last check
+ended, a bounded piece of it; after a rotation (another file) or a truncation (a shorter one) it is read anew.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.config.job_output import starred
+from ftsupervise.config.find_run import starred
 from ftsupervise.printable import OUR_TIME
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
+from ftsupervise.rundir.heartbeat_page import parse_beat
+from ftsupervise.truth import Beat
 
 if TYPE_CHECKING:
     from ftsupervise.watch import Look
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 # Steps and losses in the output of a training job, whatever else is in there. Pure, with bounded memory.
 #
 # A log may be 100 GB long, binary in places, coloured, without a newline for hours (progress bars), cut in the middle of a
-# character, and have our own lines in it. Only its last piece is ever looked at; lines are cut at 4 kB.
+# character, and have our own lines in it. Only its last piece is read; lines are cut at 4 kB.
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -73,7 +78,7 @@ def numbers(data: bytes, pattern: re.Pattern[str] = LOSS) -> list[float]:
 
 
 def whole(data: bytes, start: int) -> int:
-    """Where to go on next time: behind the last end of line, so that a number cut in two is read again as one.
+    """The position to read from next time: behind the last end of line, so that a number cut in two is read again as one.
 
     A line without an end is not kept for longer than 4 kB.
     """
@@ -81,12 +86,12 @@ def whole(data: bytes, start: int) -> int:
     return start + max(end, len(data) - _LINE)
 
 
-MOST = 262_144  # bytes looked at per tick
+MOST = 262_144  # bytes read per tick
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new in a log: the file, its facts, the bytes since the last check (or its end), and if it is a new file."""
+    """The new part of a log: the file, its facts, the bytes since the last check (or its end), and whether it is a new file."""
 
     path: Path
     entry: Entry
@@ -127,7 +132,7 @@ def newest(look: Look, setting: Path | None) -> tuple[Path, Entry] | Missing | N
 
 
 def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece | Missing | NotSeen:
-    """What came since the last check; ``memory`` (this log's own) is brought up to date."""
+    """Read the part that is new since the last check; ``memory`` (this log's own) is brought up to date."""
     found = newest(look, setting)
     if not isinstance(found, tuple):
         return found
@@ -140,3 +145,65 @@ def read_on(look: Look, setting: Path | None, memory: dict[str, Any]) -> Piece |
     fresh = not same or got.entry.inode != inode or got.entry.size < offset
     memory.update(path=str(path), inode=got.entry.inode, offset=whole(got.data, got.start), size=got.entry.size)
     return Piece(path, got.entry, got.data, fresh)
+
+
+# ------------------------------------------------------------------------------------------------------------ beats
+
+_RANKS = 256  # beats read at each check; a run that stands still shows in any of them
+
+
+def number(text: str | None) -> float | None:
+    """The finite or infinite number in a fact; None if it is none."""
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def share(text: str | None) -> float | None:
+    """A share 0-1 in a fact."""
+    value = number(text)
+    return value if value is not None and math.isfinite(value) and 0 <= value <= 1.5 else None
+
+
+def attempt(beat: Beat) -> int:
+    value = number(beat.facts.get("attempt"))
+    return int(value) if value is not None and math.isfinite(value) else 0
+
+
+def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...], str]:
+    """The freshest beats of the newest attempt with the age of each (s), and why they could not be seen.
+
+    ``now``: seconds by the clock of the file server.
+    """
+    got = look.probe.texts(look.rundir.beats, prefix="rank-", files=_RANKS, most=64_000)
+    if isinstance(got, NotSeen):
+        return (), got.sentence
+    if isinstance(got, Missing):
+        return (), _why_none(look)
+    read = [(beat, max(0.0, now - text.mtime)) for text in got if (beat := parse_beat(text.data)) is not None]
+    newest = max((attempt(beat) for beat, _ in read), default=0)
+    return tuple(pair for pair in read if attempt(pair[0]) == newest), ""
+
+
+def _why_none(look: Look) -> str:
+    """Why there is no directory of beats where there should be one; "" for a run that was never started by us.
+
+    It is made before the first attempt is: without it the ranks' beats fail, and that nothing is seen says nothing of them.
+    """
+    place = look.probe.look(look.rundir.beats)
+    if isinstance(place, NotSeen):
+        return place.sentence
+    if isinstance(place, Entry):
+        return "" if place.is_dir else f"{look.rundir.beats} is no directory: no rank can write its beats there"
+    begun = look.probe.look(look.rundir.attempts)
+    return f"{look.rundir.beats} is gone: no rank can write its beats there" if isinstance(begun, Entry) else ""
+
+
+def server_now(look: Look, *folders: Path) -> float:
+    """Now by the clock of the file server of ``folders`` (the run directory's); by this node's own where it cannot be asked."""
+    for folder in folders or (look.rundir.watch, look.rundir.root):
+        ahead = look.probe.clock_ahead(folder)
+        if isinstance(ahead, float):
+            return look.now.timestamp() + ahead
+    return look.now.timestamp()

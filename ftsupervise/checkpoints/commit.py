@@ -1,0 +1,172 @@
+"""Adopt a checkpoint that another program wrote, as it is: read every file once, and write the manifest beside them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
+from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below
+from ftsupervise.checkpoints.layouts import recognise
+from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, root_of, write_manifest
+from ftsupervise.host import files
+from ftsupervise.host.ownership import user_name
+from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.rundir.records import time_of
+
+
+class NotComplete(ValueError):
+    """The layout's own sign says that the checkpoint is not complete, or it changes while it is read."""
+
+
+class Origin(NamedTuple):
+    """What a manifest says besides the files. None: as the layout says."""
+
+    at: datetime | None = None  # default: when the newest file was written
+    step: int | None = None
+    world: int | None = None
+    run: str = ""
+    attempt: int | None = None
+    metrics: dict[str, float] = {}  # noqa: RUF012 - never changed
+
+
+def commit(
+    checkpoint: Path,
+    origin: Origin = Origin(),  # noqa: B008 - a frozen value
+    *,
+    told: Callable[[int], object] = lambda done: None,
+) -> Manifest:
+    """Write the manifest of a checkpoint, a folder or one file. All of it is durable then.
+
+    Raises NotComplete, and OSError; then no manifest was written.
+    """
+    contents = contents_of(checkpoint)
+    found = recognise(checkpoint, contents)
+    if found.complete is False:
+        raise NotComplete(f"{checkpoint} is not complete: {found.why}")
+    for path, kind in contents.odd.items():
+        raise NotComplete(f"{checkpoint}/{path} is {kind}: a checkpoint holds files and folders only")
+    for path, one in contents.files.items():
+        if one.is_link and not leads_inside(checkpoint, path):
+            raise NotComplete(f"{checkpoint}/{path} leads out of the checkpoint: copy the file in place of the link")
+    entries = entries_of(root_of(checkpoint), contents.files.values(), told=told)
+    require_still(checkpoint, contents)
+    sync_folders(checkpoint, contents)
+    step = origin.step if origin.step is not None else found.step
+    world = origin.world if origin.world is not None else found.world
+    known = origin._replace(step=step, world=world, at=origin.at or newest_write(contents))
+    manifest = manifest_from(entries, known, found.layout)
+    write_manifest(checkpoint, manifest)
+    return manifest
+
+
+def manifest_from(entries: Iterable[FileEntry], origin: Origin, layout: CheckpointLayout) -> Manifest:
+    """The manifest of files whose digests were taken here."""
+    return Manifest(
+        step=origin.step,
+        files=tuple(sorted(entries)),
+        algorithm=best_algorithm(),
+        layout=layout,
+        world=origin.world,
+        run=origin.run,
+        attempt=origin.attempt,
+        host=os.uname().nodename,
+        user=user_name(),
+        at=origin.at,
+        metrics=origin.metrics,
+    )
+
+
+def newest_write(contents: Contents) -> datetime | None:
+    newest = max((one.facts for one in contents.files.values()), key=lambda facts: facts.st_mtime, default=None)
+    return time_of(newest) if newest is not None else None
+
+
+def entries_of(
+    root: Path, found: Iterable[FileFacts], *, told: Callable[[int], object] = lambda done: None
+) -> tuple[FileEntry, ...]:
+    """The digests of files below ``root``. All of them are durable then: threads of their own sync what others read, so the
+    disk writes while the processor works. Raises NotComplete for one that changes meanwhile, OSError."""
+    algorithm = best_algorithm()
+    largest_first = sorted(found, key=lambda one: -one.facts.st_size)
+    with syncing(root, largest_first):
+        return tuple(in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first))
+
+
+@contextmanager
+def syncing(root: Path, found: Sequence[FileFacts]) -> Iterator[None]:
+    """Sync the files in the background of the block; they are durable at its end. Raises OSError there."""
+    wanted = [one for one in found if not one.is_link]
+    failed: list[OSError] = []
+
+    def work() -> None:
+        try:
+            for _ in in_parallel(lambda one: _sync_file(path_below(root, one.path)), wanted):
+                pass
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="checkpoint-sync", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], object]) -> FileEntry:
+    path = path_below(root, one.path)
+    if one.is_link:
+        linked = hash_link(path, algorithm)
+        return FileEntry(one.path, linked.size, linked.digest, True)
+    hashed = hash_file(path, algorithm, told=told)
+    if not hashed.steady or hashed.size != one.facts.st_size:
+        raise NotComplete(f"{path} changed while it was read: it is still being written")
+    return FileEntry(one.path, hashed.size, hashed.digest)
+
+
+def _sync_file(path: str) -> None:
+    fd = files.open_regular(path)
+    try:
+        _sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folders(checkpoint: Path, contents: Contents) -> None:
+    """Make the names of all files durable, the deepest folders first."""
+    for folder in sorted(contents.folders, key=len, reverse=True):
+        sync_directory(checkpoint / folder)
+    if not contents.folders:
+        sync_directory(checkpoint.parent)
+
+
+def require_still(checkpoint: Path, before: Contents) -> None:
+    """Raises NotComplete unless the checkpoint is as it was when ``before`` was seen, OSError."""
+    if changed := _changed(before, contents_of(checkpoint)):
+        raise NotComplete(f"{checkpoint} is still being written: {changed}")
+
+
+def _sync(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EROFS, errno.EPERM):  # a file system that cannot
+            raise
+
+
+def _changed(before: Contents, after: Contents) -> str:
+    def facts(contents: Contents) -> dict[str, tuple[int, int]]:
+        return {path: (one.facts.st_size, one.facts.st_mtime_ns) for path, one in contents.files.items()}
+
+    first, second = facts(before), facts(after)
+    other = sorted(path for path in first.keys() | second.keys() if first.get(path) != second.get(path))
+    return f"{other[0]} has changed" if other else ""

@@ -1,0 +1,124 @@
+"""The checkpoints of a folder, and the newest one that a run can go on from.
+
+Newest is the greatest step; among equal steps the later attempt, then the later one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints.contents import distrust_folder
+from ftsupervise.checkpoints.layouts import step_of
+from ftsupervise.checkpoints.manifest import ManifestHead, read_head
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, verify
+from ftsupervise.rundir.records import time_of
+
+_UNFINISHED = ("tmp", ".tmp", "incomplete", "partial", ".part", "staging")
+_FILES = (".ckpt", ".pt", ".pth", ".safetensors")  # a checkpoint that is one file
+_MOST = 100_000  # entries of a folder that are looked at
+
+
+class Found(NamedTuple):
+    """A checkpoint by its name and the first line of its manifest. Nothing is verified."""
+
+    path: Path
+    step: int | None
+    at: datetime  # when it was committed, or last written
+    head: ManifestHead | None = None  # None: it has no manifest, or one that cannot be read
+
+    @property
+    def committed(self) -> bool:
+        return self.head is not None
+
+
+class Choice(NamedTuple):
+    """The newest good one, and what was passed over on the way to it, newest first."""
+
+    verdict: Verdict | None
+    passed: tuple[Verdict, ...] = ()
+
+
+def unfinished(name: str) -> bool:
+    """Does the name say that it is not whole yet?"""
+    low = name.lower()
+    return low.startswith((".", "tmp", "_tmp")) or any(low.endswith(mark) for mark in _UNFINISHED) or ".tmp" in low
+
+
+def checkpoints_in(folder: Path, *, pattern: str = "*") -> tuple[Found, ...]:
+    """The checkpoints in ``folder``, newest first; () where there is no such folder.
+
+    Every folder counts whose name matches and does not say that it is unfinished, and every file of a checkpoint's kind. Raises
+    OSError where the folder cannot be read.
+    """
+    try:
+        found = [_found(Path(folder, entry.name), facts) for entry, facts in _entries(folder, pattern)]
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted(found, key=_age, reverse=True))
+
+
+def _entries(folder: Path, pattern: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count >= _MOST:
+                raise OSError(f"{folder} holds more than {_MOST} entries")
+            if unfinished(entry.name) or not fnmatch.fnmatchcase(entry.name, pattern):
+                continue
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            a_file = stat.S_ISREG(facts.st_mode) and entry.name.endswith(_FILES)
+            if stat.S_ISDIR(facts.st_mode) or a_file:
+                yield entry, facts
+
+
+def _found(path: Path, facts: os.stat_result) -> Found:
+    try:
+        head = read_head(path)
+    except (OSError, ValueError):  # verification says what is wrong with it
+        head = None
+    if head is None:
+        return Found(path, step_of(path.name), time_of(facts))
+    step = head.step if head.step is not None else step_of(path.name)
+    return Found(path, step, head.at or time_of(facts), head)
+
+
+def _age(found: Found) -> tuple[int, int, datetime, str]:
+    attempt = found.head.attempt if found.head is not None else None
+    return (-1 if found.step is None else found.step, -1 if attempt is None else attempt, found.at, found.path.name)
+
+
+def choose(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Choice:  # noqa: B008 - a frozen value
+    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not.
+
+    Raises OSError where the folder cannot be read. Without a good one, and with one that the operating system did not let us
+    read, it raises that error: to begin anew because a file server stumbled would cost all steps.
+    """
+    passed: list[Verdict] = []
+    for found in checkpoints_in(folder, pattern=pattern):
+        verdict = verify(found.path, scope)
+        if verdict.good:
+            return Choice(verdict, tuple(passed))
+        if not (verdict.state is CheckpointState.UNSEEN and not os.path.lexists(found.path)):  # removed meanwhile
+            passed.append(verdict)
+    blind = next((one for one in passed if one.error), None)
+    if blind is not None:
+        raise OSError(blind.error, os.strerror(blind.error), str(blind.path))
+    return Choice(None, tuple(passed))
+
+
+def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value
+    """The newest checkpoint that passes verification; None when there is none. Raises OSError as ``choose`` does."""
+    return choose(folder, scope, pattern=pattern).verdict
+
+
+def distrust_all(folder: Path, scope: Scope) -> str:
+    """Why nothing in ``folder`` is trusted, as a clause; "" when it may be. Raises OSError."""
+    return distrust_folder(folder, scope.accounts)

@@ -1,0 +1,265 @@
+"""Which program wrote a checkpoint, and does its own sign say that it is complete? By names and sizes; nothing is unpickled.
+
+| layout | sign that it is complete |
+|---|---|
+| torch DCP | ``.metadata``, written last, and every shard that it names |
+| DeepSpeed | ``latest`` beside it, written after all ranks; ranks without a gap |
+| Megatron | ``latest_checkpointed_iteration.txt`` beside it, written after all ranks |
+| Lightning | a ``.ckpt`` file with its end, or a folder with ``.metadata`` |
+| Hugging Face | ``trainer_state.json``, written last, and every shard of the index |
+| any other | none: only a manifest says so |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftsupervise.checkpoints.contents import Contents
+from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
+from ftsupervise.host import files
+
+_METADATA = ".metadata"
+_STATE = "trainer_state.json"
+_ITERATION = "latest_checkpointed_iteration.txt"
+_LATEST = "latest"
+_SMALL = 4096  # bytes of a file that holds a name or a number
+_LARGE = 64_000_000  # bytes of one that lists files
+_SHARD = re.compile(rb"__\d+_\d+\.distcp")
+_RANKS = re.compile(r"(zero_pp_rank|mp_rank)_(\d+)(.*)")
+_STEPS = (
+    re.compile(r"step[=_-]?(\d+)", re.I),
+    re.compile(r"iter(?:ation)?[=_-]?(\d+)", re.I),
+    re.compile(r"(?:checkpoint|ckpt|epoch)[=_-]?(\d+)", re.I),
+    re.compile(r"(\d+)(?!.*\d)"),
+)
+_ZIP, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+_TORCH = (".pt", ".pth", ".ckpt", ".bin")
+
+
+class Recognised(NamedTuple):
+    """A checkpoint by what lies in it. ``complete`` None: nothing in it says so, neither does anything deny it."""
+
+    layout: Layout
+    complete: bool | None
+    why: str = ""  # what is missing, as a clause; what the sign is where it is complete
+    step: int | None = None
+    world: int | None = None
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint's name: ``step-00000100``, ``checkpoint-500``, ``iter_0000100``, ``epoch=3-step=42.ckpt``."""
+    for form in _STEPS:
+        if (match := form.search(name)) and len(match[1]) <= 18:
+            return int(match[1])
+    return None
+
+
+def layout_of(checkpoint: Path, contents: Contents) -> Layout:
+    """Which program wrote it."""
+    if not contents.folders:
+        return Layout.LIGHTNING if checkpoint.suffix == ".ckpt" else Layout.FILES
+    names = {path for path in contents.files if "/" not in path}
+    if _STATE in names or (re.fullmatch(r"checkpoint-\d+", checkpoint.name) and _of_hugging_face(names)):
+        return Layout.HUGGING_FACE
+    if re.fullmatch(r"iter_\d{7,}|release", checkpoint.name):
+        return Layout.MEGATRON
+    if any(name.endswith(("_model_states.pt", "_optim_states.pt")) for name in names):
+        return Layout.DEEPSPEED
+    if checkpoint.suffix == ".ckpt" or (_METADATA in names and "meta.pt" in names):
+        return Layout.LIGHTNING
+    if _METADATA in names or any(name.endswith(".distcp") for name in names):
+        return Layout.DCP
+    return Layout.FILES
+
+
+def _of_hugging_face(names: set[str]) -> bool:
+    return bool(names & {"training_args.bin", "scheduler.pt", "optimizer.pt", "model.safetensors", "pytorch_model.bin"})
+
+
+def recognise(checkpoint: Path, contents: Contents) -> Recognised:
+    """Its layout, and what its own sign says. Raises OSError where that cannot be seen."""
+    layout = layout_of(checkpoint, contents)
+    signs = {
+        Layout.DCP: _dcp,
+        Layout.DEEPSPEED: _deepspeed,
+        Layout.MEGATRON: _megatron,
+        Layout.LIGHTNING: _lightning,
+        Layout.HUGGING_FACE: _hugging_face,
+    }
+    step = step_of(checkpoint.name)
+    sign = signs.get(layout)
+    found = sign(checkpoint, contents) if sign else Recognised(layout, None, "nothing in it says that it is complete")
+    found = found._replace(step=step if found.step is None else found.step)
+    if found.complete is not False and (cut := cut_files(checkpoint, contents)):
+        return found._replace(complete=False, why=cut)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- one sign each
+
+
+def _dcp(checkpoint: Path, contents: Contents) -> Recognised:
+    return Recognised(Layout.DCP, *_metadata(checkpoint, contents))
+
+
+def _metadata(checkpoint: Path, contents: Contents) -> tuple[bool, str]:
+    """torch writes ``.metadata`` last, whole and by a rename. It is a pickle: only the names of shards are looked for in it."""
+    facts = contents.files.get(_METADATA)
+    if facts is None:
+        return False, f"{_METADATA} is missing: not all ranks have written their part"
+    raw = files.read_bounded(checkpoint / _METADATA, _LARGE)
+    if not raw.endswith(b"."):  # the last byte of every pickle
+        return False, f"{_METADATA} is cut short"
+    there = {name for path in contents.files if (name := _shard(path))}
+    wanted = {match.decode() for match in _SHARD.findall(raw)}
+    if missing := sorted(wanted - there):
+        return False, f"{_METADATA} names {len(wanted)} shards, and {_some(missing)} missing"
+    return True, _METADATA
+
+
+def _shard(path: str) -> str:
+    match = _SHARD.search(os.fsencode(path))
+    return match[0].decode() if match else ""
+
+
+def _deepspeed(checkpoint: Path, contents: Contents) -> Recognised:
+    names = [path for path in contents.files if "/" not in path]
+    if gap := _gap(names):
+        return Recognised(Layout.DEEPSPEED, False, gap)
+    world = sum(name.endswith("_optim_states.pt") for name in names) or None
+    said = _small(checkpoint.parent / _LATEST)
+    if said is None:
+        return Recognised(Layout.DEEPSPEED, False, f"no {_LATEST} beside it: not all ranks have saved", world=world)
+    mine, newest = step_of(checkpoint.name), step_of(said)
+    if said != checkpoint.name and (mine is None or newest is None or mine > newest):
+        return Recognised(Layout.DEEPSPEED, False, f"{_LATEST} still names {said[:80]}", world=world)
+    return Recognised(Layout.DEEPSPEED, True, _LATEST, world=world)
+
+
+def _gap(names: list[str]) -> str:
+    """Ranks are numbered from 0 without a gap, each with the same kinds of file."""
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        if match := _RANKS.search(name):
+            ranks.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    for (word, rest), found in ranks.items():
+        if missing := sorted(set(range(max(found) + 1)) - found):
+            return f"{word}_{missing[0]}{rest} is missing"
+    return ""
+
+
+def _megatron(checkpoint: Path, contents: Contents) -> Recognised:
+    said = _small(checkpoint.parent / _ITERATION)
+    if said is None:
+        return Recognised(Layout.MEGATRON, False, f"no {_ITERATION} beside it: not all ranks have saved")
+    mine = step_of(checkpoint.name)
+    if said != checkpoint.name and not (said.isascii() and said.isdigit() and mine is not None and mine <= int(said)):
+        return Recognised(Layout.MEGATRON, False, f"{_ITERATION} says {said[:80]}")
+    if any(path.endswith(".distcp") for path in contents.files):
+        complete, why = _metadata(checkpoint, contents)
+        return Recognised(Layout.MEGATRON, complete, why)
+    folders = [path for path in contents.folders if path.startswith("mp_rank_")]
+    return Recognised(Layout.MEGATRON, not (gap := _gap(folders)), gap or _ITERATION)
+
+
+def _lightning(checkpoint: Path, contents: Contents) -> Recognised:
+    if not contents.folders:
+        facts = contents.files[checkpoint.name].facts
+        why = cut_short(checkpoint, facts.st_size)
+        return Recognised(Layout.LIGHTNING, not why, why or "the end of its archive")
+    if _METADATA in contents.files:
+        complete, why = _metadata(checkpoint, contents)
+        return Recognised(Layout.LIGHTNING, complete, why)
+    said = _small(checkpoint / _LATEST)  # the strategy of DeepSpeed
+    if said is not None and said in contents.folders:
+        return Recognised(Layout.LIGHTNING, True, _LATEST)
+    return Recognised(Layout.LIGHTNING, False, f"it holds neither {_METADATA} nor {_LATEST}")
+
+
+def _hugging_face(checkpoint: Path, contents: Contents) -> Recognised:
+    if _STATE not in contents.files:
+        return Recognised(Layout.HUGGING_FACE, False, f"{_STATE} is missing, which is written last")
+    state = _object(checkpoint / _STATE)
+    if state is None:
+        return Recognised(Layout.HUGGING_FACE, False, f"{_STATE} is cut short")
+    step = state.get("global_step")
+    step = step if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**63 else None
+    for name in contents.files:
+        if "/" not in name and name.endswith(".index.json"):
+            index = _object(checkpoint / name)
+            weights = index.get("weight_map") if index else None
+            if not isinstance(weights, dict):
+                return Recognised(Layout.HUGGING_FACE, False, f"{name} is cut short", step)
+            if missing := sorted({str(one) for one in weights.values()} - set(contents.files)):
+                return Recognised(Layout.HUGGING_FACE, False, f"{_some(missing)} missing, which {name} names", step)
+    return Recognised(Layout.HUGGING_FACE, True, _STATE, step)
+
+
+# ---------------------------------------------------------------------------------------------------------- one file each
+
+
+def cut_files(checkpoint: Path, contents: Contents) -> str:
+    """The first file whose own format says that its end is missing, as a clause; "" where none does. Raises OSError."""
+    root = checkpoint if contents.folders else checkpoint.parent
+    for path, one in contents.files.items():
+        if not one.is_link and (why := cut_short(root / path, one.facts.st_size)):
+            return f"{path} {why}"
+    return ""
+
+
+def cut_short(path: Path, size: int) -> str:
+    """Why a file of torch or safetensors is not whole, by its own format; "" for one that is, or that says nothing."""
+    if path.suffix not in (*_TORCH, ".safetensors"):
+        return ""
+    if size == 0:
+        return "is empty"
+    fd = files.open_regular(path)
+    try:
+        if path.suffix == ".safetensors":
+            return _safetensors(fd, size)
+        if os.pread(fd, 4, 0) != _ZIP:
+            return ""
+        return "" if _ZIP_END in os.pread(fd, _SMALL, max(0, size - _SMALL)) else "is cut short: its archive has no end"
+    finally:
+        os.close(fd)
+
+
+def _safetensors(fd: int, size: int) -> str:
+    raw = os.pread(fd, 8, 0)
+    length = struct.unpack("<Q", raw)[0] if len(raw) == 8 else size
+    if length > min(size - 8, _LARGE):
+        return "is cut short in its header"
+    try:
+        header = json.loads(os.pread(fd, length, 8))
+        ends = [one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"]
+        wanted = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return "has a header that is damaged"
+    return "" if wanted == size else f"has {size} bytes where its header says {wanted}"
+
+
+def _small(path: Path) -> str | None:
+    """A file of one word; None where there is none. Raises OSError."""
+    try:
+        return files.read_bounded(path, _SMALL).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object that another program wrote; None for what is none. Raises OSError."""
+    try:
+        value = json.loads(files.read_bounded(path, _LARGE))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+    return f"{names[0]}{more}"

@@ -1,0 +1,159 @@
+"""Ranks that write one checkpoint in parallel: each lists what it wrote, and rank 0 joins the lists.
+
+A rank takes the digests of its own files while their bytes are still in its node's memory. Which files are its own, their names
+say (``__3_0.distcp``, ``rank-3.pt``); what no list names, rank 0 reads itself after all ranks are through. A wrong guess costs
+time and nothing else: an entry counts only for a file that has the size and the time of writing which the rank saw.
+
+A rank without a list has not written its part. Then the checkpoint is torn, not silently smaller.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from ftsupervise.checkpoints.contents import Contents, FileFacts
+from ftsupervise.checkpoints.digest import best_algorithm
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
+from ftsupervise.rundir.records import Exact, read_record, write_json
+
+_PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+_NUMBERED = (
+    re.compile(r"__(\d+)_\d+\.distcp"),
+    re.compile(r"(?:rank|zero_pp_rank)[_=-]?(\d+)"),
+    re.compile(r"(?<![0-9])(\d+)(?![0-9])"),
+)
+
+
+class RankFile(NamedTuple):
+    """A file that a rank wrote."""
+
+    path: Exact
+    size: int
+    digest: str
+    written: int  # nanoseconds since the epoch, by the file server
+
+
+class RankList(NamedTuple):
+    """What one rank wrote."""
+
+    rank: int
+    algorithm: str
+    files: Annotated[tuple[RankFile, ...], 1_000_000] = ()
+
+
+class Joined(NamedTuple):
+    """The lists of all ranks: the entries that hold, and the files that rank 0 is to read itself."""
+
+    entries: tuple[FileEntry, ...]
+    rest: tuple[FileFacts, ...]
+
+
+def list_of(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / FOLDER_NAME / f"rank-{rank:05d}.json"
+
+
+def rank_in(path: str) -> int | None:
+    """The rank that a file's name speaks of, or else its folder's name; None where neither does."""
+    for name in reversed(path.split("/")):
+        for form in _NUMBERED:
+            if (match := form.search(name)) and len(match[1]) <= 9:
+                return int(match[1])
+    return None
+
+
+def own_files(checkpoint: Path, rank: int) -> Iterator[FileFacts]:
+    """The files whose names speak of ``rank``. The others are not even looked at: a thousand ranks do this at once."""
+    left = [""]
+    while left:
+        here = left.pop()
+        with os.scandir(f"{checkpoint}/{here}") as entries:
+            for entry in entries:
+                path = f"{here}/{entry.name}" if here else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    left += [path] if path != FOLDER_NAME else []
+                elif entry.is_file(follow_symlinks=False) and rank_in(path) == rank:
+                    yield FileFacts(path, entry.stat(follow_symlinks=False))
+
+
+def leave_list(checkpoint: Path, rank: int, entries: Iterable[FileEntry]) -> None:
+    """Write what this rank wrote, for rank 0. The files themselves are durable by now. Raises OSError."""
+    found = []
+    for entry in entries:
+        written = os.lstat(f"{checkpoint}/{entry.path}").st_mtime_ns
+        found.append(RankFile(escaped(entry.path), entry.size, entry.digest, written))
+    path = list_of(checkpoint, rank)
+    make_record_folder(path.parent)
+    write_json(path, RankList(rank, best_algorithm(), tuple(found)), sync=False)
+
+
+def join(checkpoint: Path, contents: Contents, ranks: Collection[int], *, patience: float = _PATIENCE) -> Joined:
+    """The entries of all ``ranks``, as far as the files are still as these saw them, and the rest.
+
+    Raises OSError: FileNotFoundError where a rank left no list, or listed a file that is not there.
+    """
+    algorithm, entries = best_algorithm(), {}
+    for one in _lists(checkpoint, ranks, patience):
+        for listed in one.files if one.algorithm == algorithm else ():
+            path = unescaped(listed.path)
+            found = contents.files.get(path)
+            if found is None:
+                raise FileNotFoundError(
+                    errno.ENOENT, f"was written by rank {one.rank} and is gone: the checkpoint is torn", path
+                )
+            if (found.facts.st_size, found.facts.st_mtime_ns) == (listed.size, listed.written):
+                entries[path] = FileEntry(path, listed.size, listed.digest)
+    rest = (one for path, one in contents.files.items() if path not in entries)
+    return Joined(tuple(entries.values()), tuple(rest))
+
+
+def _lists(checkpoint: Path, ranks: Collection[int], patience: float) -> Iterator[RankList]:
+    until = time.monotonic() + patience
+    wanted = sorted(ranks)
+    while wanted:
+        there = set(_names(checkpoint / FOLDER_NAME))
+        for rank in [one for one in wanted if list_of(checkpoint, one).name in there]:
+            found = _read(list_of(checkpoint, rank), rank)
+            if found is not None:
+                wanted.remove(rank)
+                yield found
+        if not wanted:
+            return
+        if time.monotonic() > until:
+            others = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+            words = f"rank {wanted[0]}{others} left no list of its files: the checkpoint is torn"
+            raise FileNotFoundError(errno.ENOENT, words, str(checkpoint))
+        time.sleep(0.1)  # a network file system shows a new file of another node late
+
+
+def _read(path: Path, rank: int) -> RankList | None:
+    try:
+        found = read_record(RankList, path, limit=256_000_000, lenient=False)
+    except ValueError as error:
+        raise OSError(errno.EBADMSG, f"is no list of a rank's files: {error}", str(path)) from None
+    return found if found is None or found.rank == rank else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def remove_lists(checkpoint: Path) -> None:
+    """Take the lists away when they are joined. What cannot be removed stays: it harms nobody."""
+    for name in _names(checkpoint / FOLDER_NAME):
+        if re.fullmatch(r"rank-\d{5,}\.json|\.tmp-.*", name):
+            try:
+                path = checkpoint / FOLDER_NAME / name
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    path.unlink()
+            except OSError:
+                continue

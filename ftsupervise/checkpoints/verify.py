@@ -1,0 +1,215 @@
+"""Is a checkpoint still what was committed? Sizes always; digests of a sample, or of every byte. Nothing is unpickled.
+
+Three-valued, as everything here: a checkpoint that could not be read is neither fine nor damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Collection
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints.contents import Contents, contents_of, distrust_contents, distrust_folder
+from ftsupervise.checkpoints.digest import CannotJudge, Hashed, hash_file, hash_link, hasher, in_parallel, path_below
+from ftsupervise.checkpoints.layouts import Recognised, recognise, step_of
+from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, read_manifest, root_of
+from ftsupervise.rundir.records import EPOCH, time_of
+from ftsupervise.units import show_size
+
+_NAMED = 3  # wrong files that a sentence names
+
+
+class CheckpointState(str, Enum):
+    """What verification found."""
+
+    VERIFIED = "verified"  # as its manifest says
+    COMPLETE = "complete"  # without a manifest, and its layout says that it is complete
+    TORN = "torn"  # its writer has not finished it
+    TRUNCATED = "truncated"  # a file is shorter or longer than it was
+    DAMAGED = "damaged"  # a file, or the manifest, has other bytes
+    MISSING = "missing"  # a file is not there
+    WRONG_WORLD = "wrong world"  # written by another number of ranks
+    NOT_TRUSTED = "not trusted"  # a stranger may have written it
+    UNSEEN = "unseen"  # it could not be read, or nothing says what it should be
+
+
+class Thoroughness(str, Enum):
+    """What is compared."""
+
+    SIZES = "sizes"
+    SAMPLED = "sampled"  # sizes, and the digests of some files
+    FULL = "full"  # the digest of every file
+
+
+SAMPLE = 0.1  # share of the files whose digests are taken where it is "sampled", one at least
+
+
+class Verdict(NamedTuple):
+    """What verification found about one checkpoint."""
+
+    path: Path
+    state: CheckpointState
+    wrong: tuple[str, ...] = ()  # what is wrong, or could not be seen, as clauses
+    layout: CheckpointLayout = CheckpointLayout.FILES
+    step: int | None = None
+    world: int | None = None
+    at: datetime = EPOCH  # when it was committed, or last written
+    files: int = 0
+    size: int = 0  # bytes
+    checked: Thoroughness | None = None  # None: it did not come to that
+    error: int = 0  # errno where the operating system let nothing be seen
+
+    @property
+    def good(self) -> bool:
+        """May one resume from it?"""
+        return self.state in (CheckpointState.VERIFIED, CheckpointState.COMPLETE)
+
+    def words(self) -> str:
+        """One sentence without a full stop: what it is, and why."""
+        if not self.good:
+            more = f" (and {len(self.wrong) - _NAMED} more)" if len(self.wrong) > _NAMED else ""
+            return f"{self.path.name} is {self.state.value}: {'; '.join(self.wrong[:_NAMED])}{more}"
+        how = {Thoroughness.FULL: "every byte", Thoroughness.SAMPLED: "sizes and a sample", None: "its own sign"}
+        seen = how.get(self.checked, "sizes")
+        return f"{self.path.name} is {self.state.value} ({seen}): {self.files} files, {show_size(self.size)}"
+
+
+class Scope(NamedTuple):
+    """What is asked of a checkpoint. ``accounts``: user ids that are trusted besides this account and root."""
+
+    thoroughness: Thoroughness = Thoroughness.SIZES
+    world: int | None = None  # the ranks that it must have been written by; None: any number
+    accounts: Collection[int] = ()
+    told: Callable[[int], object] = lambda done: None  # called with the bytes of each piece that was read
+
+
+def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 - a frozen value
+    """Compare a checkpoint, a folder or one file, with its manifest. Never raises for what lies there."""
+    try:
+        return _verify(checkpoint, scope)
+    except CannotJudge as error:
+        return Verdict(checkpoint, CheckpointState.UNSEEN, (str(error),), step=step_of(checkpoint.name))
+    except FileNotFoundError as error:
+        lost = () if os.path.lexists(checkpoint) else ("it is not there",)
+        return Verdict(checkpoint, CheckpointState.UNSEEN, lost or (_sentence(error),), error=error.errno or 0)
+    except OSError as error:
+        step = step_of(checkpoint.name)
+        return Verdict(checkpoint, CheckpointState.UNSEEN, (_sentence(error),), step=step, error=error.errno or 0)
+
+
+def _verify(checkpoint: Path, scope: Scope) -> Verdict:
+    if reason := distrust_folder(checkpoint.parent, scope.accounts):  # before a stranger's folder is walked
+        return Verdict(checkpoint, CheckpointState.NOT_TRUSTED, (reason,), step=step_of(checkpoint.name))
+    contents = contents_of(checkpoint)
+    size = sum(one.facts.st_size for one in contents.files.values())
+    newest = max((one.facts for one in contents.files.values()), key=lambda facts: facts.st_mtime, default=None)
+    seen = Verdict(
+        checkpoint,
+        CheckpointState.UNSEEN,
+        step=step_of(checkpoint.name),
+        at=time_of(newest) if newest is not None else EPOCH,
+        files=len(contents.files),
+        size=size,
+    )
+    if reason := distrust_contents(checkpoint, contents, scope.accounts):
+        return seen._replace(state=CheckpointState.NOT_TRUSTED, wrong=(reason,))
+    try:
+        manifest = read_manifest(checkpoint)
+    except CannotJudge:
+        raise
+    except ValueError as error:
+        return seen._replace(state=CheckpointState.DAMAGED, wrong=(str(error),))
+    if manifest is None:
+        return _by_layout(seen, recognise(checkpoint, contents), scope)
+    seen = seen._replace(
+        layout=manifest.layout,
+        step=manifest.step if manifest.step is not None else seen.step,
+        world=manifest.world,
+        at=manifest.at or seen.at,
+        files=len(manifest.files),
+        size=manifest.size,
+    )
+    return _by_manifest(seen, contents, manifest, scope)
+
+
+def _by_layout(seen: Verdict, found: Recognised, scope: Scope) -> Verdict:
+    seen = seen._replace(layout=found.layout, step=found.step, world=found.world)
+    if found.complete is None:
+        return seen._replace(wrong=(f"it has no manifest, and {found.why}",))
+    if not found.complete:
+        return seen._replace(state=CheckpointState.TORN, wrong=(found.why,))
+    return _of_world(seen._replace(state=CheckpointState.COMPLETE), scope)
+
+
+def _of_world(seen: Verdict, scope: Scope) -> Verdict:
+    if scope.world is None or seen.world in (None, scope.world):
+        return seen
+    wrong = f"{seen.world} ranks wrote it, and {scope.world} would read it"
+    return seen._replace(state=CheckpointState.WRONG_WORLD, wrong=(wrong,))
+
+
+def _by_manifest(seen: Verdict, contents: Contents, manifest: Manifest, scope: Scope) -> Verdict:
+    missing, changed = [], []
+    for entry in manifest.files:
+        found = contents.files.get(entry.path)
+        if found is None or found.is_link != entry.link:
+            missing.append(
+                f"{entry.path} is {contents.odd.get(entry.path, 'missing') if found is None else 'another kind of file'}"
+            )
+        elif found.facts.st_size != entry.size:
+            changed.append(f"{entry.path} has {found.facts.st_size} bytes of {entry.size}")
+    if missing:
+        return seen._replace(state=CheckpointState.MISSING, wrong=tuple(missing))
+    if changed:
+        return seen._replace(state=CheckpointState.TRUNCATED, wrong=tuple(changed))
+    wanted = _chosen(manifest.files, scope.thoroughness)
+    if wanted:
+        hasher(manifest.algorithm)  # raises before the first file where it cannot be computed
+    root = root_of(seen.path)
+    wrong: list[str] = []
+    unseen: list[str] = []
+    error = 0
+    for entry, hashed in in_parallel(lambda entry: (entry, _hash(root, entry, manifest.algorithm, scope)), wanted):
+        if isinstance(hashed, OSError):
+            unseen.append(_sentence(hashed))
+            error = error or hashed.errno or 0
+        elif hashed.digest != entry.digest:
+            (wrong if hashed.steady else unseen).append(_difference(entry, hashed))
+    if wrong:
+        return seen._replace(state=CheckpointState.DAMAGED, wrong=tuple(wrong))
+    if unseen:
+        return seen._replace(wrong=tuple(unseen), error=error)
+    return _of_world(seen._replace(state=CheckpointState.VERIFIED, checked=scope.thoroughness), scope)
+
+
+def _chosen(entries: tuple[FileEntry, ...], thoroughness: Thoroughness) -> list[FileEntry]:
+    """The files to be read, large ones first so that no thread is left alone with one at the end."""
+    if thoroughness is Thoroughness.SIZES:
+        return []
+    chosen = list(entries)
+    if thoroughness is Thoroughness.SAMPLED and chosen:
+        chosen = random.sample(chosen, max(1, round(SAMPLE * len(chosen))))
+    return sorted(chosen, key=lambda entry: -entry.size)
+
+
+def _hash(root: Path, entry: FileEntry, algorithm: str, scope: Scope) -> Hashed | OSError:
+    """An OSError is a value here: it is said of one file among many."""
+    try:
+        path = path_below(root, entry.path)
+        return hash_link(path, algorithm) if entry.link else hash_file(path, algorithm, told=scope.told)
+    except OSError as error:
+        return error
+
+
+def _difference(entry: FileEntry, hashed: Hashed) -> str:
+    if not hashed.steady:
+        return f"{entry.path} changed while it was read"
+    return f"{entry.path} has other bytes than were committed"
+
+
+def _sentence(error: OSError) -> str:
+    return f"cannot read {error.filename}: {error.strerror}" if error.filename else f"cannot read it: {error}"

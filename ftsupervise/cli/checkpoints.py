@@ -1,0 +1,263 @@
+"""``ftsupervise checkpoints``: which ones there are, whether they are whole, and which one a run would resume from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from ftsupervise.cli.saying import DefaultGroup, count, plain, say
+from ftsupervise.errors import NotFound, Refused, UsageError
+
+if TYPE_CHECKING:
+    from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.manifest import Manifest
+    from ftsupervise.checkpoints.verify import Verdict
+    from ftsupervise.rundir.paths import RunDir
+
+SCHEMA_VERSION = 1
+_BAD, _UNSEEN = 1, 3  # exit codes of verify
+
+
+class CheckpointPlace(NamedTuple):
+    """What a command was asked about: a folder of checkpoints, or one of them."""
+
+    folder: Path
+    one: Path | None = None
+    pattern: str = "*"
+    accounts: tuple[int, ...] = ()  # user ids that are trusted there
+
+
+@click.group(cls=DefaultGroup)
+def checkpoints() -> None:
+    """List checkpoints, verify them, adopt those that another program wrote.
+
+    \b
+    ftsupervise checkpoints                   of the run of this directory
+    ftsupervise checkpoints verify            the newest one, every byte
+    ftsupervise checkpoints verify --all DIR  each one in a folder
+    ftsupervise checkpoints commit DIR        write the manifest of one
+
+    RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no
+    run is one of checkpoints, or a checkpoint.
+
+    Exit codes: 0 done; 1 not what was committed (verify); 3 could not be seen (verify); 66 no such run or checkpoint, 73, 77
+    cannot be written, 75 not complete (commit).
+    """
+
+
+@checkpoints.command("list")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_checkpoints(run: str | None, as_json: bool) -> None:
+    """List the checkpoints of RUN, newest first (the default). Nothing is read but the first lines of their manifests."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+
+    place = find(run)
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    if as_json:
+        listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
+        _print({"folder": str(place.folder), "checkpoints": listed})
+        return
+    if not found:
+        say(f"{place.folder} holds no checkpoint")
+    width = max((len(one.path.name) for one in found), default=0)
+    for one in found:
+        say(f"{one.path.name:{width}}  {_line(one)}")
+
+
+def _line(one: Found) -> str:
+    from ftsupervise.units import show_size
+
+    step = f"step {one.step}" if one.step is not None else "no step"
+    start = f"{one.at:%Y-%m-%d %H:%M} UTC  {step:>12}"
+    if one.head is None:
+        return f"{start}  no manifest"
+    return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}  {one.head.layout.value}"
+
+
+@checkpoints.command()
+@click.argument("run", required=False)
+@click.option("--all", "every", is_flag=True, help="Each checkpoint, not only the newest good one.")
+@click.option("--sizes", "thoroughness", flag_value="sizes", help="Compare only the sizes of the files.")
+@click.option("--sample", "thoroughness", flag_value="sampled", help="And the digests of a tenth of the files.")
+@click.option(
+    "--full", "thoroughness", flag_value="full", default="full", help="And the digest of every file (the default)."
+)
+@click.option("--world", type=click.IntRange(min=1), help="The number of ranks that must have written it.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(run: str | None, every: bool, thoroughness: str, world: int | None, as_json: bool) -> None:
+    """Compare checkpoints of RUN with their manifests, and name the newest good one.
+
+    Without --all it looks from the newest one back until one is good. A checkpoint itself may be named too.
+    """
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness
+    from ftsupervise.checkpoints.verify import verify as judge
+
+    place = find(run)
+    wanted = (
+        (place.one,) if place.one else tuple(one.path for one in checkpoints_in(place.folder, pattern=place.pattern))
+    )
+    if not wanted:
+        raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
+    verdicts: list[Verdict] = []
+    with _progress(quiet=as_json) as told:
+        for path in wanted:
+            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told)))
+            if verdicts[-1].good and not every:
+                break
+    good = next((one for one in verdicts if one.good), None)
+    if as_json:
+        newest = None if good is None else str(good.path)
+        _print({"folder": str(place.folder), "newest": newest, "checkpoints": [plain(one) for one in verdicts]})
+    else:
+        for verdict in verdicts:
+            say(verdict.words())
+        if good is None:
+            say("none of them is good to resume from", err=True)
+    wrong = [one for one in verdicts if not one.good]
+    if good is None or (every and wrong):
+        raise SystemExit(_UNSEEN if all(one.state is CheckpointState.UNSEEN for one in wrong) else _BAD)
+
+
+@checkpoints.command()
+@click.argument("run", required=False)
+@click.option("--step", type=click.IntRange(min=0), help="The step; default: from its name, or its own files.")
+@click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="What it was worth; may be repeated.")
+@click.option("--again", is_flag=True, help="Replace the manifest that it has.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def commit(
+    run: str | None, step: int | None, world: int | None, metrics: tuple[str, ...], again: bool, as_json: bool
+) -> None:
+    """Adopt checkpoints that another program wrote, as they are: read each file once, and write the manifest.
+
+    Name one checkpoint; or RUN, or a folder of them: then each that has no manifest is adopted. It is refused where its own
+    sign says that it is not complete, and while it changes.
+    """
+    from ftsupervise.checkpoints.commit import NotComplete, Origin
+    from ftsupervise.checkpoints.commit import commit as adopt
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.manifest import manifest_of
+
+    place = find(run)
+    if place.one is not None and os.path.lexists(manifest_of(place.one)) and not again:
+        raise Refused(
+            f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
+        )
+    if place.one is None and (step is not None or metrics):
+        raise UsageError("--step and --metric are for one checkpoint", hint=f"name one: ls {place.folder}")
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    wanted = (place.one,) if place.one else tuple(one.path for one in found if again or not one.committed)
+    origin = Origin(step=step, world=world, metrics=_numbers(metrics))
+    done: dict[Path, Manifest] = {}
+    refused: list[str] = []
+    with _progress(quiet=as_json) as told:
+        for path in wanted:
+            try:
+                done[path] = adopt(path, origin, told=told)
+            except NotComplete as error:
+                refused.append(str(error))
+    if as_json:
+        _print({"folder": str(place.folder), "committed": {str(path): plain(one) for path, one in done.items()}})
+    for path, manifest in done.items() if not as_json else ():
+        say(_committed(path, manifest))
+    if not wanted and not as_json:
+        say(f"{place.folder}: nothing to commit")
+    if refused:
+        raise Refused("\n".join(refused), hint="wait until the save is over, or remove it")
+
+
+def _committed(checkpoint: Path, manifest: Manifest) -> str:
+    from ftsupervise.units import show_size
+
+    step = f"step {manifest.step}, " if manifest.step is not None else ""
+    what = f"{step}{count(len(manifest.files), 'file')}, {show_size(manifest.size)}"
+    return f"{checkpoint.name} is committed: {what}, {manifest.layout.value}"
+
+
+def _numbers(given: tuple[str, ...]) -> dict[str, float]:
+    from math import isfinite
+
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = float("nan")
+        if not name or not isfinite(found[name]):
+            raise click.BadParameter(f'"{text}" is not NAME=X with a finite number X', param_hint="--metric")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts
+
+
+def find(run: str | None) -> CheckpointPlace:
+    """The folder of checkpoints that is meant, or the one checkpoint. Raises NotFound, ConfigError."""
+    from ftsupervise.config.find_run import find_run
+
+    path = Path(run).absolute() if run is not None else None
+    if path is not None and path.exists() and not _is_run(path):
+        accounts = (path.stat().st_uid,)  # the person who names it means its owner too
+        if path.is_file() or _is_checkpoint(path):
+            return CheckpointPlace(path.parent, path, accounts=accounts)
+        return CheckpointPlace(path, accounts=accounts)
+    rundir = find_run(run)
+    folder, pattern = _settings(rundir)
+    return CheckpointPlace(folder, None, pattern, (rundir.root.stat().st_uid,))
+
+
+def _settings(rundir: RunDir) -> tuple[Path, str]:
+    """As the run was launched; the defaults for a run directory without settings."""
+    from ftsupervise.config.believed import load_believed
+
+    if not rundir.config.is_file():
+        return rundir.checkpoints, "*"
+    section = load_believed(rundir.config).run.checkpoints
+    return section.path or rundir.checkpoints, section.pattern
+
+
+def _is_run(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".yaml", ".yml")
+    return (path / "switches").is_dir() or (path / "ftsupervise.yaml").is_file()
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Does it hold a checkpoint's files, not checkpoints?"""
+    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.layouts import layout_of
+    from ftsupervise.checkpoints.manifest import CheckpointLayout, manifest_of
+
+    if os.path.lexists(manifest_of(folder)):
+        return True
+    return layout_of(folder, contents_of(folder)) is not CheckpointLayout.FILES
+
+
+def _print(value: dict[str, object]) -> None:
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False, indent=2))
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int], object]]:
+    """On a terminal, a bar of the bytes that were read so far, on the standard error."""
+    import sys
+
+    if quiet or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("read"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("read", total=None)
+        yield lambda done: bar.advance(task, done)
