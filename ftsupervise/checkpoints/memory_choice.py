@@ -131,7 +131,8 @@ def _why_not_newest(
         return ""
     missing = sorted(set(range(newest[2])) - set(groups[newest]))
     ranks = ", ".join(map(str, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return f"of step {newest[0]} the snapshot of rank {ranks} is missing"
+    have = "ranks {} have" if len(missing) > 1 else "rank {} has"
+    return f"{have.format(ranks)} no snapshot of step {newest[0]}"
 
 
 def _pull(rank: int, nodes: Sequence[str], where: Mapping[int, str]) -> Pull | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 
@@ -35,7 +36,7 @@ def new_folder(job: str, top: str = SHARED_MEMORY) -> str:
 
 
 def node_folder(folder: str, node: str = "") -> str:
-    """The part of ``folder`` that is ``node``'s; this process's node without it. Raises ValueError for a name that is a path."""
+    """The part of ``folder`` that is ``node``'s, without it this process's. Raises ValueError for a name that is a path."""
     name = node or os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
     if "/" in name or name in (".", ".."):
         raise ValueError(f"{name!r} is not the name of a node")
@@ -134,6 +135,8 @@ def _empty(place: str) -> None:
     for name in _names(place):
         try:
             os.unlink(f"{place}/{name}")
+        except IsADirectoryError:  # a rank's staging area
+            shutil.rmtree(f"{place}/{name}", ignore_errors=True)
         except OSError:
             continue
     _remove_folder(place)

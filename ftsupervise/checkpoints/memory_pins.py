@@ -1,8 +1,8 @@
 """The generations of snapshots that no rank overwrites: the one that every buddy holds, and the one that is being copied.
 
 A buddy copy takes seconds where snapshots come many times a second. Without a word to the ranks the slot that is being copied
-would be overwritten on the way, and after the loss of a node the buddy would hold a step that nobody else holds any more. So the
-copier writes two numbers into the node's folder, and a rank that is about to write a snapshot reads them:
+would be overwritten on the way, and after the loss of a node the buddy would hold a step that nobody else holds any more. So
+the copier writes two numbers into the node's folder, and a rank that is about to write a snapshot reads them:
 
     held    the step that every buddy holds; -1 where there is none
     wanted  the first snapshot of this step or a later one is copied next; -1 where nothing is copied

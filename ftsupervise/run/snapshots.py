@@ -1,0 +1,221 @@
+"""The supervisor's part of the memory tier: the job's folder on every node, and the step that the next attempt begins from.
+
+Before each attempt the nodes say which snapshots they hold. ``memory_choice.py`` takes the newest step that all ranks hold,
+unless the disk has a newer one; all nodes give up what is newer, and nodes that get ranks of others fetch their snapshots. Only
+then do the ranks start, with the step in their environment. Without a single snapshot nothing of this takes any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
+from ftsupervise.checkpoints.memory_pins import SLOTS
+from ftsupervise.model import Claim, End
+from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
+from ftsupervise.ranks.snapshot_relay import QUESTION, Supply, begin_from, begin_question, held_in, read_held
+from ftsupervise.ranks.snapshot_ring import CopyState
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
+from ftsupervise.truth import Beginning, RankState
+
+_ASK = 3.0  # seconds for all nodes to say what they hold
+_TELL = 5.0  # seconds for all nodes to give up what is newer
+_FETCH = 120.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
+_DOUBT = 2  # attempts without a step from one snapshot, after which it is not used again
+_WRITE = 5.0  # seconds between two pages about the copies
+ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
+
+
+def place_for(job: str, copies: float, guard: Mapping[str, str]) -> SnapshotPlace:
+    """The folder for the snapshots of ``job``; none where the settings turn them off."""
+    off = guard.get("SNAPSHOT_EVERY") == "off"
+    return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies)
+
+
+class _Last(NamedTuple):
+    """The attempt before: where its ranks ran, and how far it came."""
+
+    number: int = 0
+    nodes: tuple[str, ...] = ()
+    homes: Mapping[int, str] = {}
+    reached: int | None = None
+
+
+class SnapshotKeeper:
+    """The snapshots of one job."""
+
+    def __init__(self, where: SnapshotPlace, agents: Agents, node: str) -> None:
+        """``node``: this one, where there are no agents."""
+        self._folder, self._agents = where.folder, agents
+        self._node = node or os.uname().nodename
+        self._copies = agents.remote and where.copies > 0
+        self._lineage: list[Begun] = []
+        self._doubts: dict[int, int] = {}  # step -> attempts that began from its snapshot and made no step
+        self._saved: int | None = None  # newest step on disk, as the loop said
+        self._last = _Last()
+        self._lock: int | None = None
+        self._pages: _CopiesPage | None = None
+        if self._folder and not agents.remote:
+            memory_folder.remove_leftovers()
+            self._lock = memory_folder.make(self._folder, node)
+
+    def begin(self, mine: Claim, nodes: Sequence[str], log: Path) -> dict[str, str]:
+        """What the ranks of the next attempt get in their environment. ``nodes``: where they will run, in their order."""
+        if not self._folder:
+            return {}
+        env = {ENV_SNAPSHOTS: self._folder}
+        if self._copies:
+            env[ENV_SLOTS] = str(SLOTS)
+        chosen, told = self._choose(tuple(nodes), log), False
+        if chosen is not None and chosen.source is Source.MEMORY:
+            env[ENV_SNAPSHOT_STEP] = str(chosen.step)
+        if chosen is not None:
+            told = self._record(mine, chosen, log)
+        began = chosen.step if chosen is not None else -1
+        self._lineage.append(Begun(mine.number, began))
+        self._agents.ring.begin(mine.number, began if told else -1)
+        self._last = _Last(mine.number, tuple(nodes))
+        if self._copies:
+            self._pages = _CopiesPage(mine, self._agents)
+        return env
+
+    def ended(self, ended: End, states: Sequence[RankState]) -> None:
+        """An attempt has ended. ``states``: the last ones of its ranks."""
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
+        saved = ended.reached.saved
+        if saved is not None:
+            self._saved = max(saved, self._saved if self._saved is not None else saved)
+        homes = {one.rank: one.node for one in states}
+        self._last = self._last._replace(homes=homes, reached=ended.reached.last)
+        began = self._lineage[-1].step if self._lineage else -1
+        if began >= 0:
+            stepped = ended.reached.last is not None and ended.reached.last > began
+            self._doubts[began] = 0 if stepped else self._doubts.get(began, 0) + 1
+
+    def close(self) -> None:
+        """Remove what is in this node's memory; the agents do it on theirs."""
+        if self._pages is not None:
+            self._pages.close()
+        if self._lock is not None:
+            memory_folder.remove(self._folder, self._node)
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------------------------------------------- choosing
+
+    def _choose(self, nodes: tuple[str, ...], log: Path) -> MemoryChoice | None:
+        """Choose, and make it so on all nodes. None where no rank of this job has ever had a snapshot."""
+        if not self._last.number or (self._agents.remote and not self._agents.ring.active):
+            return None
+        held = self._held(log)
+        places = self._places(nodes)
+        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+        while True:
+            seen = held if places is not None else []
+            chosen = choose(
+                seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=self._last.homes
+            )
+            if places is None:
+                chosen = chosen._replace(why="it has another number of nodes now")
+            problem = self._carry_out(chosen)
+            if not problem:
+                return chosen if held or chosen.source is Source.DISK else chosen._replace(source=Source.START)
+            tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
+            if chosen.step in refused or chosen.source is not Source.MEMORY:
+                return chosen
+            refused.add(chosen.step)
+
+    def _held(self, log: Path) -> list[HeldSnapshot]:
+        if not self._agents.remote:
+            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+        nodes = self._agents.present()
+        answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+        silent = [node for node in nodes if node not in answers]
+        if silent:
+            tell(log, f"not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")
+        return [one for node, text in answers.items() for one in read_held(text, node)]
+
+    def _places(self, nodes: tuple[str, ...]) -> dict[int, str] | None:
+        """rank -> the node that it will run on; None where that cannot be told.
+
+        Slurm numbers the ranks of a step by its nodes' order, so those of the first node then are on the first node now.
+        """
+        before = self._last.nodes
+        if len(before) != len(nodes):
+            return None
+        now = dict(zip(before, nodes, strict=True))
+        return {rank: now.get(node, node) for rank, node in self._last.homes.items()}
+
+    def _carry_out(self, chosen: MemoryChoice) -> str:
+        """Invalidate what is newer, and fetch what is elsewhere. Why that failed, "" if it did not."""
+        attempt = chosen.attempt or self._last.number
+        if not self._agents.remote:
+            place = memory_folder.node_folder(self._folder, self._node)
+            question = begin_question(chosen.step, attempt)
+            done = begin_from(place, question.partition(" ")[2], b"")
+            return "" if done == "done" else done
+        questions = {}
+        for node in self._agents.present():
+            supplies = []
+            for pull in chosen.pulls:
+                if pull.target == node:
+                    where = self._agents.ring.port_of(pull.source)
+                    if where is None:
+                        return f"{pull.source} does not say where it gives snapshots away"
+                    supplies.append(Supply(pull.rank, *where))
+            questions[node] = begin_question(chosen.step, attempt, supplies)
+        answers = self._agents.ask(questions, _FETCH if chosen.pulls else _TELL)
+        wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls}}
+        wrong = {node: text for node, text in wrong.items() if text != "done"}
+        return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300]
+
+    def _record(self, mine: Claim, chosen: MemoryChoice, log: Path) -> bool:
+        """Into the ledger and the log; is it from memory?"""
+        step = chosen.step if chosen.step >= 0 else None
+        reached = self._last.reached
+        again = max(0, reached - step) if step is not None and reached is not None else None
+        begins = Beginning(chosen.source.value, step, chosen.copies, again, chosen.why)
+        tell(log, f"attempt {mine.number} begins {begins.words()}")
+        try:
+            ledger.write_beginning(mine, begins)
+        except (OSError, ValueError) as error:
+            tell(log, f"cannot write where attempt {mine.number} begins: {error}")
+        return chosen.source is Source.MEMORY
+
+
+class _CopiesPage:
+    """Writes into the run directory how far the buddy copies of an attempt are: in a thread, because a file system may hang."""
+
+    def __init__(self, mine: Claim, agents: Agents) -> None:
+        self._mine, self._agents = mine, agents
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(0.5)
+
+    def _run(self) -> None:
+        written, said = CopyState(), ""
+        while not self._over.wait(_WRITE):
+            state = self._agents.ring.state
+            if state.problem and state.problem != said:
+                said = state.problem
+                tell(self._mine.folder / "run.log", f"a snapshot was not copied to its buddy: {said}")
+            if state == written or state.held < 0:
+                continue
+            written = state
+            try:
+                ledger.write_copies(self._mine, *state, datetime.now(timezone.utc))
+            except OSError:  # a full disk: later
+                continue
