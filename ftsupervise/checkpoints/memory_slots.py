@@ -107,14 +107,14 @@ def room_for(slots: int, meta: int, data: int) -> SlotRoom:
     return SlotRoom(slots, _pages(max(1 << 16, 2 * meta)), _pages(max(1, data)))
 
 
-class RankFile:
+class SlotFile:
     """The slots of one rank. Made by ``open_slots`` or ``create_slots``; one process writes it, any of ours may read it."""
 
     def __init__(self, path: Path, fd: int, world: int, rank: int, room: SlotRoom) -> None:
         self.path, self.fd = path, fd
         self.world, self.rank, self.room = world, rank, room
 
-    def __enter__(self) -> RankFile:
+    def __enter__(self) -> SlotFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -261,7 +261,7 @@ class RankFile:
         return PAGE + slot * self.room.stride
 
 
-def open_slots(path: str | os.PathLike[str], *, write: bool = False) -> RankFile:
+def open_slots(path: str | os.PathLike[str], *, write: bool = False) -> SlotFile:
     """The file of a rank. Raises OSError; ValueError for a damaged one; PermissionError for one another account may write."""
     flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags)
@@ -276,7 +276,7 @@ def open_slots(path: str | os.PathLike[str], *, write: bool = False) -> RankFile
         room = SlotRoom(slots, meta, data)
         if magic != _FILE_MAGIC or not 1 <= slots <= 64 or max(meta, data) > _MOST or found.st_size < room.size:
             raise ValueError(f"{os.fspath(path)} is not a file of snapshots of this version, or was cut short")
-        return RankFile(Path(path), fd, world, rank, room)
+        return SlotFile(Path(path), fd, world, rank, room)
     except BaseException:
         os.close(fd)
         raise
@@ -288,8 +288,8 @@ def create_slots(
     rank: int,
     room: SlotRoom,
     may_take: Callable[[int], None] = lambda size: None,
-    fill: Callable[[RankFile], None] = lambda new: None,
-) -> RankFile:
+    fill: Callable[[SlotFile], None] = lambda new: None,
+) -> SlotFile:
     """A new file with its memory taken, in the place of an older one. Takes seconds per GB: call it from a side thread.
 
     ``may_take(bytes)`` is asked for the whole, and again before each piece of 8 MiB; it raises OSError where there is no room
@@ -298,7 +298,7 @@ def create_slots(
     target = Path(path)
     may_take(room.size)
     fd, temp = files.create_temporary(target.parent, target.name, 0o600, read=True)
-    new = RankFile(target, fd, world, rank, room)
+    new = SlotFile(target, fd, world, rank, room)
     try:
         take(fd, room.size, may_take)
         raw = _FILE.pack(_FILE_MAGIC, world, rank, room.slots, room.meta, room.data)

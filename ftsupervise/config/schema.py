@@ -334,6 +334,7 @@ class CheckpointSettings(Strict):
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
 
 

@@ -173,11 +173,7 @@ class Guard:
         return self._checkpoints.latest(world)
 
     def restore(
-        self,
-        *,
-        warm_up: Callable[[], object] | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        **state: object,
+        self, *, warm_up: Callable[[], object] | None = None, folder: str | Path | None = None, **state: object
     ) -> int | None:
         """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` holds.
         After a fault it loads the newest that all ranks hold, and returns its step. None: there is none; load a checkpoint.
@@ -188,8 +184,8 @@ class Guard:
                  of its first pass in another order, so that without it the run goes on with other last bits.
         folder   of a loop that uses ``snapshot_folder``: where to write the files of the snapshot
 
-        Raises TypeError for what has no state (a number: keep it in a dict); RuntimeError where all ranks begin from a snapshot
-        that this one cannot load; OSError where ``folder`` cannot be written.
+        Raises TypeError for what has no state (a number: keep it in a dict), RuntimeError where all ranks begin from a snapshot
+        that this one cannot load.
         """
         if folder is not None:
             return self._snapshots().restore_folder(Path(folder))
@@ -197,14 +193,13 @@ class Guard:
 
     def snapshot(self, step: int) -> bool:
         """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state
-        into the node's memory, which takes as long as one copy of its bytes. False: there is none of this step. Never raises.
-        """
+        into the node's memory, which takes as long as one copy of its bytes. False: none of this step. Never raises."""
         return self._snapshots().take(step)
 
     @contextmanager
     def snapshot_folder(self, step: int, size: int) -> Iterator[Path | None]:
-        """For loops without torch: ``with guard.snapshot_folder(step, size) as folder:`` gives an empty folder in memory, to
-        write at most ``size`` bytes into, or None when no snapshot is due."""
+        """For loops without torch: ``with guard.snapshot_folder(step, size) as folder:`` gives an empty folder in memory to
+        write ``size`` bytes into, at most; None when no snapshot is due."""
         with self._snapshots().staged(step, size) as folder:
             yield folder
 
@@ -266,14 +261,7 @@ class Guard:
     def report(self, *, loss: float) -> None:
         """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
         Give a float: the caller decides when to read it from the GPU."""
-        try:
-            value = float(loss)
-        except (TypeError, ValueError):
-            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
-            return
-        self._heart.facts["loss"] = f"{value:.6g}"
-        if value - value != 0.0:  # NaN or infinite
-            self._heart.soon()
+        self._heart.report(loss)
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""

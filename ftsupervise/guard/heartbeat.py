@@ -223,6 +223,17 @@ class Heart:
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
 
+    def report(self, loss: Any) -> None:
+        """Take a loss into the next beat."""
+        try:
+            value = float(loss)
+        except (TypeError, ValueError):
+            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
+            return
+        self.facts["loss"] = f"{value:.6g}"
+        if value - value != 0.0:  # NaN or infinite
+            self.soon()
+
     def beat_now(self) -> None:
         self._due = _NOW
         self.beat(0.0)

@@ -13,20 +13,23 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
 from ftsupervise.checkpoints.memory_state import (
     Arrays,
-    Bytes,
     Described,
     Describer,
     Node,
-    NumPyArrays,
     StoredArray,
     build,
+    copy_blocks,
     parse,
 )
 
 # Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
 _INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}
+
+
+Places = tuple[memoryview, list[list[Any]]]  # of the loose arrays, by framework
 
 
 class _Part(NamedTuple):
@@ -55,19 +58,19 @@ class LoopState:
             {"parts": {name: part.take() for name, part in self._parts.items()}, "rng": self._generators()}
         )
 
-    def places(self, described: Described, buffer: memoryview) -> list[tuple[Arrays, list[Any]]]:
-        """For each framework the places of its arrays in ``buffer``."""
-        return [
-            (framework, [framework.view(buffer, row) for row in described.arrays if row.kind == framework.kind])
-            for framework in self._frameworks
-            if any(row.kind == framework.kind for row in described.arrays)
-        ]
+    def places(self, described: Described, buffer: memoryview) -> Places:
+        """Where each array goes in ``buffer``."""
+        loose = [described.arrays[n] for n in described.loose]
+        return buffer, [[one.view(buffer, row) for row in loose if row.kind == one.kind] for one in self._frameworks]
 
-    def copy(self, described: Described, places: list[tuple[Arrays, list[Any]]]) -> None:
+    def copy(self, described: Described, places: Places) -> None:
         """Copy all arrays to their places: what the loop waits for."""
-        pairs = list(zip(described.arrays, described.values, strict=True))
-        for framework, views in places:
-            framework.copy(views, [value for row, value in pairs if row.kind == framework.kind])
+        buffer, views = places
+        copy_blocks(described, buffer)
+        for framework, mine in zip(self._frameworks, views, strict=True):
+            if mine:
+                kind, rows = framework.kind, described.arrays
+                framework.copy(mine, [described.values[n] for n in described.loose if rows[n].kind == kind])
 
     # --------------------------------------------------------------------------------------------------------- loading
 

@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
 from ftsupervise.checkpoints.memory_pins import Pins, PinsPage, slot_to_write
 from ftsupervise.checkpoints.memory_room import MemoryRoom, NoRoom, give_up, populate
 from ftsupervise.checkpoints.memory_slots import (
-    RankFile,
+    SlotFile,
     SlotHeader,
     SlotRoom,
     SnapshotId,
@@ -56,12 +56,12 @@ class SnapshotMemory:
         self._folder, self._rank, self._world, self._slots = folder, rank, world, slots
         self._room = MemoryRoom(folder, most)
         self._pins: PinsPage | None = None
-        self._file: RankFile | None = None
+        self._file: SlotFile | None = None
         self._mapping: mmap.mmap | None = None
         self._mine = False  # this process holds the file
         self._ready = False  # its pages are there, and the next copy costs no faults
         self._thread: threading.Thread | None = None
-        self._made: tuple[RankFile, mmap.mmap] | OSError | None = None  # by the thread
+        self._made: tuple[SlotFile, mmap.mmap] | OSError | None = None  # by the thread
         self._places: dict[int, tuple[bytes, Any]] = {}  # slot -> layout, and where its arrays go
         self._look = 0.0
         self._retry = _Retry()
@@ -120,7 +120,7 @@ class SnapshotMemory:
         if file is not None and fits and file.room.holds(len(described.description), described.size) and self._ready:
             return True
         if self._retry.may:
-            self._prepare(room_for(self._slots, len(described.description), max(size, described.size)))
+            self._prepare(room_for(self._slots, len(described.description), max(size, described.room, described.size)))
         return False
 
     def write(self, step: int, attempt: int, described: Described, source: Copied) -> None:
@@ -225,7 +225,7 @@ class SnapshotMemory:
                 old, may_take = file, _Share(self._room, self._folder, self._rank)
                 path = rank_file(self._folder, self._rank)
 
-                def fill(new: RankFile) -> None:
+                def fill(new: SlotFile) -> None:
                     claim(new.fd)
                     if old is not None:
                         _carry_over(old, new, than)
@@ -275,7 +275,7 @@ def local_ranks(env: Mapping[str, str]) -> int:
     return 1
 
 
-def _carry_over(old: RankFile, new: RankFile, than: SnapshotId | None) -> None:
+def _carry_over(old: SlotFile, new: SlotFile, than: SnapshotId | None) -> None:
     """Copy the newest snapshots that fit, and that another process does not write over meanwhile."""
     held = list(old.held().items())[-new.room.slots :]
     for at, (_, slot) in enumerate(held):

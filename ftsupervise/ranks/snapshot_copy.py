@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.memory_folder import rank_file, ranks_in
 from ftsupervise.checkpoints.memory_room import MemoryRoom
 from ftsupervise.checkpoints.memory_slots import (
     ALGORITHMS,
-    RankFile,
+    SlotFile,
     SlotHeader,
     SlotRoom,
     SnapshotId,
@@ -69,7 +69,7 @@ class NotTaken(Exception):
     """A snapshot that was not copied, and why. The channel is good for the next one."""
 
 
-def send_snapshot(channel: SnapshotChannel, file: RankFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
+def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, bucket: TokenBucket) -> None:
     """Raises NotTaken, ChannelBroken, OSError."""
     slot = file.held().get(wanted)
     header = file.valid(slot) if slot is not None else None
@@ -170,7 +170,7 @@ def _offer(message: dict[str, Any]) -> _Offer:
     return _Offer(header, SlotRoom(_RESERVED, meta, data), digest.best_algorithm() if both else digest.CRC32)
 
 
-def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> RankFile:
+def _file_for(offer: _Offer, place: str, may_take: Callable[[int], None]) -> SlotFile:
     """The file of the rank in ``place``, made anew where there is none that fits."""
     header, path = offer.header, rank_file(place, offer.header.rank)
     try:
@@ -196,7 +196,7 @@ def slot_to_receive(slots: list[SlotHeader | None], spared: Collection[SnapshotI
     return min(range(len(slots)), key=order)
 
 
-def _take_pieces(channel: SnapshotChannel, file: RankFile, slot: int, offer: _Offer) -> str:
+def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Offer) -> str:
     """Write the pieces; returns the digest of the data among them."""
     sums, header = digest.hasher(offer.algorithm), offer.header
     buffer = memoryview(bytearray(PIECE))
@@ -215,7 +215,7 @@ def _take_pieces(channel: SnapshotChannel, file: RankFile, slot: int, offer: _Of
 # What lies in a node's folder.
 
 
-def has_writer(file: RankFile) -> bool:
+def has_writer(file: SlotFile) -> bool:
     """Does a living rank hold the file as its own (``memory_slots.claim``)? Otherwise it is a copy, or its rank has ended."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -234,7 +234,7 @@ def require_room(place: str, size: int) -> None:
         room.close()
 
 
-def open_all(place: str) -> list[RankFile]:
+def open_all(place: str) -> list[SlotFile]:
     """The rank files in ``place`` that can be read, for the caller to close; others are left out."""
     found = []
     for _, path in sorted(ranks_in(place).items()):

@@ -16,7 +16,7 @@ import pytest
 from ftsupervise.checkpoints.memory_slots import (
     PAGE,
     TORN,
-    RankFile,
+    SlotFile,
     SlotHeader,
     SnapshotId,
     claim,
@@ -42,7 +42,7 @@ def content(step: int, size: int = SIZE) -> bytes:
     return step.to_bytes(4, "little") * (size // 4)
 
 
-def write(file: RankFile, slot: int, step: int, attempt: int = 1) -> SlotHeader:
+def write(file: SlotFile, slot: int, step: int, attempt: int = 1) -> SlotHeader:
     """A snapshot whose bytes say which step it is."""
     meta, data = b"step %d" % step, content(step)
     turn = file.begin(slot)
@@ -52,7 +52,7 @@ def write(file: RankFile, slot: int, step: int, attempt: int = 1) -> SlotHeader:
     return header
 
 
-def made(folder: Path, slots: int = 3, rank: int = 1, world: int = 2) -> RankFile:
+def made(folder: Path, slots: int = 3, rank: int = 1, world: int = 2) -> SlotFile:
     return create_slots(folder / f"rank-{rank}", world, rank, room_for(slots, 100, SIZE))
 
 

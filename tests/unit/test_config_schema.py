@@ -68,7 +68,7 @@ launch:
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}
-checkpoints: {path: ckpt, pattern: "step-*", verify: full}
+checkpoints: {path: ckpt, pattern: "step-*", verify: full, snapshot_every: 4, snapshot_copies: 1%}
 watch:
 alerts:
 cron:
