@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ftsupervise import Guard
 from ftsupervise.checkpoints import memory_folder
+from ftsupervise.host import processes
+from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
+from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 
 # Ranks that count in step with each other through the file system, without any collective: rank 0 waits for the others.
@@ -112,14 +116,13 @@ def test_a_snapshot_from_which_attempts_fail_is_not_used_for_ever(run: Supervise
     assert found[1:-1] in ([], [("memory", 44)]), "the one before, where no rank has written over it"
 
 
-def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: SupervisedRun, until: object) -> None:
+def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: SupervisedRun) -> None:
     one = run.start("--grace", "0.1", "--", *ranks("", steps=100_000))
     one.until_said("rank 1 attempt 1 begins")
-    assert callable(until)
-    mine = until(lambda: [f for f in memory_folder.folders() if any(Path(f).glob("*/rank-1"))], "snapshots")
+    mine = wait_until(lambda: [f for f in memory_folder.folders() if any(Path(f).glob("*/rank-1"))], "snapshots")
     one.kill()
     one.wait()
-    until(lambda: not [f for f in mine if _in_use(f)], "the ranks end with their supervisor")
+    wait_until(lambda: not [f for f in mine if _in_use(f)], "the ranks end with their supervisor")
     two = run.start("--", sys.executable, "-c", "pass")
     assert two.wait(60) == 0
     assert not set(mine) & set(memory_folder.folders())
@@ -136,7 +139,22 @@ def test_without_room_or_by_a_setting_there_are_none_and_the_run_goes_on(run: Su
 
 
 def _in_use(folder: str) -> bool:
-    from ftsupervise.host import processes
-    from ftsupervise.rundir.paths import ENV_SNAPSHOTS
-
     return folder in processes.marked(ENV_SNAPSHOTS)
+
+
+def test_ranks_that_start_before_their_nodes_agent_have_snapshots_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = memory_folder.new_folder("late")
+    for name, value in {ENV_SNAPSHOTS: folder, ENV_RESTART: "0", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    guard, state = Guard(), {"sum": 0}
+    assert guard.restore(state=state) is None
+    assert not guard.snapshot(2)
+    lock = memory_folder.make(folder)
+    assert lock is not None
+    try:
+        wait_until(lambda: guard.snapshot(4), "the first snapshot")
+    finally:
+        memory_folder.remove(folder)
+        os.close(lock)
