@@ -72,7 +72,7 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim)
 
 @dataclass(frozen=True)
 class Services:
-    """What one job's supervisor works with."""
+    """The parts that the supervisor of one job works with."""
 
     options: Options
     env: Mapping[str, str]
@@ -90,7 +90,7 @@ class Services:
 
 
 class RunProgress(NamedTuple):
-    """How far the job has come. Replaced, never changed."""
+    """The progress of the job. It is replaced, never changed."""
 
     state: State
     placement: Placement
