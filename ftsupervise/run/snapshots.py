@@ -25,9 +25,9 @@ from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.truth import Beginning, RankState
 
-_ASK = 3.0  # seconds for all nodes to say what they hold
+_ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
-_FETCH = 120.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
+_FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
 _DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
 _BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
 _WRITE = 2.0  # seconds between two pages about the copies
