@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
+from ftsupervise.config.checkpointing import OffloadSettings, RetainSettings
 from ftsupervise.config.fields import (
     Duration,
     JobFile,
@@ -336,6 +337,10 @@ class CheckpointSettings(Strict):
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
+    retain: RetainSettings | None = None
+    """Which ones are kept. Without it none is removed."""
+    offload: OffloadSettings | None = None
+    """Where copies lie. Without it none are made."""
 
 
 class Sharing(Strict):
