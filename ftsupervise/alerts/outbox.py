@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
 from ftsupervise.findings import Alert, Notice, Reason, Severity
 
@@ -223,11 +224,11 @@ def owed(state: JournalState, message: Message) -> frozenset[str]:
 
 def claim(state: JournalState, ids: frozenset[str], who: str, now: datetime, lease: timedelta = LEASE) -> JournalState:
     """Mark messages as being sent by the process ``who``; no other touches them for ``lease``."""
-    outbox = tuple(
-        replace(m, tries=m.tries + 1, claimed_by=who, claimed_until=now + lease) if m.id in ids else m
-        for m in state.outbox
+    until = now + lease
+    outbox = (
+        replace(m, tries=m.tries + 1, claimed_by=who, claimed_until=until) if m.id in ids else m for m in state.outbox
     )
-    return replace(state, outbox=outbox)
+    return replace(state, outbox=tuple(outbox))
 
 
 def mine(state: JournalState, message: Message, who: str) -> bool:
@@ -239,12 +240,8 @@ def sent(state: JournalState, message: Message, receipt: dict[str, str], now: da
     """It arrived. Idempotent: a second report of the same message changes nothing but the receipt."""
     done = replace(message, sent=now, receipt=receipt, left=(), claimed_by="", claimed_until=None)
     health = ReceiverState(last_sent=now, refused=receipt.get("refused", "") or message.refused)
-    return replace(
-        state,
-        outbox=tuple(m for m in state.outbox if m.id != message.id),
-        posts=_kept(state, {**state.posts, message.id: done}),
-        receivers={**state.receivers, message.receiver: health},
-    )
+    posts = _kept(state, {**state.posts, message.id: done})
+    return _with_receiver(replace(drop(state, message), posts=posts), message.receiver, health)
 
 
 def sent_to_some(
@@ -297,53 +294,43 @@ def put_back(
     ``odd``: it was refused, so a change of its settings (their ``fingerprint``) ends the rest."""
     old = state.receiver(message.receiver)
     ahead = old.not_before is not None and old.not_before > now + RETRY_AFTER_MOST + SKEW
-    health = replace(
-        old,
-        failures=old.failures + 1,
-        failing_since=min(old.failing_since or now, now),
-        not_before=not_before if ahead else max(not_before, old.not_before or not_before),
-        odd=error if odd else "",
-        print=fingerprint,
-        error=error,
-    )
-    return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
+    rests = not_before if ahead else max(not_before, old.not_before or not_before)
+    failed = _failed(old, error, min(old.failing_since or now, now), fingerprint)
+    health = replace(failed, not_before=rests, odd=error if odd else "")
+    return _with_receiver(_freed(state, message, error), message.receiver, health)
 
 
 def put_back_plain(state: JournalState, message: Message, error: str) -> JournalState:
     """The receiver took offence at this very message: once more, as short plain text."""
-    freed = _freed(state, message, error)
-    return replace(freed, outbox=tuple(replace(m, plain=True) if m.id == message.id else m for m in freed.outbox))
+    return _freed(state, message, error, plain=True)
 
 
 def refuse(state: JournalState, message: Message, error: str, *, due: datetime) -> JournalState:
     """The receiver takes others, but not this one, not even as plain text: again at ``due``, out of the others' way."""
-    freed = _freed(state, message, error)
-    old = state.receiver(message.receiver)
-    health = ReceiverState(refused=f"it refuses a message: {error}", last_sent=old.last_sent)
-    outbox = tuple(replace(m, due=due) if m.id == message.id else m for m in freed.outbox)
-    return replace(freed, outbox=outbox, receivers={**state.receivers, message.receiver: health})
+    last_sent = state.receiver(message.receiver).last_sent
+    health = ReceiverState(refused=f"it refuses a message: {error}", last_sent=last_sent)
+    return _with_receiver(_freed(state, message, error, due=due), message.receiver, health)
 
 
 def broke(state: JournalState, message: Message, error: str, fingerprint: str, now: datetime) -> JournalState:
     """The receiver said no for good. Its messages wait until it is repaired."""
     old = state.receiver(message.receiver)
-    health = replace(
-        old,
-        failures=old.failures + 1,
-        failing_since=old.failing_since or now,
-        broken=error,
-        broken_since=now,
-        odd="",
-        print=fingerprint,
-        error=error,
-    )
-    return replace(_freed(state, message, error), receivers={**state.receivers, message.receiver: health})
+    failed = _failed(old, error, old.failing_since or now, fingerprint)
+    health = replace(failed, broken=error, broken_since=now, odd="")
+    return _with_receiver(_freed(state, message, error), message.receiver, health)
 
 
 def try_again(state: JournalState, receiver: str) -> JournalState:
     """Try a broken receiver again."""
-    old = state.receiver(receiver)
-    health = replace(old, broken="", broken_since=None, not_before=None, odd="")
+    health = replace(state.receiver(receiver), broken="", broken_since=None, not_before=None, odd="")
+    return _with_receiver(state, receiver, health)
+
+
+def _failed(old: ReceiverState, error: str, since: datetime, fingerprint: str) -> ReceiverState:
+    return replace(old, failures=old.failures + 1, failing_since=since, print=fingerprint, error=error)
+
+
+def _with_receiver(state: JournalState, receiver: str, health: ReceiverState) -> JournalState:
     return replace(state, receivers={**state.receivers, receiver: health})
 
 
@@ -357,8 +344,8 @@ def free(state: JournalState, receiver: str, now: datetime) -> JournalState:
     held = old.broken or old.odd or old.failures or old.not_before is not None
     if not held and outbox == state.outbox:
         return state
-    fine = ReceiverState(last_sent=now, refused=old.refused)
-    return replace(state, outbox=outbox, receivers={**state.receivers, receiver: fine} if held else state.receivers)
+    state = replace(state, outbox=outbox)
+    return _with_receiver(state, receiver, ReceiverState(last_sent=now, refused=old.refused)) if held else state
 
 
 def _free(message: Message, now: datetime) -> Message:
@@ -375,20 +362,19 @@ def _free(message: Message, now: datetime) -> Message:
 
 def gave_up(state: JournalState, message: Message, error: str) -> JournalState:
     """The receiver has refused this very message for too long; how that stands is with the receiver from now on."""
-    old = state.receiver(message.receiver)
-    health = replace(old, refused=f"gave up on a message of {message.created:%Y-%m-%d %H:%M} UTC: {error}")
-    return replace(drop(state, message), receivers={**state.receivers, message.receiver: health})
+    refused = f"gave up on a message of {message.created:%Y-%m-%d %H:%M} UTC: {error}"
+    health = replace(state.receiver(message.receiver), refused=refused)
+    return _with_receiver(drop(state, message), message.receiver, health)
 
 
 def drop(state: JournalState, message: Message) -> JournalState:
     return replace(state, outbox=tuple(m for m in state.outbox if m.id != message.id))
 
 
-def _freed(state: JournalState, message: Message, error: str) -> JournalState:
-    outbox = tuple(
-        replace(m, claimed_by="", claimed_until=None, error=error) if m.id == message.id else m for m in state.outbox
-    )
-    return replace(state, outbox=outbox)
+def _freed(state: JournalState, message: Message, error: str, **changes: Any) -> JournalState:
+    """``message`` is not claimed any more, and changed by ``changes``."""
+    changes |= {"claimed_by": "", "claimed_until": None, "error": error}
+    return replace(state, outbox=tuple(replace(m, **changes) if m.id == message.id else m for m in state.outbox))
 
 
 def backoff(failures: int, fraction: float) -> timedelta:

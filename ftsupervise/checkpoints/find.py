@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.checkpoints.contents import distrust_folder
 from ftsupervise.checkpoints.layouts import step_of
 from ftsupervise.checkpoints.manifest import ManifestHead, read_head
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, verify
@@ -98,8 +97,8 @@ def _age(found: Found) -> tuple[int, int, datetime, str]:
 def choose(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Choice:  # noqa: B008 - a frozen value
     """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not.
 
-    Raises OSError where the folder cannot be read. Without a good one, and with one that the operating system did not let us
-    read, it raises that error: to begin anew because a file server stumbled would cost all steps.
+    Raises OSError where the folder cannot be read; also where no good one was found and one of them could not be read, for to
+    begin anew because a file server stumbled would cost all steps.
     """
     passed: list[Verdict] = []
     for found in checkpoints_in(folder, pattern=pattern):
@@ -110,15 +109,10 @@ def choose(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Choic
             passed.append(verdict)
     blind = next((one for one in passed if one.error), None)
     if blind is not None:
-        raise OSError(blind.error, os.strerror(blind.error), str(blind.path))
+        raise OSError(blind.error, blind.words(), str(blind.path))
     return Choice(None, tuple(passed))
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value
     """The newest checkpoint that passes verification; None when there is none. Raises OSError as ``choose`` does."""
     return choose(folder, scope, pattern=pattern).verdict
-
-
-def distrust_all(folder: Path, scope: Scope) -> str:
-    """Why nothing in ``folder`` is trusted, as a clause; "" when it may be. Raises OSError."""
-    return distrust_folder(folder, scope.accounts)

@@ -59,6 +59,11 @@ def step_of(name: str) -> int | None:
     return None
 
 
+def says_step(name: str) -> bool:
+    """Does the name say in a word that its number is a step?"""
+    return any(form.search(name) for form in _STEPS[:-1])
+
+
 def layout_of(checkpoint: Path, contents: Contents) -> Layout:
     """Which program wrote it."""
     if not contents.folders:

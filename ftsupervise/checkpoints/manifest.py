@@ -10,7 +10,7 @@ is, verification says. Ranks that write in parallel leave one list each; rank 0 
 The folder begins with a dot, so the loaders of torch, DeepSpeed, Megatron, Lightning and Hugging Face pass it by.
 
 A manifest is one JSON object. Its first line holds all but the files, so that a list of checkpoints reads no more than that;
-its last line is the digest of all lines before it, so that a flipped bit in the manifest is not taken for one in a file.
+its last line is the crc32 of all lines before it, so that a flipped bit in the manifest is not taken for one in a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftsupervise.checkpoints.digest import CannotJudge, hash_buffer
+from ftsupervise.checkpoints.digest import CRC32, CannotJudge, hash_buffer
 from ftsupervise.host import files
 from ftsupervise.host.modes import make_folder
 from ftsupervise.rundir.paths import sync_directory, write_whole
@@ -151,7 +151,7 @@ def _read(path: Path) -> Manifest | None:
         raise ValueError(f"{path} is damaged: it is cut short")
     head = _head(line, path)
     said = end.partition(b'"')[0].decode("ascii", "replace")
-    if hash_buffer(body, head.algorithm) != said or end != _ending(said)[len(_END) :]:
+    if hash_buffer(body, CRC32) != said or end != _ending(said)[len(_END) :]:
         raise ValueError(f"{path} is damaged: it does not have its own digest")
     try:
         listed = json.loads(b"[" + rest.removesuffix(b"\n]") + b"]")
@@ -207,7 +207,7 @@ def encoded(manifest: Manifest) -> bytes:
     head = ManifestHead(**values, listed=len(manifest.files), size=manifest.size)
     line = json.dumps(encode(head)).encode().removesuffix(b"}")
     body = line + _FILES + b",\n".join(_lines(manifest.files)) + b"\n]"
-    return body + _ending(hash_buffer(body, manifest.algorithm))
+    return body + _ending(hash_buffer(body, CRC32))  # that everybody can compute, also where xxhash is missing
 
 
 def _ending(digest: str) -> bytes:

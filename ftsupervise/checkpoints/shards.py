@@ -23,7 +23,7 @@ from ftsupervise.checkpoints.digest import best_algorithm
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, FileEntry, escaped, make_record_folder, unescaped
 from ftsupervise.rundir.records import Exact, read_record, write_json
 
-_PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
+PATIENCE = 30.0  # seconds for the lists of other nodes to be seen here
 _NUMBERED = (
     re.compile(r"__(\d+)_\d+\.distcp"),
     re.compile(r"(?:rank|zero_pp_rank)[_=-]?(\d+)"),
@@ -93,13 +93,13 @@ def leave_list(checkpoint: Path, rank: int, entries: Iterable[FileEntry]) -> Non
     write_json(path, RankList(rank, best_algorithm(), tuple(found)), sync=False)
 
 
-def join(checkpoint: Path, contents: Contents, ranks: Collection[int], *, patience: float = _PATIENCE) -> Joined:
+def join(checkpoint: Path, contents: Contents, ranks: Collection[int]) -> Joined:
     """The entries of all ``ranks``, as far as the files are still as these saw them, and the rest.
 
     Raises OSError: FileNotFoundError where a rank left no list, or listed a file that is not there.
     """
     algorithm, entries = best_algorithm(), {}
-    for one in _lists(checkpoint, ranks, patience):
+    for one in _lists(checkpoint, ranks):
         for listed in one.files if one.algorithm == algorithm else ():
             path = unescaped(listed.path)
             found = contents.files.get(path)
@@ -113,8 +113,8 @@ def join(checkpoint: Path, contents: Contents, ranks: Collection[int], *, patien
     return Joined(tuple(entries.values()), tuple(rest))
 
 
-def _lists(checkpoint: Path, ranks: Collection[int], patience: float) -> Iterator[RankList]:
-    until = time.monotonic() + patience
+def _lists(checkpoint: Path, ranks: Collection[int]) -> Iterator[RankList]:
+    until = time.monotonic() + PATIENCE
     wanted = sorted(ranks)
     while wanted:
         there = set(_names(checkpoint / FOLDER_NAME))

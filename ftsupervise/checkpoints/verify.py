@@ -5,6 +5,7 @@ Three-valued, as everything here: a checkpoint that could not be read is neither
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable, Collection
@@ -61,7 +62,7 @@ class Verdict(NamedTuple):
     files: int = 0
     size: int = 0  # bytes
     checked: Thoroughness | None = None  # None: it did not come to that
-    error: int = 0  # errno where the operating system let nothing be seen
+    error: int = 0  # errno where nothing could be seen; 0 where it was seen, or has no manifest
 
     @property
     def good(self) -> bool:
@@ -92,7 +93,8 @@ def verify(checkpoint: Path, scope: Scope = Scope()) -> Verdict:  # noqa: B008 -
     try:
         return _verify(checkpoint, scope)
     except CannotJudge as error:
-        return Verdict(checkpoint, CheckpointState.UNSEEN, (str(error),), step=step_of(checkpoint.name))
+        step = step_of(checkpoint.name)
+        return Verdict(checkpoint, CheckpointState.UNSEEN, (str(error),), step=step, error=errno.ENOTSUP)
     except FileNotFoundError as error:
         lost = () if os.path.lexists(checkpoint) else ("it is not there",)
         return Verdict(checkpoint, CheckpointState.UNSEEN, lost or (_sentence(error),), error=error.errno or 0)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from ftsupervise import __version__
-from ftsupervise.cli.saying import look_at_terminals, may_colour, say
+from ftsupervise.cli.output import did_you_mean, look_at_terminals, may_colour, say
 from ftsupervise.errors import Cancelled, Error, UsageError
 from ftsupervise.printable import log_line
 
@@ -59,11 +59,8 @@ class Lazy(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean '{close[0]}'?" if close else "ftsupervise --help lists the commands"
-            raise click.UsageError(f"no such command: {args[0]!r}; {hint}", ctx)
+            hint = did_you_mean(args[0], COMMANDS) or "; ftsupervise --help lists the commands"
+            raise click.UsageError(f"no such command: {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,7 +87,7 @@ def ftsupervise() -> None:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and exit. No error a person can cause prints a traceback, nothing prints a control character."""
     from ftsupervise.cli import time_limit
-    from ftsupervise.cli.saying import rim
+    from ftsupervise.cli.output import printable_streams
 
     colours = look_at_terminals() and may_colour()
     if argv is None and time_limit.applies(sys.argv[1:]):
@@ -99,7 +96,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         argv = time_limit.try_dry_run(sys.argv[1:])  # returns in a child too, which makes a dry run
     time_limit.limit_slurm(sys.argv[1:] if argv is None else argv)
     try:
-        with rim(colours=colours):
+        with printable_streams(colours=colours):
             _main(argv, {"color": colours})
     except SystemExit as ended:
         time_limit.end_child(ended)  # a child does not clear up: its parent is waited for

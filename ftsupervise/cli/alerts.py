@@ -6,7 +6,6 @@ Reads and changes the run's journal and this account's own (for what belongs to 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.saying import DefaultGroup, plain, say
+from ftsupervise.cli.output import DefaultGroup, did_you_mean, end_of, plain, say, say_json
 from ftsupervise.errors import NotFound, UsageError
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.printable import printable
@@ -50,7 +49,7 @@ def list_alerts(runs: tuple[str, ...], as_json: bool) -> None:
     now = datetime.now(timezone.utc)
     journals = _journals(runs)
     if as_json:
-        click.echo(json.dumps(_as_json(journals), ensure_ascii=False, indent=1))
+        say_json(_as_json(journals))
         return
     for journal in journals:
         for line in _lines(journal, now):
@@ -107,15 +106,9 @@ def silence(pattern: str, runs: tuple[str, ...], duration: str, reason: str) -> 
 
     from ftsupervise.alerts.outbox import Silence
     from ftsupervise.alerts.wording import one_line, stamp
-    from ftsupervise.units import parse_duration
 
     now, who = datetime.now(timezone.utc), shown_user()
-    try:
-        end = now + parse_duration(duration)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--for: {error}") from None
-    if end <= now:
-        raise UsageError(f"--for: {duration} is not a duration", hint='such as "30m", "4h" or "2d"')
+    end = end_of(duration, now, 'such as "30m", "4h" or "2d"')
     journals = _journals(runs)
     pattern = _known(pattern, [a for journal in journals for a in journal.read().alerts.values()])
     new = Silence(os.urandom(3).hex(), one_line(pattern, 200), who, one_line(reason), now, end)
@@ -165,8 +158,6 @@ def _whole_id(text: str, ids: list[str]) -> str:
 
 def _known(pattern: str, alerts: list[Alert]) -> str:
     """The pattern of a silence: an id, or a pattern that fits a watchdog's name. Raises UsageError for another."""
-    from difflib import get_close_matches
-
     from ftsupervise.alerts.step import matches, plain_name
     from ftsupervise.findings import BESIDES
     from ftsupervise.watch.watchdogs import WATCHDOGS
@@ -178,9 +169,8 @@ def _known(pattern: str, alerts: list[Alert]) -> str:
     whole = _whole_id(pattern, [a.id for a in alerts])
     if whole != pattern or any(matches(pattern, a.id, a.finding) for a in alerts):
         return whole
-    close = get_close_matches(wanted, names, 1)
     raise UsageError(
-        f"no watchdog and no alert is called {pattern!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+        f"no watchdog and no alert is called {pattern!r}{did_you_mean(wanted, names)}",
         hint=f"there are: {', '.join(names)}",
     )
 

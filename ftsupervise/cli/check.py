@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.saying import count, plain, say
+from ftsupervise.cli.output import count, did_you_mean, plain, say, say_json
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -75,7 +74,8 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
         watchdog, runs = "all", (watchdog, *runs)
     names = list(WATCHDOGS) if watchdog == "all" else [watchdog]
     if watchdog != "all" and watchdog not in WATCHDOGS:
-        raise UsageError(_unknown(watchdog, list(WATCHDOGS)), hint=f"there are: all, {', '.join(WATCHDOGS)}")
+        wrong = f"no watchdog is called {watchdog!r}{did_you_mean(watchdog, (*WATCHDOGS, 'all'))}"
+        raise UsageError(wrong, hint=f"there are: all, {', '.join(WATCHDOGS)}")
     settings = [load_settings(settings_of(run), trust=trust) for run in runs or (None,)]
     if watchdog != "all":
         settings = [_switched_on(one, watchdog) for one in settings]
@@ -86,7 +86,7 @@ def check(watchdog: str, runs: tuple[str, ...], as_json: bool, trust: bool, nagi
     if as_json:
         records = [_record(one, seen, sentences) for one, seen, sentences in looked]
         whole = records[0] if len(records) == 1 else {"code": code, "verdict": _WORDS[code].lower(), "runs": records}
-        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **whole}, indent=1, ensure_ascii=False))
+        say_json({"schema_version": SCHEMA_VERSION, **whole})
     elif nagios:
         click.echo(one_line(watchdog, every, complaints, code))
     else:
@@ -106,13 +106,6 @@ def _is_run(word: str) -> bool:
     except Error:
         return Path(word).exists()  # its errors are reported then
     return True
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, [*known, "all"], 1)
-    return f"no watchdog is called {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
 
 
 def _switched_on(run: Run, name: str) -> Run:
@@ -179,7 +172,7 @@ def verdict(findings: Sequence[Finding], complaints: Sequence[str] = ()) -> int:
 
 
 def one_line(name: str, findings: Sequence[Finding], complaints: Sequence[str], code: int) -> str:
-    """What Nagios shows. A "|" would begin its performance figures."""
+    """The line that Nagios shows. A "|" would begin its performance figures."""
     worst = [finding.summary for finding in findings if code_of(finding) == code] if code else []
     said = [*worst, *(complaints if code == 1 else ())] or [f"{count(len(findings), 'check')}, all well"]
     text = "; ".join(said).replace("|", "/").replace("\n", " ")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.saying import DefaultGroup, count, plain, say
+from ftsupervise.cli.output import DefaultGroup, count, plain, say
 from ftsupervise.errors import NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
@@ -152,7 +152,10 @@ def commit(
             f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
         )
     if place.one is None and (step is not None or metrics):
-        raise UsageError("--step and --metric are for one checkpoint", hint=f"name one: ls {place.folder}")
+        raise UsageError(
+            f"--step and --metric are for one checkpoint, and {place.folder} holds several",
+            hint=f"name one: ls {place.folder}",
+        )
     found = checkpoints_in(place.folder, pattern=place.pattern)
     wanted = (place.one,) if place.one else tuple(one.path for one in found if again or not one.committed)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
@@ -232,14 +235,19 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Does it hold a checkpoint's files, not checkpoints?"""
+    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name; or that nothing in
+    it is a checkpoint."""
     from ftsupervise.checkpoints.contents import contents_of
-    from ftsupervise.checkpoints.layouts import layout_of
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.layouts import layout_of, says_step
     from ftsupervise.checkpoints.manifest import CheckpointLayout, manifest_of
 
-    if os.path.lexists(manifest_of(folder)):
+    if os.path.lexists(manifest_of(folder)) or says_step(folder.name):
         return True
-    return layout_of(folder, contents_of(folder)) is not CheckpointLayout.FILES
+    contents = contents_of(folder)
+    if layout_of(folder, contents) is not CheckpointLayout.FILES:
+        return True
+    return bool(contents.files) and not any(one.committed or one.step is not None for one in checkpoints_in(folder))
 
 
 def _print(value: dict[str, object]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.saying import plain, say
+from ftsupervise.cli.output import plain, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,13 +53,13 @@ def check(runs: tuple[str, ...]) -> None:
             wrong.append(str(error))
             continue
         say(f"{path}: fine. Run {found.name}, in {found.run_dir}")
-        for sentence in unheard(found):
+        for sentence in without_receivers(found):
             say(f"note: {sentence}", err=True)
     if wrong:
         raise ConfigError("\n".join(wrong))
 
 
-def unheard(run: Run) -> tuple[str, ...]:
+def without_receivers(run: Run) -> tuple[str, ...]:
     """A note if no receiver is configured for the run; () when there is one."""
     if run.alerts.receivers:
         return ()
@@ -113,6 +113,22 @@ def schema() -> None:
     from ftsupervise.config.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), ensure_ascii=False, indent=2))
+
+
+def settings_to_act_on(path: Path, verb: str, *, dry_run: bool, trust: bool = False, hint: str) -> Run:
+    """The settings in ``path``, with which ``verb`` acts as this account. Raises NotTrusted for those that somebody else may
+    write, unless they are only to be shown."""
+    from ftsupervise.config.believed import load_believed
+    from ftsupervise.config.load import load
+    from ftsupervise.host.ownership import NotTrusted
+
+    found = load_believed(path, trust=trust, watched=False)
+    if not found.why:
+        return found.run
+    if dry_run:
+        say(f"note: {found.why}: {verb} would refuse it", err=True)
+        return load(path)
+    raise NotTrusted(f"{found.why}, and {verb} would run what stands in it as you", hint=hint)
 
 
 def load_settings(path: Path, *, trust: bool = False) -> Run:

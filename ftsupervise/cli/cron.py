@@ -15,7 +15,6 @@ from ftsupervise.cli import cron_output
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftsupervise.config.schema import Run
     from ftsupervise.crontab.install import InstallPlan
     from ftsupervise.crontab.installation import CronDir
     from ftsupervise.findings import Finding
@@ -267,6 +266,7 @@ def _for_run(name: str) -> Finding | None:
 
 def _plan(config: Path | None, given: Mapping[str, object], period: str | None, *, dry_run: bool) -> InstallPlan:
     """The settings of the file that counts, with the options over them. Raises NotTrusted for one that others may write."""
+    from ftsupervise.cli.config import settings_to_act_on
     from ftsupervise.config.find_run import CONFIG_NAME
     from ftsupervise.config.load import load_account
     from ftsupervise.config.sources import outer_files
@@ -276,7 +276,10 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
 
     path = config if config is not None else Path(CONFIG_NAME)
     if config is not None or path.is_file():
-        loaded = _believed(path, dry_run=dry_run)
+        hint = (
+            f"if it is yours: chmod go-w {path}; elsewhere your own config.yaml counts: cd && ftsupervise cron install"
+        )
+        loaded = settings_to_act_on(path, "cron install", dry_run=dry_run, hint=hint)
         settings, alerts, origin = loaded.cron, loaded.alerts, str(path.absolute())
     else:
         account = load_account()
@@ -300,24 +303,6 @@ def _plan(config: Path | None, given: Mapping[str, object], period: str | None, 
         now=cron_output.now(),
         env=os.environ,
         python=sys.executable,
-    )
-
-
-def _believed(path: Path, *, dry_run: bool) -> Run:
-    """The settings in ``path``: their receivers, and whom they trust, would act as this account at every slot."""
-    from ftsupervise.config.believed import load_believed
-    from ftsupervise.config.load import load
-    from ftsupervise.host.ownership import NotTrusted
-
-    found = load_believed(path, watched=False)
-    if not found.why:
-        return found.run
-    if dry_run:
-        click.echo(f"note: {found.why}: cron install would refuse it", err=True)
-        return load(path)
-    raise NotTrusted(
-        f"{found.why}, and cron would run what stands in it as you",
-        hint=f"if it is yours: chmod go-w {path}; elsewhere your own config.yaml counts: cd && ftsupervise cron install",
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``ftsupervise cron status`` and ``cron list`` say, line by line, and the ticks that ``cron`` makes in a terminal."""
+"""The output of ``ftsupervise cron status`` and ``cron list``, line by line, and the ticks that are made in a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from datetime import datetime, timezone
@@ -291,19 +290,17 @@ def _to_terminal(data: bytes) -> None:
 
 
 def loop(place: CronDir, dry_run: bool) -> None:
+    from ftsupervise.cli.watch import stop_on_signals
     from ftsupervise.crontab.entries import slots_after
     from ftsupervise.crontab.installation import need_installed
     from ftsupervise.errors import Error
-    from ftsupervise.units import show_duration
 
     installed = need_installed(place)
     if dry_run:
         for slot in slots_after(now(), installed.period, 5):
             click.echo(f"would tick at {local(slot, installed)}")
         return
-    stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda n, _frame: stopping.append(n))
+    stopping = stop_on_signals()
     period = show_duration(installed.period.total_seconds())
     click.echo(f"cron: a tick every {period} in {place.root}; Ctrl-C stops it", err=True)
     while not stopping:

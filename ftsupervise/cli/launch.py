@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.saying import say
+from ftsupervise.cli.output import say
 from ftsupervise.printable import printable
 from ftsupervise.scheduler import LOCAL, SCHEDULERS, SLURM, is_job_id, kind_of, open_scheduler
 
@@ -52,13 +52,15 @@ def launch(
     import time
 
     from ftsupervise import host
+    from ftsupervise.cli.config import settings_to_act_on
     from ftsupervise.config.find_run import launch_file
 
     before = host.answer_by
     host.answer_by = before or time.monotonic() + _ASKING  # a person waits; sbatch is given its own time
     try:
         config = launch_file(run)
-        settings = _settings(config, dry_run=dry_run, trust=trust)
+        hint = f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust"
+        settings = settings_to_act_on(config, "launch", dry_run=dry_run, trust=trust, hint=hint)
         if jobs is not None:
             settings = settings.model_copy(update={"launch": settings.launch.model_copy(update={"jobs": jobs})})
         if scheduler is not None:  # run.yaml records it too, so that a watch asks the right queue
@@ -78,24 +80,6 @@ def launch(
     _tell_who_watches(plan, settings)
     for words in warnings:
         say(f"note: Slurm warns: {printable(words)}", err=True)
-
-
-def _settings(config: Path, *, dry_run: bool, trust: bool) -> Run:
-    """Raises NotTrusted for settings that somebody else may write, unless they are only to be shown."""
-    from ftsupervise.config.believed import load_believed
-    from ftsupervise.config.load import load
-    from ftsupervise.host.ownership import NotTrusted
-
-    found = load_believed(config, trust=trust, watched=False)
-    if not found.why:
-        return found.run
-    if dry_run:
-        say(f"note: {found.why}: launch would want --trust", err=True)
-        return load(config)
-    raise NotTrusted(
-        f"{found.why}, and launch would run what stands in it as you",
-        hint=f"look at it (launch --dry-run), then: chmod go-w {config}, if it is yours, or launch --trust",
-    )
 
 
 def _plan(run: Run, config: Path, kind: str, after: str, exclude: str) -> Plan:
@@ -146,7 +130,7 @@ def _doubts(run: Run) -> tuple[str, ...]:
 
 
 def _show(plan: Plan, run: Run) -> None:
-    from ftsupervise.cli.config import unheard
+    from ftsupervise.cli.config import without_receivers
     from ftsupervise.launch.plan import render
 
     for index in range(plan.submissions):
@@ -155,7 +139,7 @@ def _show(plan: Plan, run: Run) -> None:
         if plan.submissions > 1:
             click.echo(f"# ---- job {index + 1} of {plan.submissions}")
         click.echo(script, nl=not script.endswith("\n"))
-    for note in (*plan.notes, *unheard(run)):
+    for note in (*plan.notes, *without_receivers(run)):
         say(f"note: {note}", err=True)
     if refused := _refusal(plan):
         say(f"note: launch would refuse at present: {refused}", err=True)
@@ -193,7 +177,7 @@ def _carry_out(plan: Plan, run: Run, again: bool) -> tuple[Launched, list[str]]:
 
 
 def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None:
-    from ftsupervise.cli.config import unheard
+    from ftsupervise.cli.config import without_receivers
     from ftsupervise.config.find_run import outputs
 
     where = done.run_dir.root
@@ -211,7 +195,7 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
     say(f"  watch          ftsupervise watch --every 60s {_short(where)}")
     say(f"  save now       touch {_short(where)}/switches/save-switch")
     say(f"  stop           touch {_short(where)}/switches/kill-switch   (saves first; anyone in the group may)")
-    for note in (*plan.notes, *handed, *unheard(run)):
+    for note in (*plan.notes, *handed, *without_receivers(run)):
         say(f"  note: {note}")
 
 

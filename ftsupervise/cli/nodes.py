@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ftsupervise.cli.saying import DefaultGroup, plain, say
+from ftsupervise.cli.output import DefaultGroup, end_of, plain, say, say_json
 from ftsupervise.errors import UsageError
 from ftsupervise.host.ownership import shown_user
 
@@ -52,7 +52,7 @@ _EDIT = (
 
 
 def _edit(command: Command) -> Command:
-    """What exclude, trust and clear all take."""
+    """Add the arguments that exclude, trust and clear all take."""
     for wrap in reversed(_EDIT):
         command = wrap(command)
     return command
@@ -68,7 +68,7 @@ def list_nodes(run: str | None, as_json: bool) -> None:
     rundir = _find(run)
     judged = _judged(rundir, quiet=as_json)
     if as_json:
-        click.echo(_json(rundir, of_run_dir(rundir)[0], judged))
+        say_json(_record(rundir, of_run_dir(rundir)[0], judged))
         return
     if not judged.nodes:
         say(f"{rundir.root.name}: no node has incidents that count")
@@ -87,7 +87,7 @@ def exclude(names: str, run: str | None, reason: str, duration: str | None, shar
     from ftsupervise.nodes.incidents import EXCLUDE
 
     now = datetime.now(timezone.utc)
-    until = None if duration is None else _end(now, duration)
+    until = None if duration is None else end_of(duration, now, 'such as "2h" or "2d"; without it: until it is cleared')
     rundir = _mark(EXCLUDE, names, run, reason, shared, now, until)
     end = f" until {until:%Y-%m-%d %H:%M} UTC" if until else ""
     say(f"{rundir.root.name} excludes {names}{end}. Undo:  {_undo(rundir, names, shared)}")
@@ -173,24 +173,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _undo(rundir: RunDir, names: str, shared: bool) -> str:
-    """To be typed anywhere."""
+    """The command that undoes it, to be typed anywhere."""
     import shlex
 
     return shlex.join(["ftsupervise", "nodes", "clear", *(["--shared"] if shared else []), names, str(rundir.root)])
-
-
-def _end(now: datetime, text: str) -> datetime:
-    from ftsupervise.units import parse_duration
-
-    try:
-        end = now + parse_duration(text)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"--for: {error}") from None
-    if end <= now:
-        raise UsageError(
-            f"--for: {text} is not a duration", hint='such as "2h" or "2d"; without it: until it is cleared'
-        )
-    return end
 
 
 def _mark(
@@ -274,14 +260,11 @@ def _past(node: incidents.JudgedNode, now: datetime) -> str:
     return f"{more}: {node.last.evidence or node.last.kind}"
 
 
-def _json(rundir: RunDir, scoring: Scoring, judged: Judgement) -> str:
-    import json
-
-    record = {
+def _record(rundir: RunDir, scoring: Scoring, judged: Judgement) -> dict[str, object]:
+    return {
         "schema_version": 1,
         "run": rundir.root.name,
         "settings": plain(scoring),
         "nodes": [{**plain(node), "excluded": node.excluded} for node in judged.nodes],
         "problems": list(judged.known.problems),
     }
-    return json.dumps(record, ensure_ascii=False, indent=1)

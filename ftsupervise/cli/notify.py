@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.saying import plain
+from ftsupervise.cli.output import plain, say_json
 from ftsupervise.errors import NotFound
 
 if TYPE_CHECKING:
@@ -49,13 +48,13 @@ def test(config: str | None, only: tuple[str, ...], as_json: bool) -> None:
                 click.echo(line, err=not one.taken)
     if as_json:
         records = [plain(one) for one in tried]
-        click.echo(json.dumps({"schema_version": 1, "run": run.name, "receivers": records}, indent=1))
+        say_json({"schema_version": 1, "run": run.name, "receivers": records})
     if not all(one.taken for one in tried):
         raise click.exceptions.Exit(1)
 
 
 class _Tried(NamedTuple):
-    """How one receiver took the message. ``why`` not, or not for everybody; ``before``: how the watch had found it."""
+    """The answer of one receiver. ``why``: why it did not take the message for everybody; ``before``: its earlier trouble."""
 
     receiver: str
     taken: bool
@@ -130,7 +129,7 @@ def preview(config: str | None, kind: str, as_json: bool) -> None:
             click.echo(f"==== {seen.title}")
             click.echo(text.strip() + "\n")
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "as": kind, "messages": records}, indent=1, ensure_ascii=False))
+        say_json({"schema_version": 1, "as": kind, "messages": records})
 
 
 def _run(argument: str | None) -> Run:
@@ -153,7 +152,7 @@ def _test_message(run: Run, receiver: str, now: datetime) -> Message:
 
 
 def _journals(run: Run) -> list[Journal]:
-    """Where messages of this run may wait: in its own journal, and in this account's."""
+    """The journals in which messages of this run may wait: its own, and this account's."""
     from ftsupervise.alerts.journal import Journal
     from ftsupervise.rundir.paths import RunDir, state_dir
     from ftsupervise.watch.checks import journal_of
@@ -165,7 +164,7 @@ def _journals(run: Run) -> list[Journal]:
 
 
 def _held(run: Run, name: str, now: datetime) -> str:
-    """How the watch has found this receiver so far, if it was in trouble or something waits; else ""."""
+    """The trouble of this receiver so far, and what waits for it; "" if there is none."""
     from ftsupervise.alerts.self_monitor import standing
 
     return "; ".join(words for journal in _journals(run) if (words := standing(journal.read(), name, now)))

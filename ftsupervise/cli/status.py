@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.saying import plain, say
+from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def status(runs: tuple[str, ...], as_json: bool) -> None:
     seen = [gather(rundir, datetime.now(timezone.utc), os.environ) for rundir in found]
     seen = [_with_receivers(one) for one in seen]
     if as_json:
-        click.echo(_json(seen))
+        records = [{**plain(one), "step": one.step, "verdict": one.verdict.lower()} for one in seen]
+        say_json({"schema_version": SCHEMA_VERSION, **(records[0] if len(records) == 1 else {"runs": records})})
         return
     for index, one in enumerate(seen):
         if index:
@@ -144,11 +145,3 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     if attempt.ended is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
     return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"
-
-
-def _json(seen: list[Status]) -> str:
-    import json
-
-    records = [{**plain(one), "step": one.step, "verdict": one.verdict.lower()} for one in seen]
-    whole = records[0] if len(records) == 1 else {"runs": records}
-    return json.dumps({"schema_version": SCHEMA_VERSION, **whole}, indent=1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ftsupervise.cli import time_limit
-from ftsupervise.cli.saying import say
+from ftsupervise.cli.output import say
 from ftsupervise.host.ownership import shown_user
 
 if TYPE_CHECKING:

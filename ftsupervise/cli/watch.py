@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ftsupervise.cli.saying import count, say
+from ftsupervise.cli.output import count, say
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
@@ -70,7 +70,7 @@ def watch(
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
     roster = Roster(runs or (None,), trust=trust)
     shown = Shown()
-    stopping = _stop_on_signals() if every else None
+    stopping = stop_on_signals() if every else None
     first = True
     while True:
         started = time.monotonic()
@@ -94,7 +94,7 @@ def watch(
         while not stopping and time.monotonic() - started < every.total_seconds():
             time.sleep(min(0.2, every.total_seconds()))
         if stopping:
-            _take_leave(roster)
+            _sign_off(roster)
             say("watch: stopped", err=True)
             return
 
@@ -112,11 +112,11 @@ class Shown:
 
     def warn(self, runs: Sequence[Run]) -> None:
         """Warn once of each run without a receiver."""
-        from ftsupervise.cli.config import unheard
+        from ftsupervise.cli.config import without_receivers
 
         for run in runs:
-            for sentence in unheard(run):
-                if self.new(f"unheard {run.name} {run.run_dir}", sentence):
+            for sentence in without_receivers(run):
+                if self.new(f"without_receivers {run.name} {run.run_dir}", sentence):
                     say(f"note: {sentence}", err=True)
 
     def not_used(self, roster: Roster) -> None:
@@ -160,7 +160,7 @@ def _name_all(roster: Roster) -> None:
     roster.rename(names)
 
 
-def _take_leave(roster: Roster) -> None:
+def _sign_off(roster: Roster) -> None:
     """Sign off: the guards and the other watchers need not miss this one."""
     from ftsupervise.probe.errand import within
     from ftsupervise.rundir.heartbeat_page import remove_watcher
@@ -243,7 +243,7 @@ def _exit_code(done: TickResult) -> int:
     return 3 if unseen or not done.saw_all else 0
 
 
-def _stop_on_signals() -> list[int]:
+def stop_on_signals() -> list[int]:
     """A list that gets an item when this loop is asked to stop."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""The ``alerts:`` section: who is notified of what, when, and how often.
+"""The ``alerts:`` section: the receivers, the alerts each one gets, when, and how often.
 
 No setting holds a secret: passwords, tokens and webhook addresses are named by a file or an environment variable and
 read when a message is sent.
@@ -19,7 +19,7 @@ Address = Annotated[str, Matching(r"[^@\s<>,;]+@[^@\s<>,;]+", "a mail address", 
 Url = Annotated[
     str, Matching(r"https?://[^\s@/]+(/\S*)?", "an address without a password in it", "https://example.org/x")
 ]
-Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "so many bad checks of the last so many", "2 of 3")]
+Checks = Annotated[str, Matching(r"[1-9]\d? of [1-9]\d?", "a number of bad checks among the last checks", "2 of 3")]
 Word = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,40}", "a short name", "night-shift")]
 SeverityWord = Literal["info", "warning", "critical"]
 DayWord = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -173,7 +173,7 @@ class Rule(Strict):
 
 
 class Route(Strict):
-    """Who is notified: the first route whose conditions all hold decides; without any, everybody is."""
+    """The first route whose conditions all hold says which receivers are notified; without a match, all are."""
 
     severity: SeverityWord | None = None
     """This or worse."""
@@ -184,9 +184,9 @@ class Route(Strict):
     """From and to, in ``alerts.timezone``: ["22:00", "07:00"]."""
     days: tuple[DayWord, ...] = ()
     escalated: bool | None = None
-    """Only (or only not) what nobody has acknowledged for ``escalate_after``."""
+    """true: only alerts that were not acknowledged for ``escalate_after``; false: all others."""
     to: tuple[Word, ...]
-    """Receivers; an empty list notifies nobody (it still shows in ``ftsupervise alerts``)."""
+    """Receivers; an empty list notifies no one (the alert still shows in ``ftsupervise alerts``)."""
 
 
 class QuietHours(Strict):
@@ -227,18 +227,18 @@ def _no_watchdog(name: str) -> str:
 
 
 class Alerts(Strict):
-    """Who is notified of what, when, and how often."""
+    """The receivers, the alerts that each one gets, when, and how often."""
 
     receivers: tuple[Receiver, ...] = ()
     hold: Duration = timedelta(0)
-    """Bad for so long before anybody is notified."""
+    """A finding must be bad for so long before people are notified."""
     clear: Duration = timedelta(0)
-    """Good for so long before it counts as over."""
+    """A finding must be good for so long before the alert is resolved."""
     checks: Checks = "1 of 1"
     """How many of the last checks must be bad to make an alert."""
     repeat: Duration | None = timedelta(hours=4)
     escalate_after: Duration | None = None
-    """Notified again, louder, when nobody has acknowledged it for so long."""
+    """An alert that is not acknowledged for so long is sent again, as escalated."""
     forget_after: Annotated[Duration, Positive] = timedelta(hours=1)
     """A firing alert whose subject is no longer checked ends after so long, and says so."""
     watchdogs: dict[str, Rule] = Field(default={})

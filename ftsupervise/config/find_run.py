@@ -159,8 +159,8 @@ def cron_directory(argument: Path | None, env: Mapping[str, str] = os.environ) -
     return default_cron_directory(env)
 
 
-# Which settings does a command mean? The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or the
-# name it was launched under; ``find_run`` has the directory they mean, this module the settings.
+# The settings that a command means. The same words name a run everywhere: its directory, its ``ftsupervise.yaml``, or the
+# name it was launched under. ``find_run`` finds the directory, the functions below find the settings.
 
 
 def settings_of(name: str | None) -> Path:

@@ -66,15 +66,15 @@ class Cron(Strict):
     directory: Path | None = None
     """The installed folder, the same on all nodes. Default: cron beside your own config.yaml."""
     backend: Literal["auto", "slurm", "scrontab", "crontab", "loop"] = "auto"
-    """What keeps the time: a chain of small Slurm jobs, scrontab, crontab, or a loop that a person starts."""
+    """The back end that starts each slot: a chain of small Slurm jobs, scrontab, crontab, or a loop that a person starts."""
     period: Annotated[Duration, Positive] = timedelta(minutes=5)
     """One slot every so often, on the wall clock. Below 5m a busy Slurm cannot keep up."""
     spares: Annotated[int, Field(ge=2, le=20)] = 3
-    """Slots that always have their job in the queue; so many less one may be lost in a row."""
+    """The number of next slots whose jobs always wait in the queue; all but one of them may be lost in a row."""
     limit: Annotated[Duration, Positive] = timedelta(minutes=10)
     """An entry that runs longer is ended, with all it started."""
     missed: Literal["once", "skip"] = "once"
-    """What to do with an entry whose slots were missed: run it once as soon as possible, or wait for the next slot."""
+    """once: an entry whose slots were missed runs once, as soon as possible; skip: it waits for its next slot."""
     timezone: str | None = None
     """For the times in the crontab file and of the folders, such as "Europe/Berlin"; default: this machine's own."""
     minutely: Times = "* * * * *"
@@ -137,7 +137,7 @@ class HealthCommand(Strict):
     @classmethod
     def _says_something(cls, value: str) -> str:
         if not value.strip():
-            raise ValueError("empty; write what is to be run, or leave health out")
+            raise ValueError("empty; write the command, or leave health out")
         return value
 
 
@@ -195,7 +195,7 @@ class Launch(Strict):
     """How the run is put in the queue."""
 
     command: Annotated[Command, Lines(), Field(examples=["python train.py"])]
-    """What each rank runs: text is shell code, a list is a program and its arguments, run as they stand."""
+    """The command of each rank: text is shell code, a list is a program and its arguments, run as they stand."""
     srun: bool = True
     """On Slurm, start the command through srun (unless it says srun itself). Never on scheduler: local."""
     srun_options: tuple[SrunOption, ...] = ("--kill-on-bad-exit=1",)
@@ -249,7 +249,7 @@ class Launch(Strict):
     exclude: tuple[Nodes, ...] = ()
     """Nodes that are never used: "node-7", "node-[1-4,9]"."""
     restart: Restart = Restart()
-    """What is done when the command fails."""
+    """Restarts after a failure of the command."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
@@ -264,7 +264,7 @@ class Launch(Strict):
     setup: Annotated[str | None, Lines()] = None
     """Shell lines that run before the command."""
     container: Annotated[Command | None, Lines(), Field(examples=["apptainer exec --nv image.sif"])] = None
-    """What is put before the command to run it in a container."""
+    """The words before the command that run it in a container."""
     env: dict[VariableName, VariableValue] = {}  # noqa: RUF012 - pydantic copies it
     """Environment variables of the command. Never a secret: they are written in the job script."""
     take_along: tuple[VariableName, ...] = ()
@@ -277,7 +277,7 @@ class Launch(Strict):
     def _says_something(cls, value: Command | None) -> Command | None:
         words = (value,) if isinstance(value, str) else value
         if words is not None and not (words and words[0].strip()):
-            raise ValueError("empty; write what is to be run")
+            raise ValueError("empty; write the command")
         return value
 
     @model_validator(mode="after")
@@ -319,7 +319,7 @@ class Launch(Strict):
 
 
 class GuardSettings(Strict):
-    """What the guard inside the training loop checks."""
+    """The checks of the guard inside the training loop."""
 
     poll: Annotated[Duration, Positive] = declared("guard.poll")
     memory: Share | None = declared("guard.memory")
@@ -353,15 +353,15 @@ class Sharing(Strict):
     nodes: bool = False
     """Members may exclude, trust and clear nodes, and what their runs saw of nodes counts."""
     launch: bool = False
-    """Members may launch the run and go on with it. They write its settings, attempts and checkpoints: what stands there is
-    run by whoever launches or watches it next."""
+    """Members may launch the run and go on with it. They write its settings, attempts and checkpoints, and these are run
+    by the next account that launches or watches it."""
 
 
 class Run(Strict):
     """One training effort that ftsupervise keeps alive."""
 
     name: RunName
-    """What the run is called in the queue and in every message."""
+    """The name of the run in the queue and in every message."""
     launch: Launch
     """How the run is put in the queue."""
     run_dir: Path | None = None
@@ -369,16 +369,16 @@ class Run(Strict):
     scheduler: SchedulerWord = "auto"
     """slurm, local (this machine), or auto: Slurm where sbatch answers."""
     share: Sharing = Sharing()
-    """What the run's group may write besides the switches; nothing by itself."""
+    """The run's group may write the switches; these settings let it write more."""
     nodes: NodeSettings = NodeSettings()
     """Nodes that have failed the run are excluded: how long, and how many."""
     guard: GuardSettings = GuardSettings()
-    """What the guard inside the training loop checks."""
+    """The checks of the guard inside the training loop."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """Where checkpoints lie, and what is verified before the run goes on from one."""
     watch: Watch = Watch()
     """How often to check from outside, and the settings of each watchdog."""
     alerts: Alerts = Alerts()
-    """Who is notified of what, and how often."""
+    """The receivers of alerts, and how often they are notified."""
     cron: Cron = Cron()
     """The crontab emulation that watches from outside, and which this run helps to keep alive."""

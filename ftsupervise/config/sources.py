@@ -56,9 +56,9 @@ _INLINE = re.compile(r"-[a-z]*c")  # bash -c, sh -ec, python -c: the next word o
 def read(path: Path, environ: Mapping[str, str], text: bytes | None = None, *, strangers: bool = False) -> Document:
     """The project file with the person's and the site's beneath it, variables filled in. Problems are collected.
 
-    ``text``: what the project file holds, when it was read already. ``strangers``: another account wrote it, so no variable of
-    this account is filled in there: what it holds would show in names and paths that its writer sees. Raises NotFound,
-    NotPermitted or ConfigError where a file cannot be read at all.
+    ``text``: the text of the project file, when it was read already. ``strangers``: another account wrote it, so no variable of
+    this account is filled in there, because its writer would see the value in names and paths. Raises NotFound, NotPermitted
+    or ConfigError where a file cannot be read at all.
     """
     merged = _sections(read_file(path) if text is None else checked(parse(text, str(path)), path))
     if merged.value is None:
@@ -91,7 +91,7 @@ def read_outer(environ: Mapping[str, str], keys: tuple[str, ...]) -> Document:
 
 
 def fill(document: Document, environ: Mapping[str, str], *, unfilled: str = "") -> Document:
-    """The document with each ``${VARIABLE}`` replaced; in what stands in the file ``unfilled`` each is a problem."""
+    """The document with each ``${VARIABLE}`` replaced; in the file ``unfilled`` each is a problem."""
     document = _sections(document)
     if document.value is None:
         return document
@@ -132,7 +132,7 @@ def of_strangers(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> tuple[bytes, os.stat_result]:
-    """The text of a settings file, not more than the limit and one byte, and what the file itself says of its owner and mode.
+    """The text of a settings file, not more than the limit and one byte, and the stat of the open file.
 
     Never blocks on a FIFO. Raises NotFound, NotPermitted, ConfigError.
     """
@@ -161,14 +161,14 @@ def is_by_hand(root: Path) -> bool:
 
 
 def _of_a_run_by_hand(root: Path) -> bytes:
-    """Settings for it: the defaults. It is called as its directory is, as far as a run may be called so."""
+    """The default settings for such a run, named like its directory, in the letters that a run may have."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", root.absolute().name)
     name = name if name[:1].isalpha() else f"run-{name}"
     return json.dumps({"name": name, "run_dir": ".", "launch": {"command": ["unknown"], "jobs": 1}}).encode()
 
 
 def checked(document: Document, path: Path, *, may_be_empty: bool = False) -> Document:
-    """The document if its top is a mapping; otherwise it says so. An empty one raises ConfigError unless it may be."""
+    """The document if its top is a mapping, else one with a problem. Raises ConfigError for an empty one, unless allowed."""
     if document.value is None and not document.problems:
         if may_be_empty:
             return document
@@ -181,7 +181,7 @@ def checked(document: Document, path: Path, *, may_be_empty: bool = False) -> Do
 
 
 def _sections(document: Document) -> Document:
-    """Drop sections that are written and empty, such as ``watch:`` with everything below it commented out."""
+    """Drop empty sections, such as ``watch:`` with every line below it commented out."""
     if document.value is None:
         return document if document.problems else Document({}, {}, [])
     kept = {key: value for key, value in document.value.items() if value is not None or key not in SECTIONS}
@@ -277,8 +277,9 @@ def _expand(
         ]
     if not isinstance(value, str) or "$" not in value:
         return value
-    filling = _Filling(path, places[path], environ, whole=_WHOLE.fullmatch(value) is not None, unfilled=unfilled)
-    if _WHOLE.fullmatch(value):
+    whole = _WHOLE.fullmatch(value) is not None
+    filling = _Filling(path, places[path], environ, whole=whole, unfilled=unfilled)
+    if whole:
         filled = filling.part(value)
     elif reads_shell(path, before):
         return value
@@ -289,7 +290,7 @@ def _expand(
         return filled
     place = places[path]
     places[path] = place._replace(variable=filling.variable)
-    if not place.plain or not _WHOLE.fullmatch(value):
+    if not place.plain or not whole:
         return filled
     try:
         return plain(filled) if filled else ""

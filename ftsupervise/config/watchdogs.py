@@ -63,8 +63,8 @@ class Hang(Section):
     """Does the run make progress? Hung only if every signal of it stands still for longer than this run's own past allows."""
 
     signals: tuple[Signal, ...] = ()
-    """What counts as progress. Default: steps and beats of the guard, steps found in the log, new checkpoints; and where there
-    is none of them, that the log grows."""
+    """The signals that count as progress. Default: steps and beats of the guard, steps found in the log and new checkpoints;
+    where there is none of them, the growth of the log."""
     log: Path | None = None
     """The log to read, or a pattern such as logs/main-*.out of which the newest is taken. Default: the job's own output."""
     pattern: Pattern | None = None
@@ -119,7 +119,7 @@ class Quota(Strict):
     pattern: str | None = None
     """Regular expression with the groups used and limit, and if wanted files_used and files_limit."""
     unit: Size = 1024
-    """What a number without a unit counts."""
+    """The unit of a number that has none."""
     timeout: Span = timedelta(seconds=30)
     """How long the command may take."""
 
@@ -236,7 +236,7 @@ class Exec(Section):
     """Any Nagios plug-in: exit 0 is fine, 1 a warning, 2 critical, anything else "could not see"."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    """What it is called in messages."""
+    """Its name in messages."""
     command: tuple[str, ...] = Field(min_length=1)
     """The program and its arguments, run as they stand."""
     timeout: Span = timedelta(seconds=30)

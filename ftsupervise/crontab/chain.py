@@ -1,8 +1,8 @@
-"""The chain of jobs that brings a tick at every slot: which jobs it lacks, which it has twice, and what a slot's job is.
+"""The chain of jobs that ticks at every slot: the jobs that it lacks or has twice, and the job script of a slot.
 
-The rule that keeps it from forking: one look at the queue, then only what that look proves to be missing; a look that
-could not see changes nothing. The rule that keeps it from dying: the next K slots always have their jobs, and each command that
-starts or runs a run checks whether slots still come (``keepalive.py``). A job is known by its comment:
+The chain cannot fork: the queue is read once, and only jobs that are certainly missing are submitted; if the queue cannot be
+read, nothing is changed. The chain cannot die out: the next K slots always have their jobs, and each command that starts
+or runs a run checks whether slots still come (``keepalive.py``). A job is identified by its comment:
 
 ftsupervise-cron:3f9a1c20:slot:1795252200                      a tick of the chain 3f9a1c20
 ftsupervise-cron:3f9a1c20:entry:hourly.disk:20261121T090000Z   a job script it submitted
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MARK = "ftsupervise-cron"  # begins the comments, and is the job's name
 DUPLICATE = "Duplicate jobid"  # Slurm's reason when it drains a node with a job that a killed controller has forgotten
-_OVERDUE = 4  # times the spares: so many jobs that wait beyond their slot are enough
+_OVERDUE = 4  # with as many overdue jobs (times the spares) in the queue, no further job is submitted
 _MARGIN = timedelta(minutes=2)  # between the bound of the entries and the end of the tick's job
 
 
@@ -63,7 +63,7 @@ def slot_of(comment: str, chain: str) -> datetime | None:
 
 @dataclass(frozen=True)
 class CronChain:
-    """What the queue says about the chain, and what it needs."""
+    """The state of the chain in the queue, and the jobs to submit and to cancel."""
 
     submit: tuple[datetime, ...] = ()  # slots without a job
     cancel: tuple[str, ...] = ()  # jobs that are too many
@@ -117,7 +117,7 @@ def chain_in(jobs: Iterable[Job], name: str, now: datetime, period: timedelta, s
 
 @dataclass(frozen=True)
 class Extended:
-    """What one look at the queue led to. ``chain`` is None when the queue could not be read: then nothing was changed."""
+    """The result of one look at the queue. ``chain`` is None when the queue could not be read: then nothing was changed."""
 
     chain: CronChain | None
     jobs: tuple[Job, ...] | None = None
@@ -127,7 +127,7 @@ class Extended:
 
 
 def extend(cron: CronDir, installed: Installed, scheduler: Slurm, now: datetime) -> Extended:
-    """One look at the queue; submit what is missing, cancel what is there twice. Raises nothing of Slurm's."""
+    """Read the queue once, submit the jobs that are missing, cancel duplicates. An error of Slurm's stands in ``trouble``."""
     try:
         jobs = scheduler.queue(users=(installed.owner,))
     except Error as error:  # SchedulerUnavailable, or no squeue on this node
@@ -171,7 +171,7 @@ def drained(scheduler: Slurm) -> tuple[str, ...] | None:
 
 
 def drained_words(nodes: Sequence[str]) -> str:
-    """That Slurm has drained ``nodes``, and why; "" for none."""
+    """A clause that says that Slurm has drained ``nodes``, and why; "" for none."""
     if not nodes:
         return ""
     names = compress_hostlist(tuple(nodes))
@@ -182,13 +182,13 @@ def drained_words(nodes: Sequence[str]) -> str:
 
 
 def options(installed: Installed, slot: datetime) -> tuple[str, ...]:
-    """What sbatch is given on its command line for the job of ``slot``. Its times are UTC: the caller sets TZ."""
+    """The options of sbatch for the job of ``slot``. Its times are UTC: the caller sets TZ."""
     begin = slot.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     return (f"--begin={begin}", f"--comment={slot_comment(installed.id, slot)}")
 
 
 def directives(cron: CronDir, installed: Installed) -> tuple[str, ...]:
-    """The ``#SBATCH`` options of every tick: the smallest job there is, in a folder that is ours alone."""
+    """The ``#SBATCH`` options of every tick: the smallest possible job, in a folder that only this account may write."""
     return (
         f"--job-name={MARK}",
         f"--chdir={cron.state}",
@@ -208,7 +208,7 @@ def job_limit(limit: timedelta) -> timedelta:
 
 
 def command(cron: CronDir, installed: Installed) -> tuple[str, ...]:
-    """What every back end runs at each slot."""
+    """The command that every back end runs at each slot."""
     return tuple(processes.own_command("cron", "tick", "--dir", str(cron.root), python=installed.python))
 
 
@@ -236,7 +236,7 @@ def render(template: str, values: Mapping[str, object]) -> str:
     return environment.from_string(source).render(values)
 
 
-# Job scripts that people dropped: each becomes a job of its own, and how that job ends is found out.
+# Job scripts that people dropped: each becomes a job of its own, and its end is recorded.
 #
 # A job is known by its comment, so one whose sbatch gave no clear answer is found as well. Slurm forgets a finished job
 # after minutes; one whose end was not seen is written down as "unknown", which is neither a failure nor a success.
@@ -247,7 +247,7 @@ _SHELL = re.compile(r"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?(?:sh|bash|d
 
 
 def prepare(entry: CronEntry, installed: Installed, folder: Path, comment: str, secrets: Path) -> tuple[str, str]:
-    """The script of ``entry`` as it is submitted, and where its output will be ("" for ``folder/output``).
+    """The script of ``entry`` as it is submitted, and the path of its output ("" for ``folder/output``).
 
     Raises OSError, NotTrusted; ValueError when it is no script, or larger than any.
     """
@@ -266,7 +266,7 @@ def prepare(entry: CronEntry, installed: Installed, folder: Path, comment: str, 
 def completed(
     text: str, first: tuple[str, ...], comment: str, folder: Path, secrets: Path | None = None
 ) -> tuple[str, str]:
-    """The dropped script with what makes it ours, and where its output will be. Pure.
+    """The dropped script with our options, and the path of its output. Pure.
 
     Its own ``#SBATCH`` lines count before ``first``, but not before our comment, by which we know it, nor our output file
     unless its own is an absolute path. A shell script reads ``secrets`` first: variables that must not stand in the environment
@@ -309,9 +309,9 @@ def living(run: EntryRun, queue: Iterable[Job]) -> Job | None:
 
 
 def follow(run: EntryRun, queue: tuple[Job, ...] | None, jobs: Scheduler, now: datetime) -> None:
-    """Write down the end of an open run whose job is gone from the queue; nothing while it lives or Slurm cannot say.
+    """Record the end of an open run whose job has left the queue. Nothing is recorded while it lives or Slurm does not answer.
 
-    One question more to the scheduler, for a job that has just ended. Raises OSError when the end cannot be written.
+    A job that has just ended costs one more question to the scheduler. Raises OSError when the end cannot be written.
     """
     if queue is None or living(run, queue) is not None:
         return

@@ -1,6 +1,6 @@
-"""Run what is due at one slot: executables here, all at once; job scripts handed to the scheduler. Or one entry now, by hand.
+"""Run the entries that are due at one slot (executables here, all at once; job scripts as jobs), or one entry by hand.
 
-No entry runs beside itself: while its last run goes on, the new one is skipped, and written down as skipped.
+No entry runs twice at the same time: while its last run goes on, the new one is recorded as skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CronSlot:
-    """One slot at work. ``queue`` is what Slurm said about the owner's jobs; None when it could not be asked."""
+    """One slot at work. ``queue``: the owner's jobs as Slurm lists them; None when it could not be asked."""
 
     cron: CronDir
     installed: Installed
@@ -69,7 +69,7 @@ class CronSlot:
 
 
 def work(slot: CronSlot, entries: tuple[CronEntry, ...], *, bound: float) -> SlotEnd:
-    """Everything that is due, each for at most ``bound`` seconds. Never raises for one entry."""
+    """Run all entries that are due, each for at most ``bound`` seconds. One entry's error is recorded, not raised."""
     ran: list[str] = []
     skipped: list[str] = []
     missed: dict[str, int] = {}
@@ -117,7 +117,7 @@ def busy(slot: CronSlot, newest: EntryRun | None) -> str:
         return f"it is not known whether its job {start.job_id} has ended"  # if it were, ``follow`` had written it down
     if slot.lost(newest):
         return ""
-    return f"it still runs since {newest.began:%H:%M:%S} UTC on {start.host or 'another host'}"
+    return f"it has been running since {newest.began:%H:%M:%S} UTC on {start.host or 'another host'}"
 
 
 def _write_missed(slot: CronSlot, entry: CronEntry, owed: Due) -> None:
@@ -145,7 +145,7 @@ def _begin(slot: CronSlot, entry: CronEntry, missed: int) -> list[execute.Task]:
 
 
 def _task(slot: CronSlot, entry: CronEntry, folder: Path) -> execute.Task:
-    """What executes an entry, with the environment that was recorded at install."""
+    """The task that executes an entry, with the environment that was recorded at install."""
     ours = {ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name, ENV_DIR: str(slot.cron.root)}
     env = {**slot.installed.whole_environment, **entry.env, **ours}
     home = env.get("HOME", "/")
@@ -153,7 +153,7 @@ def _task(slot: CronSlot, entry: CronEntry, folder: Path) -> execute.Task:
 
 
 def _submit(slot: CronSlot, entry: CronEntry, folder: Path, start: RunStart) -> None:
-    """Submit a dropped job script; what went wrong is the end of its run."""
+    """Submit a dropped job script. An error becomes the end of its run."""
     env = {**slot.installed.environment, ENV_SLOT: slot.at.isoformat(), ENV_ENTRY: entry.name}
     try:
         script, output = chain.prepare(entry, slot.installed, folder, start.job_comment, slot.cron.secrets)

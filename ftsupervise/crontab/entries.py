@@ -1,10 +1,10 @@
-"""What is to be run: files that people dropped into the folders, and lines of the crontab file.
+"""The entries: files that people dropped into the folders, and lines of the crontab file.
 
-The rules are run-parts', without its silences: run-parts passes over ``check.sh`` without a word because of the dot; here a dot
-is fine, only what an editor, a package manager or a version control system leaves behind is passed over, and everything that is
-passed over is listed with why. The crontab file is as in crontab(5): ``%`` ends the command and the rest is its standard input
-(``\\%`` is a plain one), ``NAME=value`` sets a variable and ``CRON_TZ`` the time zone of the lines below it. A line that cannot
-be read is reported, and the others run all the same.
+The rules are those of run-parts, with two differences. A name may contain a dot (run-parts ignores ``check.sh`` because of it):
+only files that an editor, a package manager or a version control system leaves behind are skipped. And every file that is
+skipped is listed, with the reason. The crontab file is as in crontab(5): ``%`` ends the command and the rest is its standard
+input (``\\%`` is a plain one), ``NAME=value`` sets a variable and ``CRON_TZ`` the time zone of the lines below it. A line that
+cannot be read is reported, and the others run all the same.
 """
 
 from __future__ import annotations
@@ -107,17 +107,17 @@ def check(text: str) -> None:
 
 @dataclass(frozen=True)
 class Due:
-    """What one entry is owed at one slot."""
+    """Is an entry due at a slot, and which earlier slots has it missed?"""
 
     run: bool = False
     missed: tuple[datetime, ...] = ()  # earlier slots at which it should have run and did not
 
 
 def due(schedule: Schedule, slot: datetime, period: timedelta, last: datetime, *, once: bool) -> Due:
-    """Is the entry due at ``slot``, and what did it miss since ``last`` (when it last ran, or was first seen)?
+    """Is the entry due at ``slot``, and which slots did it miss since ``last`` (its last run, or the time it was first seen)?
 
-    An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: what was
-    missed is made good by one run.
+    An entry has one run a slot, however many of its times lie between this slot and the one before. ``once``: one run makes
+    up for all missed slots.
     """
     window = slot - period
     on_time = schedule.next_after(max(last, window), period)
@@ -152,7 +152,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True)
 class CronEntry:
-    """One thing that runs by itself."""
+    """One file or line that is run at its times."""
 
     name: str  # "hourly/disk", "crontab/python-3fa2c1"
     kind: EntryKind
@@ -170,7 +170,7 @@ class CronEntry:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A file or line that is passed over, and why."""
+    """A file or line that is passed over, with the reason."""
 
     name: str
     why: str
@@ -184,7 +184,7 @@ class CronEntries:
 
 
 def find(cron: CronDir, installed: Installed) -> CronEntries:
-    """All entries, by folder and name. Never raises for one file: what cannot be used is in ``passed``."""
+    """All entries, by folder and name. Files and lines that cannot be used are in ``passed``."""
     entries: list[CronEntry] = []
     passed: list[PassedOver] = []
     for folder in FOLDERS:
@@ -236,14 +236,14 @@ def _read_folder(
 
 
 def judge(name: str, mode: int, *, executable: bool) -> EntryKind | PassedOver:
-    """What a file called ``name`` in a cron folder is, or why it is passed over and what to do about it. Pure.
+    """Is a file called ``name`` in a cron folder an executable or a job script, or why is it passed over? Pure.
 
     ``mode`` as stat(2) gives it, links followed.
     """
     if name.startswith("."):
         return PassedOver(name, "hidden", wanted=False)
     if _LEFTOVER.fullmatch(name):
-        return PassedOver(name, "looks like something an editor or installer left behind", wanted=False)
+        return PassedOver(name, "it was probably left behind by an editor or installer", wanted=False)
     if not _NAME.fullmatch(name):
         return PassedOver(name, "a name is made of letters, digits and _ . + -", wanted=False)
     if stat.S_ISDIR(mode):
@@ -303,7 +303,7 @@ def _read_crontab(cron: CronDir, installed: Installed, entries: list[CronEntry],
 
 
 def parse_crontab(text: str) -> CrontabFile:
-    """All lines of a crontab file. Never raises: what is wrong with a line is in ``problems``. Pure."""
+    """All lines of a crontab file. Never raises: the lines that cannot be read are in ``problems``. Pure."""
     lines: list[CrontabLine] = []
     problems: list[tuple[int, str]] = []
     taken: set[str] = set()
@@ -337,7 +337,7 @@ def _line(text: str) -> tuple[str, str, str]:
     if text.startswith("@"):
         when, command = [*text.split(None, 1), ""][:2]
         if when == "@reboot":
-            raise ValueError("@reboot has no meaning here: no machine is ours to see booting")
+            raise ValueError("@reboot cannot be used here: the cron does not run on one machine and sees none boot")
     else:
         parts = text.split(None, 5)
         when, command = " ".join(parts[:5]), parts[5] if len(parts) > 5 else ""
@@ -359,7 +359,7 @@ def _zone(name: str) -> str:
 
 
 def _line_name(when: str, command: str, taken: set[str]) -> str:
-    """Its program, and some digits of what it runs and when; added to ``taken``."""
+    """Its program and a short digest of its time and command; added to ``taken``."""
     program = re.sub(r"[^A-Za-z0-9_-]+", "-", command.split()[0].rpartition("/")[2]).strip("-") or "line"
     digest = sha256(f"{when}\0{command}".encode()).hexdigest()[:6]
     first = name = f"{program[:40]}-{digest}"

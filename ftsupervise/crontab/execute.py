@@ -1,4 +1,4 @@
-"""Run the executables of one slot at the same time, each with a bound, and end what they leave with all its children.
+"""Run the executables of one slot at the same time, each with a bound, and end the processes that they leave behind.
 
 Output goes through us, so that it is bounded: the beginning is written as it comes, the end when the run is over. An entry's
 processes are found by the process tree and by a mark in their environment, which a daemon that left the tree still has.
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended. ``code`` is negative for a signal, None when it was ended at its bound or never began."""
+    """The end of a task. ``code`` is negative for a signal, None when the task was ended at its bound or never began."""
 
     key: str
     code: int | None
@@ -86,7 +86,7 @@ class BoundedOutput:
                 pass
 
     def _put(self, data: bytes) -> None:
-        """Never raises: an entry's work is worth more than its words."""
+        """Never raises: losing output must not end the entry."""
         try:
             if self._file is None:
                 self._file = os.fdopen(files.open_append(self._path), "ab", buffering=0)
@@ -177,7 +177,7 @@ def _start(task: Task, bound: float, output: BoundedOutput, before_exec: Callabl
 
 
 def _read(one: _RunningTask, echo: Echo) -> bool:
-    """Take what is there; False when there is nothing more."""
+    """Read the output that is there; False when there is no more."""
     if one.eof:
         return False
     try:
@@ -194,7 +194,7 @@ def _read(one: _RunningTask, echo: Echo) -> bool:
 
 
 def _step(one: _RunningTask, before: frozenset[int]) -> Ended | None:
-    """Look at one task: has it ended, is it over its bound, must it be killed?"""
+    """Check one task: has it ended, is it over its bound, must it be killed?"""
     now = time.monotonic()
     code = one.child.poll()
     seconds = now - one.started
@@ -228,8 +228,8 @@ def _over(one: _RunningTask, seconds: float, left: tuple[int, ...] = ()) -> Ende
     stuck = f"; processes that do not die were left behind: {', '.join(map(str, left))}" if left else ""
     if one.bound < 0:
         code = one.child.returncode
-        return Ended(one.task.key, code, f"{_words(code)}; what it left running was ended{stuck}", seconds)
-    words = f"ended at its bound of {show_duration(one.bound)}, with all it had started{stuck}"
+        return Ended(one.task.key, code, f"{_words(code)}; processes that it left running were ended{stuck}", seconds)
+    words = f"ended at its bound of {show_duration(one.bound)}, with all processes that it had started{stuck}"
     return Ended(one.task.key, None, words, seconds)
 
 
@@ -242,7 +242,7 @@ def members(pid: int, folder: Path, before: frozenset[int]) -> list[int]:
 
 
 def _end_the_rest(before: frozenset[int]) -> None:
-    """Processes that shed tree and mark. Then reap what was handed to us."""
+    """End processes that have neither parent nor mark any more, then reap the orphans."""
     until = time.monotonic() + _UNKILLABLE
     while time.monotonic() < until:
         left = processes.below(os.getpid(), without=before)

@@ -1,4 +1,4 @@
-"""What happened: every slot with its tick, and every run of every entry. Whatever is submitted twice, no slot runs twice.
+"""The records of every slot and of every run of every entry. A job may be submitted twice, but no slot runs twice.
 
 slots/20261121T090000Z/                 one slot, claimed by mkdir: claim.json, ensured (its successors are queued), end.json
 runs/hourly.disk/since                  when the entry was first seen
@@ -6,8 +6,8 @@ runs/hourly.disk/20261121T090000Z/      one run, claimed by mkdir: start.json, o
 runs/hourly.disk/last                   a link to the newest run
 
 mkdir is the one operation that every shared file system gets right: exactly one caller makes the directory. A slot that was
-claimed is never run again, also when its tick died at once; an entry that lost its run by that is owed one, see
-``schedule.due``. end.json is missing while a tick or a run goes on, and for ever when the tick was killed.
+claimed is never run again, even when its tick died at once; an entry that lost its run by that is still due (see
+``entries.due``). end.json is missing while a tick or a run goes on, and for ever when the tick was killed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from ftsupervise.crontab.entries import floor
 from ftsupervise.crontab.installation import CronDir, Installed, read_stamp, stamp
+from ftsupervise.host import processes
 from ftsupervise.host.files import read_bounded
 from ftsupervise.host.modes import PAGE, claim_folder, make_folder
 from ftsupervise.printable import printable_lines
@@ -53,14 +54,14 @@ class SlotClaim:
     at: datetime | None = None
     late: float | None = None
     job_id: str = ""
-    backend: str = ""  # what started its tick
+    backend: str = ""  # of the cron that ticked
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True)
 class SlotEnd:
-    """end.json of a slot: what its tick did."""
+    """end.json of a slot: the work of its tick."""
 
     at: datetime | None = None
     ran: tuple[str, ...] = ()
@@ -95,7 +96,7 @@ def claim_slot(cron: CronDir, slot: datetime, now: datetime, job_id: str, backen
 
 
 def mark_ensured(cron: CronDir, slot: datetime) -> None:
-    """Say to the other jobs of this slot that its successors are in the queue."""
+    """Record for the other jobs of this slot that its successors are in the queue."""
     try:
         (cron.slots / stamp(slot) / _ENSURED).touch(mode=PAGE)
     except OSError:
@@ -123,7 +124,7 @@ def end_slot(cron: CronDir, slot: datetime, end: SlotEnd) -> None:
 def _write_slot(path: Path, record: SlotClaim | SlotEnd) -> None:
     try:
         write_json(path, record)
-    except OSError:  # the directory is the claim; what stands in it is for people
+    except OSError:  # the directory is the claim; its files are only for people
         return
 
 
@@ -133,8 +134,8 @@ def read_slot(cron: CronDir, at: datetime) -> SlotRecord:
 
 
 def slots(cron: CronDir, now: datetime | None = None) -> tuple[datetime, ...]:
-    """The claimed slots that are kept, oldest first; with ``now`` none that lies in the future by more than an hour, such as
-    a clock that was wrong once has left behind: it must not pass for the newest one for years. Raises OSError."""
+    """The claimed slots that are kept, oldest first. With ``now``, slots more than an hour ahead are left out: a clock that
+    was wrong once made them, and they would count as the newest for years. Raises OSError."""
     try:
         names = os.listdir(cron.slots)
     except FileNotFoundError:
@@ -154,7 +155,7 @@ def newest_slot(cron: CronDir, installed: Installed, now: datetime) -> datetime 
 
 
 def prune_slots(cron: CronDir) -> None:
-    """Forget the oldest. Best effort: a full directory is untidy, not wrong."""
+    """Remove the oldest records. An error is ignored: too many records do no harm."""
     try:
         old = slots(cron)[:-KEEP]
     except OSError:
@@ -187,7 +188,7 @@ class RunEnd:
 
     at: datetime | None = None
     outcome: str = ""
-    words: str = ""  # how it ended, for people: "exit code 3", "ended at its bound of 10m"
+    words: str = ""  # for people: "exit code 3", "ended at its bound of 10m"
     code: int | None = None
     seconds: float = 0.0
 
@@ -215,7 +216,7 @@ class EntryRun:
 
 
 def first_seen(cron: CronDir, key: str, now: datetime) -> datetime:
-    """When a tick saw the entry for the first time; ``now``, and written down, if this is it."""
+    """The time at which a tick saw the entry first. If this is the first time, ``now`` is recorded."""
     path = cron.runs / key / "since"
     try:
         seen = as_time(read_bounded(path, 100).decode("ascii").strip())
@@ -279,7 +280,7 @@ def runs(cron: CronDir, key: str, *, most: int = 1000) -> tuple[EntryRun, ...]:
 
 
 def newest_begun(cron: CronDir, key: str) -> EntryRun | None:
-    """The newest run that was not merely skipped or missed: the one that may still go on."""
+    """The newest run that was started (not skipped or missed): it may still go on."""
     found = (_run(cron, key, at) for at in _stamps(cron.runs / key))
     return next((run for run in found if run.end.outcome not in ("skipped", "missed")), None)
 
@@ -291,7 +292,7 @@ def _run(cron: CronDir, key: str, at: datetime) -> EntryRun:
 
 
 def keys(cron: CronDir) -> tuple[str, ...]:
-    """Every entry that has runs, also those whose file is gone."""
+    """Every entry that has runs, including entries whose file was removed."""
     try:
         return tuple(sorted(name for name in os.listdir(cron.runs) if not name.startswith(".")))
     except OSError:
@@ -299,7 +300,7 @@ def keys(cron: CronDir) -> tuple[str, ...]:
 
 
 def prune_runs(cron: CronDir, key: str, keep: int) -> None:
-    """Forget all but the newest ``keep`` runs; a run that has no end is kept a while longer. Best effort."""
+    """Remove all but the newest ``keep`` runs. A run without an end is kept a while longer. Errors are ignored."""
     try:
         old = _stamps(cron.runs / key)[keep:]
     except OSError:
@@ -327,7 +328,7 @@ def tail(path: Path, *, lines: int = 15, most: int = 4000) -> str:
 
 
 def lost(run: EntryRun, now: datetime, limit: timedelta, ticks: frozenset[str] | None, asked: datetime) -> bool:
-    """An open run of an executable whose tick was killed.
+    """Is it an open run of an executable whose tick was killed?
 
     ``ticks``: ids of the jobs that lived when ``asked``, None when Slurm could not be asked.
     """
@@ -339,7 +340,7 @@ def lost(run: EntryRun, now: datetime, limit: timedelta, ticks: frozenset[str] |
     if start.tick_job:
         return ticks is not None and start.tick_job not in ticks
     if start.host == os.uname().nodename and start.pid:
-        return not Path(f"/proc/{start.pid}").exists()
+        return processes.identity(start.pid) is None
     return False
 
 

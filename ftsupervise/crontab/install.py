@@ -1,8 +1,8 @@
-"""Decide how the time is kept, write it down, start it; and take it away again.
+"""Install the cron (choose a back end, record the settings, start it), and remove it again.
 
 ``decide`` is pure and is all that ``--dry-run`` needs. ``install`` may be typed again at any time, by one person or by two at
-once: the folder's own identity (a hash of its path and owner) makes both see the same chain, and the doubles they submit are
-cancelled by the next look at the queue.
+once: both derive the same chain from the folder's path and owner, and the next look at the queue cancels the jobs that were
+submitted twice.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ftsupervise.crontab.installation import (
     local_zone,
     read_installed,
     recorded,
-    user_name,
     write_installed,
 )
 from ftsupervise.errors import ConfigError, Error, NotFound, NotPermitted, Refused, from_os_error
 from ftsupervise.host import ownership
 from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.ownership import user_name
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.scheduler.slurm import Slurm
 from ftsupervise.secrecy import is_secret
@@ -45,12 +45,11 @@ if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts
     from ftsupervise.config.schema import Cron
     from ftsupervise.model import Job
-    from ftsupervise.scheduler.slurm import Slurm
 
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """What install is going to do."""
+    """The install that ``decide`` proposes."""
 
     cron: CronDir
     installed: Installed
@@ -60,7 +59,7 @@ class InstallPlan:
 
 
 def pick(asked: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """(back end, why). Looks only at what is on the PATH."""
+    """(back end, reason). Only the PATH is looked at."""
     if asked != "auto":
         return asked, f"{asked}, as asked for"
     have = {name: shutil.which(name, path=env.get("PATH")) for name in ("sbatch", "scrontab", "crontab")}
@@ -76,7 +75,7 @@ def pick(asked: str, env: Mapping[str, str]) -> tuple[str, str]:
 def decide(
     settings: Cron, alerts: Alerts, *, alerts_from: str, now: datetime, env: Mapping[str, str], python: str
 ) -> InstallPlan:
-    """What an install with these settings does. Raises ConfigError, UsageError."""
+    """Plan an install with these settings. Raises ConfigError, UsageError."""
     root = settings.directory if settings.directory is not None else default_directory(env)
     cron = CronDir(Path(os.path.abspath(root)))  # noqa: PTH100 - links stay: other nodes may mount it there
     times = {folder: getattr(settings, folder) for folder in FOLDERS}
@@ -154,7 +153,7 @@ def _notes(installed: Installed, settings: Cron, env: Mapping[str, str]) -> tupl
 
 @dataclass(frozen=True)
 class InstallDone:
-    """What install did. ``state`` is how the chain is now (slurm only)."""
+    """The result of an install. ``state``: the chain as it is now (slurm only)."""
 
     changed: bool
     state: keepalive.CronState | None
@@ -188,7 +187,7 @@ def install(plan: InstallPlan, now: datetime, scheduler: Slurm | None) -> Instal
             if job.state.waiting:
                 scheduler.cancel(job.base_id, only_pending=True)
     state = keepalive.see_to(cron.root, scheduler, now, thorough=True)
-    if state.revived:  # another install may have done the same at the same moment: what is there twice goes now
+    if state.revived:  # another install may have submitted the same jobs at this moment: this cancels duplicates
         keepalive.see_to(cron.root, scheduler, now, thorough=True)
     return InstallDone(changed, state, notes)
 
@@ -202,7 +201,7 @@ def _check_place(cron: CronDir, wanted: Installed) -> None:
         raise from_os_error(error, f"make {cron.root}") from None
     if reason:
         raise ownership.NotTrusted(
-            f"{reason}, so whatever is put into {cron.root} could come from another account",
+            f"{reason}, so a file in {cron.root} could come from another account",
             hint="choose a folder of your own with --dir DIR, or take the right to write away (chmod go-w). Settings that let"
             " others run programs as you: cron.trusted, cron.trusted_group",
         )
@@ -254,7 +253,7 @@ def _write_folder(cron: CronDir, installed: Installed) -> None:
 
 
 def _fit(installed: Installed) -> tuple[Installed, tuple[str, ...]]:
-    """Ask sinfo once what the partition allows: a shorter limit than ours is kept to, whole nodes are warned of."""
+    """Ask sinfo once for the limits of the partition: a shorter time limit is kept, and whole nodes give a warning."""
     name = next((o.partition("=")[2].partition(",")[0] for o in installed.options if o.startswith("--partition=")), "")
     try:
         partitions = Slurm(installed.environment).partitions()
@@ -285,23 +284,23 @@ def _limit(text: str) -> timedelta | None:
 
 
 def _jobs(installed: Installed, scheduler: Slurm) -> list[Job]:
-    """Its ticks in the queue."""
+    """The jobs of its ticks in the queue."""
     found = scheduler.queue(users=(installed.owner,))
     return [job for job in found if chain.slot_of(job.comment, installed.id) is not None]
 
 
 @dataclass(frozen=True)
 class RemoveDone:
-    """What remove did. ``left``: why some jobs may still stand in the queue; they do nothing when they start."""
+    """The result of a removal. ``left``: why some jobs may still be in the queue; they do nothing when they start."""
 
     cancelled: tuple[str, ...] = ()
     left: str = ""
 
 
 def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm | None) -> RemoveDone:
-    """End the cron: first written down, so that whatever still starts does nothing; then its jobs and lines go.
+    """Remove the cron: it is recorded as removed first (a tick that still starts does nothing), then its jobs and lines go.
 
-    Folders, files and outputs stay. Raises Refused where it is another account's, CannotWrite.
+    Folders, files and outputs stay. Raises Refused where it belongs to another account, CannotWrite.
     """
     if installed.owner != user_name():
         raise Refused(f"the cron in {cron.root} is {installed.owner}'s", hint="ask them to remove it")
@@ -327,7 +326,7 @@ def remove(cron: CronDir, installed: Installed, now: datetime, scheduler: Slurm 
 
 @dataclass(frozen=True)
 class BuiltinScript:
-    """One script that comes with ftsupervise: where it belongs, and the first line of what it says about itself."""
+    """One script that comes with ftsupervise, with its folder and the first line of its comment."""
 
     folder: str  # "hourly"
     name: str

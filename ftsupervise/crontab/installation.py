@@ -1,4 +1,4 @@
-"""The installed folder, what ``cron install`` decided, and whose files are believed there. A tick reads this before all else.
+"""The installed folder, the decisions of ``cron install``, and the accounts whose files are run. A tick reads this first.
 
 DIR/
   README
@@ -6,13 +6,13 @@ DIR/
   cron.minutely/ cron.hourly/ cron.daily/ cron.weekly/
                                  drop an executable, or a .slurm or .sbatch job script
   state/
-    installed.json               what install decided: back end, period, environment, receivers of alerts
+    installed.json               the decisions of install: back end, period, environment, receivers of alerts
     secrets.env                  the variables of the environment that are secrets; only the owner may read state/
     tick.sbatch                  the job of one slot
     slots/20261121T090000Z/      a slot, claimed by mkdir: claim.json, ensured, end.json
     runs/hourly.disk/            runs of one entry: 20261121T090000Z/{start.json,output,end.json}; last is a link
     alerts/                      the journal of what failed
-    log/                         what a tick could not say anywhere else
+    log/                         messages that a tick had no other place for
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from ftsupervise.config.find_run import default_cron_directory
 from ftsupervise.errors import Error, NotFound, NotPermitted, from_os_error
 from ftsupervise.host import ownership
-from ftsupervise.host.ownership import user_id
+from ftsupervise.host.ownership import user_id, user_name
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.rundir.records import Exact, decode, encode, parse_object, write_json
 
@@ -69,7 +69,7 @@ class CronDir:
 
     @property
     def option(self) -> str:
-        """What a command has to be given to mean this cron: " --dir DIR"."""
+        """The option that makes a command mean this cron: " --dir DIR"."""
         return f" --dir {shlex.quote(str(self.root))}"
 
 
@@ -95,7 +95,7 @@ def journal_of_default(env: Mapping[str, str]) -> Path | None:
 
 @dataclass(frozen=True)
 class Installed:
-    """What install decided. A tick asks nothing else."""
+    """The decisions of install: all the settings that a tick has."""
 
     id: Exact
     owner: Exact
@@ -131,15 +131,15 @@ class Installed:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """What an entry gets. Not for Slurm, which keeps the environment of a job and shows it to administrators."""
+        """The environment of an entry. Slurm does not get it: it keeps a job's environment and shows it to administrators."""
         return {**self.environment, **self.secret}
 
 
 def read_installed(cron: CronDir) -> Installed | None:
-    """What install decided; None if nothing was installed here.
+    """The decisions of install; None if nothing was installed here.
 
-    Raises Error when it is there and not readable, NotTrusted (one of its kinds) when another account could have written it:
-    it says which programs are run.
+    Raises Error when the file cannot be read, and NotTrusted (one of its kinds) when another account could have written it,
+    for it names the programs that are run.
     """
     try:
         found = decode(Installed, parse_object(ownership.read_trusted(cron.installed)))
@@ -195,30 +195,20 @@ def write_installed(cron: CronDir, installed: Installed) -> None:
         raise from_os_error(error, f"write {cron.installed}") from None
 
 
-def user_name(uid: int | None = None) -> str:
-    import pwd
-
-    uid = os.getuid() if uid is None else uid
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 # ------------------------------------------------------------------------------------------------------------ trust
 #
-# What lies in the cron folders runs as their owner, so it is believed only if no other account could have put it there: files
+# The files in the cron folders run as their owner. They are trusted only if no other account could have put them there: files
 # of the owner, of root and of the accounts that the settings name, in folders that no stranger can write or replace.
 
 
 def distrust(path: Path, installed: Installed) -> str:
-    """Why what the name ``path`` leads to is not believed, as a clause; "" when it is. Raises OSError."""
+    """Why the file that ``path`` leads to is not trusted, as a clause; "" when it is. Raises OSError."""
     accounts, group = _believed(installed)
     return ownership.distrust_route(path, accounts=accounts, group=group)
 
 
 def distrust_folder(path: Path, installed: Installed) -> str:
-    """The same for a folder whose files are run: everybody may write it is too many, sticky or not. Raises OSError."""
+    """The same for a folder whose files are run: it is not trusted if everybody may write it, sticky or not. Raises OSError."""
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
         return f"everybody may write {path} (mode {stat.S_IMODE(mode):04o})"
@@ -268,7 +258,7 @@ def recorded(env: Mapping[str, str], chosen: Iterable[str], python: str) -> dict
 
 
 def local_zone(env: Mapping[str, str]) -> str:
-    """The name of this machine's time zone, as far as it can be told; else "UTC"."""
+    """The name of this machine's time zone; "UTC" where it is unknown."""
     from zoneinfo import ZoneInfo
 
     try:

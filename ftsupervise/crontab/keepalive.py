@@ -1,4 +1,4 @@
-"""Is the cron alive, and if not, bring it back: for launch, for ``cron ensure``, and for each running job once a period.
+"""Check that the cron is alive and revive it if not: for launch, for ``cron ensure``, and for each running job once a period.
 
 A running job does it in a process of its own (``ftsupervise cron ensure --run RUN``), so that a supervisor that must stay small
 and never hang loads no settings, asks no scheduler and sends no mail itself. While slots come, nothing is asked.
@@ -24,12 +24,12 @@ from ftsupervise.crontab.installation import (
     dir_option,
     read_installed,
     stamp,
-    user_name,
 )
 from ftsupervise.errors import CannotWrite, Error, NotFound, UsageError
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.host import bounded
 from ftsupervise.host.modes import claim_folder, make_folder
+from ftsupervise.host.ownership import user_name
 from ftsupervise.truth import Health
 from ftsupervise.units import format_slurm_time, show_duration
 
@@ -80,7 +80,7 @@ def with_block(table: str, chain: str, ours: str) -> str:
 
 
 def put_lines(installed: Installed, ours: str) -> None:
-    """Our block in the person's table is ``ours`` from now on; "" takes it away. Raises as ``read``, and CannotWrite."""
+    """Make ``ours`` our block in the person's table; "" removes it. Raises as ``read_table`` does, and CannotWrite."""
     if installed.backend not in TABLES:
         return
     table = read_table(installed)
@@ -93,10 +93,10 @@ def put_lines(installed: Installed, ours: str) -> None:
 
 
 def lost_lines(installed: Installed) -> str:
-    """What has become of our lines in the person's table; "" when they are there, were removed, or are in a table that cannot
-    be seen from here, as another account's or another machine's.
+    """A clause that says how our lines in the person's table were lost; "" when they are there, when the cron was removed, or
+    when the table is another account's or another machine's.
 
-    ``scancel`` of a job of scrontab's puts ``#DISABLED:`` before the lines it came from. Raises as ``read`` does.
+    ``scancel`` of a job of scrontab's puts ``#DISABLED:`` before the lines it came from. Raises as ``read_table`` does.
     """
     program = installed.backend
     elsewhere = program == "crontab" and installed.note.get("host") != os.uname().nodename
@@ -139,7 +139,7 @@ def _run(argv: list[str], env: Mapping[str, str], stdin: str | None = None) -> b
 
 @dataclass(frozen=True)
 class CronState:
-    """How the cron of one folder is. ``health``: OK it lives (or was brought back), BAD it does not, UNKNOWN."""
+    """The state of the cron in one folder. ``health``: OK if it lives (or was revived), BAD if it does not, UNKNOWN."""
 
     health: Health
     words: str
@@ -170,7 +170,7 @@ def look_after_for(run: Run, scheduler: Slurm, now: datetime) -> Finding | None:
 
 
 def look_after(directory: Path | None, scheduler: Slurm, now: datetime, *, run: str) -> Finding | None:
-    """What a running job says about the cron that watches it, after ``see_to``. Call it once a period.
+    """A running job's finding about the cron that watches it, after ``see_to``. Call it once a period.
 
     None while there is no cron to look after (nothing installed, or removed by its owner).
     """
@@ -193,9 +193,9 @@ def look_after(directory: Path | None, scheduler: Slurm, now: datetime, *, run: 
 
 
 def see_to(directory: Path | None, scheduler: Slurm, now: datetime, *, thorough: bool = False) -> CronState:
-    """Bring the cron back if it is dead, and say in one sentence how it is. Idempotent; one squeue at most.
+    """Revive the cron if it is dead, and describe its state in one sentence. Idempotent; one squeue at most.
 
-    ``thorough`` asks the queue even while slots come. Raises nothing that a person can cause: its cron never harms a run.
+    ``thorough`` asks the queue even while slots come. No error of the cron is raised, so that it cannot harm a run.
     """
     cron = CronDir(default_directory(os.environ) if directory is None else directory)
     try:
@@ -257,8 +257,8 @@ def _judge(done: chain.Extended, installed: Installed, age: timedelta) -> CronSt
 def _see_to_lines(
     cron: CronDir, installed: Installed, newest: datetime | None, now: datetime, *, thorough: bool
 ) -> CronState:
-    """How a cron is that a table or a loop keeps. Lines that were disabled are put back; ``thorough`` checks for them even
-    while slots come."""
+    """The state of a cron that a table or a loop keeps. Lines that were disabled are put back; ``thorough`` checks for them
+    even while slots come."""
     bound = max(3 * installed.period, timedelta(minutes=3))
     lives = newest is not None and now - newest < bound
     if (thorough or not lives) and (restored := _restore(cron, installed)):
@@ -276,12 +276,12 @@ def _see_to_lines(
 
 
 def _restore(cron: CronDir, installed: Installed) -> str:
-    """Put our lines back into the person's table if they are not there any more; what was done, "" if nothing was."""
+    """Put our lines back into the person's table if they are lost. Returns a sentence that says so, "" if they were not."""
     try:
         lost = lost_lines(installed)
         if lost:
             put_lines(installed, our_block(cron, installed))
-    except Error:  # then it is as it was, and the last slot says how that is
+    except Error:  # nothing was changed, and the last slot tells the state
         return ""
     return f"cron was stopped ({lost}); they were put back" if lost else ""
 

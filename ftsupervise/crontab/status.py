@@ -1,4 +1,4 @@
-"""What ``cron status`` and ``cron list`` show: gathered from the folder and one look at the queue, judged for a person."""
+"""The state of a cron, from its folder and one look at the queue: for ``cron status`` and ``cron list``, and as findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftsupervise.crontab.entries import CronEntries, CronEntry, PassedOver, ceil
 from ftsupervise.crontab.history import EntryRun, SlotRecord
 from ftsupervise.crontab.installation import CronDir, Installed, default_directory
 from ftsupervise.errors import Error
-from ftsupervise.findings import Finding, Severity
+from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.printable import printable
 from ftsupervise.truth import Health
@@ -28,7 +28,7 @@ _MOST = 100_000  # slots that are looked for
 
 @dataclass(frozen=True)
 class EntryStatus:
-    """One entry: what it is, when it comes, how it went."""
+    """One entry with its next time and its last runs."""
 
     entry: CronEntry
     next: datetime | None
@@ -48,7 +48,7 @@ class EntryStatus:
 
     @property
     def word(self) -> str:
-        """How the last run went, in a word; if none is over yet, what the first one does."""
+        """The result of the last run in a word; if none has ended yet, the state of the first one."""
         if self.last is not None:
             return "cut off" if self.last.at in self.lost else self.last.end.outcome
         if self.current is not None:
@@ -92,7 +92,7 @@ class CronStatus:
     newest: datetime | None = None  # the last slot that this back end has ticked at
     warnings: tuple[str, ...] = ()  # warnings of Slurm's commands beside their answers
     drained: tuple[str, ...] = ()  # nodes that Slurm has drained by itself
-    lost_lines: str = ""  # what has become of our lines in the person's table, if they are not as they should be
+    lost_lines: str = ""  # says how our lines in the person's table were lost
 
     @property
     def verdict(self) -> str:
@@ -173,7 +173,7 @@ def next_slot(entry: CronEntry, installed: Installed, now: datetime) -> datetime
 
 
 def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime) -> SlotsSeen:
-    """Which slots had no tick, from the first on record to the newest that is over. Pure."""
+    """The slots on record and those without a tick, from the first on record to the newest that is over. Pure."""
     known = tuple(known)
     if not known:
         return SlotsSeen()
@@ -187,18 +187,17 @@ def slots_until(known: Iterable[SlotRecord], installed: Installed, now: datetime
     return SlotsSeen(known, count, missed[-1000:])
 
 
-# What the runs of the entries and the state of the chain mean as findings.
+# Findings about the runs of the entries and about the chain.
 #
 # Every entry gets a finding at every tick, from its last run that ended: a failure stays one until a run is good again.
 
 _CUT_OFF = 3  # ticks in a row that never ended are no accident: too little memory, a broken installation
 
-# (what it means while it is bad, the command to look, what to do)
-_ENTRY = ("What this entry does is not being done.", "cat {output}", "ftsupervise cron run {name}{dir}")
-_PASSED = ("They do not run.", "ftsupervise cron list{dir}", "")
-_MISSED = ("What is due comes late, or not at all.", "ftsupervise cron status{dir}", "")
-_TROUBLE = (*_MISSED[:2], "ftsupervise cron ensure{dir}")
-_DRAINED = (
+_ENTRY = Words("This entry does not do its work.", "cat {output}", "ftsupervise cron run {name}{dir}")
+_PASSED = Words("These files and lines do not run.", "ftsupervise cron list{dir}", severity=Severity.INFO)
+_MISSED = Words("Entries run late, or not at all.", "ftsupervise cron status{dir}")
+_TROUBLE = _MISSED._replace(do="ftsupervise cron ensure{dir}")
+_DRAINED = Words(
     "It stays so until an administrator resumes them; a run that needs them waits.",
     "sinfo -R",
     "ask your administrator: scontrol update nodename={nodes} state=resume",
@@ -208,53 +207,30 @@ _DRAINED = (
 def findings(slot: CronSlot, found: CronEntries, trouble: str, nodes: Sequence[str] | None) -> list[Finding]:
     """One for every entry that has run, one for all that is passed over, one for the slots, one for drained nodes.
 
-    ``trouble``: what is wrong with the keeping of time at this slot; ``nodes``: None when Slurm was not asked.
+    ``trouble``: the error that kept this slot from extending the chain; ``nodes``: None when Slurm was not asked.
     """
     names = {entry.key: entry.name for entry in found.entries}
     keys = dict.fromkeys([*names, *history.keys(slot.cron)])
     out = [_entry_finding(slot, key, names.get(key)) for key in keys]
     passed = [f"{one.name}: {one.why}" for one in found.passed if one.wanted]
     shown, bad = "; ".join(passed[:5]) or "nothing", Health.BAD if passed else Health.OK
-    out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED, severity=Severity.INFO))
+    out.append(_finding(slot, "passed over", bad, f"cron passes over {shown}", _PASSED))
     out.append(_slots(slot, trouble or _cut_off(slot)))
     if nodes is not None:
         words = f"cron: {drained_words(nodes) or 'Slurm has drained no node by itself'}"
         names_of = compress_hostlist(tuple(nodes))
         bad = Health.BAD if nodes else Health.OK
-        out.append(_finding(slot, "drained nodes", bad, words, _DRAINED, {"nodes": names_of}, value=names_of))
+        out.append(_finding(slot, "drained nodes", bad, words, _DRAINED, names={"nodes": names_of}, value=names_of))
     return [one for one in out if one is not None]
 
 
-def _finding(
-    slot: CronSlot,
-    subject: str,
-    health: Health,
-    summary: str,
-    words: tuple[str, str, str],
-    values: dict[str, str] | None = None,
-    severity: Severity = Severity.WARNING,
-    **more: Any,
-) -> Finding:
-    meaning, look, do = words
-    known = {"dir": slot.cron.option, **(values or {})}
-    bad = health is Health.BAD
-    return Finding(
-        run=run_name(slot),
-        watchdog="cron",
-        subject=subject,
-        health=health,
-        severity=severity,
-        summary=summary,
-        at=slot.now,
-        meaning=meaning if bad else "",
-        look=look.format(**known),
-        do=do.format(**known) if bad else "",
-        **more,
-    )
+def _finding(slot: CronSlot, subject: str, health: Health, summary: str, words: Words, **more: Any) -> Finding:
+    names = {"dir": slot.cron.option, **more.pop("names", {})}
+    return words.finding((run_name(slot), "cron", subject), health, summary, slot.now, names=names, **more)
 
 
 def run_name(slot: CronSlot) -> str:
-    """What alerts call this cron."""
+    """The name of this cron in alerts."""
     root = slot.cron.root
     return "cron" if root == default_directory(slot.installed.environment) else f"cron {root}"
 
@@ -279,7 +255,7 @@ def _entry_finding(slot: CronSlot, key: str, known: str | None) -> Finding | Non
         health,
         summary,
         _ENTRY,
-        {"output": shlex.quote(str(run.output)), "name": name},
+        names={"output": shlex.quote(str(run.output)), "name": name},
         value=words,
         since=run.began,
         detail=history.tail(failed.output) if health is Health.BAD and failed is not None else "",
@@ -343,7 +319,7 @@ def earlier(slot: CronSlot) -> list[datetime]:
 def missed_slots(slot: CronSlot) -> range:
     """Slots without a tick between this one and the one before it, or the install, as seconds since the epoch.
 
-    Typing ``cron install`` again makes none of them good: only taking the cron away, and installing it anew, begins afresh.
+    Typing ``cron install`` again does not reset the count; removing the cron and installing it anew does.
     """
     period = slot.installed.period
     begun = floor(slot.installed.since, period)

@@ -1,7 +1,7 @@
-"""One slot: claim it, keep the chain, run what is due, notify of what failed.
+"""One slot: claim it, keep the chain, run the entries that are due, notify people of failures.
 
-The order is what keeps the chain alive: nothing that may fail, hang or be slow comes before its successors are in the
-queue. Whatever starts a tick (Slurm, cron, a loop, the same job twice), the claim lets one of them work.
+The order keeps the chain alive: its successors are in the queue before anything starts that may fail, hang or be slow.
+A tick may be started by Slurm, by cron, by a loop or by the same job twice: the claim lets one of them work.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from ftsupervise.crontab import chain, history
 from ftsupervise.crontab.dispatch import CronSlot, work
 from ftsupervise.crontab.entries import CronEntries, find, floor
 from ftsupervise.crontab.history import SlotEnd
-from ftsupervise.crontab.installation import CronDir, Installed, need_installed, user_name
+from ftsupervise.crontab.installation import CronDir, Installed, need_installed
 from ftsupervise.crontab.status import earlier, findings, missed_slots, run_name
 from ftsupervise.errors import Error
+from ftsupervise.host.ownership import user_name
 from ftsupervise.model import Job, JobState
 from ftsupervise.rundir.records import as_count
 from ftsupervise.truth import Health
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
     from ftsupervise.scheduler import Scheduler
     from ftsupervise.scheduler.slurm import Slurm
 
-_PATIENCE = timedelta(seconds=10)  # how long a job that came second waits to see the first keep the chain
+_PATIENCE = timedelta(seconds=10)  # a job that came second waits so long for the first one to keep the chain
 _NOTIFY = 60.0  # seconds of the job that are kept for notifying people
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass(frozen=True)
 class CronTicked:
-    """What one tick did."""
+    """The work of one tick."""
 
     slot: datetime
     claimed: bool
@@ -59,19 +60,19 @@ def tick(
     slurm: Callable[[Mapping[str, str]], Slurm],
     jobs: Callable[[Mapping[str, str]], Scheduler],
 ) -> CronTicked | None:
-    """Do what is to be done at ``now``; None when the cron was removed or is another account's.
+    """Do the work of the slot at ``now``; None when the cron was removed or belongs to another account.
 
-    ``slot`` is the one this job was made for. A job that comes late does the work of the slot that is now, if no other
-    has: so a queue that is always late costs lateness, not slots. Raises NotFound if nothing is installed, Error if
-    what install wrote is damaged.
+    ``slot`` is the one this job was made for. A job that starts late does the work of the current slot, if no other has:
+    a queue that is always late delays slots and loses none. Raises NotFound if nothing is installed, Error if the record
+    of the install is damaged.
     """
     installed = need_installed(cron)
     if installed.removed or (installed.backend == "slurm" and installed.owner != user_name()):
-        return None  # of two people who installed here at the same moment, one has it
+        return None  # two people installed here at the same moment, and the other one has it
     started = time.monotonic()
     at = floor(now, installed.period)
     at = max(slot, at) if slot is not None and slot - now < installed.period else at  # this node's clock may be behind
-    full: OSError | None = None  # why the file system could not say whether the slot is ours
+    full: OSError | None = None  # the file system did not say whether the slot is ours
     first = False
     try:
         first = history.claim_slot(cron, at, now, job_id, installed.backend)
@@ -94,7 +95,7 @@ def tick(
 
 
 def _run_slot(slot: CronSlot, extended: chain.Extended | None, controller: Slurm | None, started: float) -> CronTicked:
-    """The work of a slot that is ours, whose successors are in the queue."""
+    """Do the work of a slot that this tick has claimed and whose successors are in the queue."""
     cron, at = slot.cron, slot.at
     found = find(cron, slot.installed)
     slot, worked, failed = _work(slot, found, started)
@@ -136,20 +137,20 @@ def _first_in_queue(
 
 
 def _work(slot: CronSlot, found: CronEntries, started: float) -> tuple[CronSlot, SlotEnd, str]:
-    """The slot, what was done at it, and the mistake of ours that ended the work; "" if none did."""
+    """The slot, its results, and the error of ours that ended the work ("" if none did)."""
     try:
         slot = _follow(slot, found)
         # an entry may run to its bound, but never into the end of this job, whose last minute is for notifying
         limit = slot.installed.limit
         left = chain.job_limit(limit).total_seconds() - (time.monotonic() - started) - _NOTIFY
         return slot, work(slot, found.entries, bound=max(1.0, min(limit.total_seconds(), left))), ""
-    except Exception as error:  # a mistake of ours must be reported, and the chain be extended once more
+    except Exception as error:  # an error of ours must be reported, and the chain must be extended once more
         failed = f"the tick itself failed: {type(error).__name__}: {error}"
         return slot, SlotEnd(trouble=(failed, traceback.format_exc())), failed
 
 
 def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
-    """Write down the ends of jobs that dropped scripts became."""
+    """Record the ends of the jobs of dropped scripts."""
     for entry in found.entries:
         try:
             newest = history.newest_begun(slot.cron, entry.key)
@@ -168,8 +169,8 @@ def _follow(slot: CronSlot, found: CronEntries) -> CronSlot:
 
 
 def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tuple[str, ...] | None:
-    """Nodes that Slurm has drained by itself. Asked only when its controller was away, slots did not come, or some were
-    drained when it was asked last: a slot that comes as it should costs no further question. None: not asked."""
+    """Nodes that Slurm has drained by itself; None if Slurm was not asked. It is asked only when its controller did not answer,
+    slots were missed, or nodes were drained at the last slot: a normal slot costs no further question."""
     if extended.chain is None:
         return None
     spares = slot.installed.spares
@@ -189,13 +190,13 @@ def _drained(slot: CronSlot, extended: chain.Extended, controller: Slurm) -> tup
 def _notify(
     slot: CronSlot, found: CronEntries, unkept: str, trouble: list[str], nodes: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Record what was found and deliver what waits. Why people could not be notified is added to ``trouble``."""
+    """Record the findings and deliver the messages that wait. Errors of delivery are added to ``trouble``."""
     try:
         seen = findings(slot, found, unkept, nodes)
         if not any(finding.health is Health.BAD for finding in seen) and not slot.cron.alerts.is_dir():
             return ()
         return _record(slot, seen, trouble)
-    except Exception as error:  # whatever it is, the slot is written down to its end
+    except Exception as error:  # the slot is recorded to its end, whatever failed
         trouble += [f"alerts could not be recorded: {type(error).__name__}: {error}", traceback.format_exc()]
         return ()
 
@@ -221,7 +222,7 @@ def _record(slot: CronSlot, seen: list[Finding], trouble: list[str]) -> tuple[st
 
 
 def _prune_logs(cron: CronDir) -> None:
-    """Keep the words of the last jobs that had any."""
+    """Keep the logs of the last jobs that wrote any."""
     try:
         with os.scandir(cron.log) as found:
             logs = [(one.stat(follow_symlinks=False), Path(one.path)) for one in found if not one.is_dir()]

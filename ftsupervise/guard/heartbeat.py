@@ -19,7 +19,7 @@ from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import Beat
 
-# How this process ends, told on its page before it has ended: with torch loaded it takes a second, or hangs in its
+# The page of this process reports its end before it has ended: with torch loaded that takes a second, or hangs in the
 # teardown.
 #
 # Told when the interpreter ends, after the program's own ``except``, ``finally`` and threads, and after what it registered
@@ -70,7 +70,7 @@ class ExitReport:
 
 
 def _flush() -> None:
-    """What the program printed: the interpreter writes it only after this, and may not come to it."""
+    """Write out the program's prints: the interpreter does so only after this, and may not come to it."""
     for name in ("stdout", "stderr", "__stdout__"):
         try:
             getattr(sys, name).flush()

@@ -136,7 +136,7 @@ class Voice:
             self.say(text)
 
 
-# How often the guard checks: as it was told, and more rarely where a check takes long.
+# The guard checks as often as it was told, and more rarely where a check takes long.
 
 NOW = -inf
 _SLOW = (

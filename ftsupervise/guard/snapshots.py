@@ -10,6 +10,7 @@ Nothing here raises into the loop while it trains. Where there can be no snapsho
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,12 @@ from ftsupervise.guard.heartbeat import whole
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
 _SLOTS = 16  # at most
 _BELOW = 0.05  # of the memory: snapshots stay that far below the share at which the guard leaves
+_AGENT_WITHIN = 30.0  # seconds
 _WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them from the second on
 
 
@@ -45,6 +47,8 @@ class Snapshots:
         self._loop: LoopState | None = None
         self._memory: SnapshotMemory | None = None
         self._why = ""  # there are none
+        # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
+        self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
         if self._every:
             self._open()
         else:
@@ -53,11 +57,13 @@ class Snapshots:
     def _open(self) -> None:
         if not self._named:
             self._why = f"{ENV_SNAPSHOTS} is not set; `ftsupervise run` sets it"
+            self._coming_until = 0.0
             return
         folder = memory_folder.node_folder(self._named)
         if not memory_folder.is_ours(folder):
             self._why = f"{folder} is not there, or is not ours alone (has this container a /dev/shm of its own?)"
             return
+        self._coming_until = 0.0
         slots = _setting("SNAPSHOT_SLOTS", SLOTS_ALONE, 2, _SLOTS)
         try:
             self._memory = SnapshotMemory(folder, self._place.rank, self._place.world, slots, _most())
@@ -181,6 +187,10 @@ class Snapshots:
 
     def is_due(self, step: Any) -> bool:
         """Would a snapshot be taken after this step? Depends on nothing but the step, so that all ranks take the same."""
+        if self._memory is None and time.monotonic() < self._coming_until:
+            self._open()
+            if self._memory is None:
+                return False
         if self._memory is None:
             self._tell_why()
             return False

@@ -55,7 +55,7 @@ def open_append(path: str | os.PathLike[str], mode: int = 0o644) -> int:
 
 
 def odd_kind(path: str | os.PathLike[str]) -> str:
-    """What lies at ``path`` where a regular file should, "a FIFO" or "a folder"; "" for a regular file, a link to one, nothing.
+    """The kind of file at ``path``, "a FIFO" or "a folder"; "" for a regular file, a link to one, or no file.
 
     Raises OSError where that cannot be seen.
     """
@@ -106,7 +106,7 @@ def read_open(fd: int, limit: int, path: str | os.PathLike[str] = "") -> bytes:
 
 
 def among(folder: str | os.PathLike[str] | int, names: Iterable[str] = ()) -> set[str]:
-    """Which of ``names`` lie in ``folder``, its path or its descriptor, however many others do. Raises OSError.
+    """Those of ``names`` that lie in ``folder`` (a path or a descriptor), however full it is. Raises OSError.
 
     Each call opens a path anew and lists it: on NFS that revalidates what was cached of the folder. Where others may write
     there, the listing may have no end: beyond the first thousands each name is asked for by itself.

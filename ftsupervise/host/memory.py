@@ -1,4 +1,4 @@
-"""How full is the memory this process may use? The host's, and that of every cgroup above us that has a limit.
+"""The share of memory in use: of the host, and of every cgroup above this process that has a limit.
 
 File pages count as free, because the kernel takes them back: a run that reads its data through the page cache would
 otherwise look full for ever. Descriptors are kept: one look costs a few microseconds.
@@ -38,7 +38,7 @@ class HostMemory:
                 continue
 
     def share(self, worth_a_look: float = 0.0) -> tuple[float, str]:
-        """0–1 and whose memory it is. Below ``worth_a_look`` file pages are not told apart (cheaper, reads higher).
+        """The share (0–1), and "host" or "job". Below ``worth_a_look`` file pages are counted as used, which is cheaper.
 
         Raises OSError or ValueError when the kernel's files say something else than they used to.
         """
@@ -135,13 +135,13 @@ def _file_pages(stat: bytes, keys: tuple[bytes, ...]) -> int:
     return total
 
 
-# Did the kernel kill one of the job's processes for its memory? The cgroups above us count, and may be read by anybody.
+# The kernel counts the processes of a cgroup that it killed for their memory. Every process may read the counts.
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
 class OomKillCounter:
-    """Counts when it is made; ``more()`` says whether there were more since. Without cgroups: never."""
+    """Counts OOM kills when it is made; ``more()``: have there been more since? Without cgroups: never."""
 
     def __init__(self, proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> None:
         self._files = [

@@ -28,7 +28,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
     """Why the owner of ``page`` in ``folder`` is not trusted there, as a clause; "" when they are.
 
     Trusted are the folder's owner, this account, root, ``accounts``, and the group's members where the folder is shared with
-    them; nobody in a folder that everybody may write.
+    them; in a folder that everybody may write, no one is.
     """
     from ftsupervise.host.ownership import group_name, shown_user
 
@@ -44,7 +44,7 @@ def stranger(folder: os.stat_result, page: os.stat_result, accounts: Collection[
 
 
 def may_be_changed(folder: os.stat_result, page: os.stat_result, path: str | os.PathLike[str]) -> str:
-    """By whom ``page`` may be written besides those who are believed in ``folder``, as a clause; "" when by nobody."""
+    """A clause that says who else may write ``page`` than the accounts trusted in ``folder``; "" when no one may."""
     from ftsupervise.host.ownership import distrust
 
     return distrust(page, path, accounts=(page.st_uid,), group=folder.st_gid if is_shared(folder) else None)
@@ -68,9 +68,9 @@ def mode_inside(parent: Path) -> int:
 
 
 def make_folder(folder: Path, mode: int | None = None, *, parents: bool = False) -> None:
-    """Make ``folder`` with exactly that mode whatever the umask; what is there already stays as it is.
+    """Make ``folder`` with exactly that mode whatever the umask; a folder that exists stays as it is.
 
-    Without ``mode`` it is shared as its parent is. ``parents``: make what is missing above it too. Others may make it at the
+    Without ``mode`` it is shared as its parent is. ``parents``: make missing folders above it too. Others may make it at the
     same moment. Raises OSError, also when something else lies in its place.
     """
     if folder.is_dir():

@@ -205,13 +205,13 @@ def _harmless_group(found: os.stat_result, path: str | os.PathLike[str]) -> bool
 
 
 def own_folder() -> Path:
-    """The folder, which is maybe still to be made. Another account's is returned only where no other can be made."""
+    """The folder, which may not exist yet. Another account's is returned only where no other can be made."""
     first = _first()
     return first if _free(first) else _others(first) or first
 
 
 def own_folder_taken() -> str:
-    """Whose the usual folder is, where it is not this account's, and what is used instead, as a sentence; else ""."""
+    """A sentence that says who has taken the usual folder and which one is used instead; "" where it is not taken."""
     first = _first()
     if _free(first):
         return ""

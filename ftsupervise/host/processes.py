@@ -63,7 +63,7 @@ def process(pid: int) -> Process | None:
 
 
 class ProcessStat(NamedTuple):
-    """What a process has used, and whether it is about to end."""
+    """The resources that a process has used, and whether it is about to end."""
 
     state: str
     start: int
@@ -124,7 +124,7 @@ def lives(pid: int, start: int | None) -> bool:
 
 
 def boot_id() -> str:
-    """Which boot of this host: process numbers of another one mean nothing. "" if it cannot be read."""
+    """The id of this boot: process numbers of another one mean nothing. "" if it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
             return file.read().strip()
@@ -257,7 +257,7 @@ def set_name(name: bytes) -> None:
 
 
 def send(pids: list[int], number: int) -> int:
-    """Signal each; how many took it."""
+    """Send the signal to each. Returns the number of processes that were signalled."""
     told = 0
     for pid in pids:
         try:
@@ -279,7 +279,7 @@ def signal_exactly(one: Process, number: int) -> None:
         fd = os.pidfd_open(one.pid)
     except ProcessLookupError:
         return
-    except OSError:  # a kernel or container without pidfd: the second look is what is left
+    except OSError:  # a kernel or container without pidfd: only the second look remains
         if lives(one.pid, one.start):
             send([one.pid], number)
         return
@@ -347,7 +347,7 @@ def _status(pid: int) -> list[str]:
 
 
 def _names(pid: int) -> set[str]:
-    """What the program is called; for an interpreter also the script or module it runs."""
+    """The name of the program; for an interpreter also that of the script or module it runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].decode("utf-8", "replace").split("\0")
     except OSError:

@@ -210,7 +210,7 @@ def launch_run(
     run_dir = RunDir(plan.run_dir)
     require_own(run_dir)
     check_may_start(run_dir, plan.name)
-    done = unheard(plan, scheduler)
+    done = unanswered(plan, scheduler)
     if done is None:
         check_queue(plan, scheduler, again=again)
         for options in (plan.link(index) for index in range(plan.submissions)):
@@ -357,7 +357,7 @@ def _claim(run_dir: RunDir, now: datetime) -> tuple[int, Path]:
     return number, folder
 
 
-def unheard(plan: Plan, scheduler: Scheduler) -> Launched | None:
+def unanswered(plan: Plan, scheduler: Scheduler) -> Launched | None:
     """Adopt an earlier launch that got no answer but whose job is in the queue."""
     run_dir = RunDir(plan.run_dir)
     for record in launches(run_dir):

@@ -92,16 +92,16 @@ def apply(
                 at_once = leaving and asked and not slurm.requeued(job.base_id)
                 spare = 0 if at_once else reserve(job.nodes_wanted)
                 wanted = _target(job, nodes, there, left, ledger.of(job), whole, spare)
-                told = _update(slurm, ledger, job, wanted)
+                sentences = _update(slurm, ledger, job, wanted)
             except SchedulerUnavailable:
                 raise
             except (Error, OSError) as error:  # another account's job, or a page that cannot be written
                 problem = str(error).partition("\n")[0]
                 ledger.retain(job)
                 continue
-            if told is None:
+            if sentences is None:
                 continue
-            changed += told
+            changed += sentences
             ledger.confirm(job, wanted)
             jobs[job.id] = tuple(wanted)
             held.update([job.id] if is_held(job.reason) else ())

@@ -74,12 +74,12 @@ def read_bounded(place: Path, log: IncidentLog | None, patience: float) -> tuple
     if done.code != 0 or _MARK not in done.stdout:
         return None
     try:
-        told, known = pickle.loads(
+        unwritten, known = pickle.loads(
             base64.b64decode(done.stdout.rpartition(_MARK)[2].partition(" ")[0])
         )  # our own child's
     except (ValueError, EOFError, pickle.UnpicklingError):  # cut off
         return None
-    return told, known
+    return unwritten, known
 
 
 def merge(own: NodeHistory, others: NodeHistory) -> NodeHistory:
@@ -187,8 +187,8 @@ def _section(rundir: RunDir, name: str) -> dict[str, Any]:
 def _answer() -> None:
     """The child: what ``read_bounded`` asks comes as its input."""
     log, place = pickle.loads(base64.b64decode(sys.stdin.read()))
-    told = log.write([place]) if log else ()
-    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((told, incidents.read([place])))).decode() + " ")
+    unwritten = log.write([place]) if log else ()
+    sys.stdout.write(_MARK + base64.b64encode(pickle.dumps((unwritten, incidents.read([place])))).decode() + " ")
 
 
 if __name__ == "__main__":

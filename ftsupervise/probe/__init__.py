@@ -108,7 +108,7 @@ class Probe:
         real = self._led[str(path)]
         found, device = Mount("/", "", ""), self._table.of(real)
         if device not in self._details:  # after the first read: an automounter mounts for it
-            self._details[device] = read_details()
+            self._details[device] = [Mount(point, kind, source) for point, _, kind, source in read_mounts()]
         for mount in self._details[device]:
             inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
             if inside and len(mount.point) >= len(found.point):
@@ -170,7 +170,7 @@ class Probe:
         return self._clocks[device]
 
     def processes(self, roots: Sequence[int], *, most: int = 100_000) -> tuple[ProcessMemory, ...] | NotSeen:
-        """``roots`` and everything below them, as far as they are on this host."""
+        """The processes ``roots`` and all below them that are on this host."""
         got = self._ask(self._table.of("/proc"), "/proc", "processes", (list(roots), most))
         if isinstance(got, (Missing, NotSeen)):
             return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")
@@ -313,23 +313,6 @@ class Probe:
 class _Elsewhere:
     def __init__(self, path: str, device: str) -> None:
         self.path, self.device = path, device
-
-
-def read_details() -> list[Mount]:
-    """The mount table in the order of mounting. Source: proc(5), /proc/PID/mountinfo. Touches none of them."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
-        fields = line.split(" ")
-        if "-" in fields[6:]:
-            kind, source = fields[fields.index("-", 6) + 1 :][:2]
-            found.append(Mount(_plain(fields[4]), kind, _plain(source)))
-    return found
-
-
-def _plain(field: str) -> str:
-    for code in (" ", "\t", "\n", "\\"):
-        field = field.replace(f"\\{ord(code):03o}", code)
-    return field
 
 
 def _entry(name: str, facts: tuple[Any, ...]) -> Entry:

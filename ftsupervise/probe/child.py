@@ -114,7 +114,7 @@ class Child:
         return self._swept(notes)
 
     def _swept(self, notes: Notes) -> bool:
-        """Kill what is left of the session (a command and what it started); remember what does not die."""
+        """Kill the rest of the session (a command and its children); remember processes that do not die."""
         self._from.close()
         left = processes.end_all(self._remaining, _GRACE)
         if self._process.returncode is None and not left:
@@ -243,7 +243,7 @@ class ProcessMemory:
     start: int
     state: str
     resident: int
-    own: int  # resident without mapped files: what a leak is made of
+    own: int  # resident without mapped files, which are no leak
 
 
 @dataclass(frozen=True)

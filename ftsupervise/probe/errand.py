@@ -145,7 +145,7 @@ class Notes:
 
 
 _GRACE = 0.3  # seconds for a child to die
-_BUSY = 6  # a busy child on a busy machine may take so many times as long
+_BUSY = 6  # a busy child on a busy machine may take this many times as long
 _HEAD = struct.Struct("<QqdH")  # counter, item, allowance in seconds, length of the words
 _PAGE = 4096
 
@@ -173,7 +173,7 @@ class Say:
         self.waits(seconds)
 
     def waits(self, seconds: float) -> None:
-        """Report that the same item goes on, and may take so many seconds from here on."""
+        """Report that the same item goes on, and may take ``seconds`` more."""
         self._turn += 1
         self._board[: _HEAD.size] = _HEAD.pack(self._turn, self._item, seconds, self._length)
 
@@ -201,8 +201,8 @@ class Errand:
         self._notes, self._buffer = notes, bytearray()
         self._turn, self._silent, self._looked = 0, 0.0, time.monotonic()
         self.ended = False  # it has sent all its values, or is gone
-        self.error: BaseException | None = None  # what ``work`` raised
-        self.died = ""  # how it ended, if it did not finish
+        self.error: BaseException | None = None  # the exception of ``work``
+        self.died = ""  # the way it ended, if it did not finish
         mine, its = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:

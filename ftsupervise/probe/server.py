@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 TEMPORARY = ".ftsupervise-clock-"
-Table = list[tuple[str, str]]  # (mount point, device "major:minor"), in the order of mounting
+Table = list[tuple[str, str, str, str]]  # (mount point, device "major:minor", kind, source), in the order of mounting
 
 
 class Elsewhere(Exception):
@@ -46,24 +46,29 @@ def read_mounts(source: str = "/proc/self/mountinfo") -> Table:
 
 
 def parse_mounts(text: bytes) -> Table:
-    """mountinfo -> mount points and devices. Source: proc(5), /proc/PID/mountinfo, fields 3 and 5."""
+    """Source: proc(5), /proc/PID/mountinfo: field 3 is the device, field 5 the mount point; behind a "-" kind and source."""
     table = []
     for line in text.splitlines():
         fields = line.split(b" ")
         if len(fields) > 5:
-            point = fields[4]
-            if b"\\" in point:
-                for code in (b" ", b"\t", b"\n", b"\\"):
-                    point = point.replace(b"\\%03o" % code[0], code)
-            table.append((os.fsdecode(point), fields[2].decode()))
+            kind, source = (fields[fields.index(b"-", 6) + 1 :] if b"-" in fields[6:] else [])[:2] or (b"", b"")
+            table.append((_plain(fields[4]), fields[2].decode(), kind.decode(), _plain(source)))
     return table
+
+
+def _plain(field: bytes) -> str:
+    if b"\\" in field:
+        for code in (b" ", b"\t", b"\n", b"\\"):
+            field = field.replace(b"\\%03o" % code[0], code)
+    return os.fsdecode(field)
 
 
 class Mounts:
     """The device of a path, by the mount table alone, without touching the path."""
 
     def __init__(self, table: Table) -> None:
-        self.device = dict(table)  # a later mount on the same point hides the earlier one, as it does in the kernel
+        # a later mount on the same point hides the earlier one, as it does in the kernel
+        self.device = {point: device for point, device, *_ in table}
 
     def point(self, path: str) -> str:
         """The mount point an absolute, normalised path lies under."""
@@ -91,7 +96,7 @@ def real(path: str, mounts: Mounts, mine: str) -> str:
 
 
 def _first_link(path: str, mounts: Mounts, mine: str) -> str | None:
-    """What ``path`` becomes after its first symbolic link below its mount point; None if there is none."""
+    """``path`` with the first symbolic link below its mount point followed; None if there is none."""
     done = mounts.point(path)
     rest = [part for part in path[len(done) :].split("/") if part]
     for index, part in enumerate(rest):
@@ -285,7 +290,7 @@ def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[
                 done
             ):  # processes that it left running may hold the pipes open; half a second is given for the last output
                 status, until = os.waitstatus_to_exitcode(code), min(until, time.monotonic() + 0.5)
-    for fd in open_ends:  # what lies there already, however late we come to look
+    for fd in open_ends:  # read the output that is there already, even at the bound
         while len(texts_of[fd]) < most and select.select([fd], [], [], 0)[0] and (part := os.read(fd, 65536)):
             texts_of[fd] += part[: most - len(texts_of[fd])]
     if status is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:

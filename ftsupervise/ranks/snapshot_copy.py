@@ -62,7 +62,7 @@ class TokenBucket:
 
 def rate_of(share: float, cores: int | None = None) -> float:
     """Bytes per second whose copying takes ``share`` of this node's cores, sending and receiving together."""
-    return max(1e6, share * (cores or os.cpu_count() or 1) / CPU_PER_BYTE)
+    return max(1e6, share * (cores or len(os.sched_getaffinity(0))) / CPU_PER_BYTE)
 
 
 class NotTaken(Exception):

@@ -88,6 +88,8 @@ class SnapshotRelay:
                 memory_folder.remove(self._folder, self._node)
             os.close(self._held)
             self._held = None
+            if not keep:  # what a node of a test cluster that was lost has left on this host
+                memory_folder.remove_leftovers()
 
     def _start(self) -> None:
         if self._held is None or self._share <= 0 or self._tries >= _TRIES:

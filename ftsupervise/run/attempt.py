@@ -72,7 +72,7 @@ def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim)
 
 @dataclass(frozen=True)
 class Services:
-    """What one job's supervisor works with."""
+    """The parts that the supervisor of one job works with."""
 
     options: Options
     env: Mapping[str, str]
@@ -90,7 +90,7 @@ class Services:
 
 
 class RunProgress(NamedTuple):
-    """How far the job has come. Replaced, never changed."""
+    """The progress of the job. It is replaced, never changed."""
 
     state: State
     placement: Placement
@@ -166,7 +166,9 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     one = RunningCommand(asked, _monitor(to, mine))
     to.reaper.set_attempt(mine.folder)
     env = _env(to, now, pages)
-    env.update(to.snapshots.begin(mine, placement.nodes or to.allocation.nodes, mine.folder / "run.log"))
+    used = placement.nodes or to.allocation.nodes
+    in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
+    env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
     ended = one.run_to_end(env)
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)

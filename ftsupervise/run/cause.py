@@ -16,7 +16,7 @@ _AGAIN = 16  # Megatron: computed twice with different results, start again to f
 _WRONG = 17  # Megatron: the same wrong result again
 _MEGATRON = re.compile("megatron|rerun_state_machine", re.I)  # other programs use these codes too
 
-# What the guard or a person asked for: the loop left in order, and nothing is wrong with it.
+# The guard or a person asked for these: the loop stopped in order, and nothing is wrong with it.
 _ASKED = frozenset(
     {
         CauseKind.FINISHED,

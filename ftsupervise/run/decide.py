@@ -37,7 +37,7 @@ class NextAction(Enum):
 
 @dataclass(frozen=True)
 class Budgets:
-    """What a run may spend. ``same_failure`` 0: no brake. ``of_kind``: limits for single kinds of failure."""
+    """The limits of restarts. ``same_failure`` 0: no brake. ``of_kind``: limits for single kinds of failure."""
 
     in_place: int = 0  # restarts inside one job
     same_failure: int = default("budgets.same_failure")

@@ -186,7 +186,7 @@ def plain(data: bytes) -> str:
 
 
 class Output:
-    """Where this process's own output goes, from now on, if that is a file: the batch script's log."""
+    """The file that this process's own output goes to from now on, if it is one: the batch script's log."""
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd

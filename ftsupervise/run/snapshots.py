@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
 from ftsupervise.checkpoints.memory_pins import SLOTS
-from ftsupervise.model import Claim, End
+from ftsupervise.model import Claim, End, FailureKind
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
 from ftsupervise.ranks.snapshot_relay import QUESTION, Supply, begin_from, begin_question, held_in, read_held
 from ftsupervise.ranks.snapshot_ring import CopyState
@@ -25,11 +25,12 @@ from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.truth import Beginning, RankState
 
-_ASK = 3.0  # seconds for all nodes to say what they hold
+_ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
-_FETCH = 120.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
-_DOUBT = 2  # attempts without a step from one snapshot, after which it is not used again
-_WRITE = 5.0  # seconds between two pages about the copies
+_FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
+_DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
+_BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
+_WRITE = 2.0  # seconds between two pages about the copies
 ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
 
 
@@ -57,9 +58,11 @@ class SnapshotKeeper:
         self._node = node or os.uname().nodename
         self._copies = agents.remote and where.copies > 0
         self._lineage: list[Begun] = []
-        self._doubts: dict[int, int] = {}  # step -> attempts that began from its snapshot and made no step
+        self._doubts: dict[int, int] = {}  # step -> how often attempts that began from it came to no newer snapshot
+        self._weight = 1  # of the last failure
         self._saved: int | None = None  # newest step on disk, as the loop said
         self._last = _Last()
+        self._used = False  # has any rank of this job had a snapshot?
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
         if self._folder and not agents.remote:
@@ -96,10 +99,8 @@ class SnapshotKeeper:
             self._saved = max(saved, self._saved if self._saved is not None else saved)
         homes = {one.rank: one.node for one in states}
         self._last = self._last._replace(homes=homes, reached=ended.reached.last)
-        began = self._lineage[-1].step if self._lineage else -1
-        if began >= 0:
-            stepped = ended.reached.last is not None and ended.reached.last > began
-            self._doubts[began] = 0 if stepped else self._doubts.get(began, 0) + 1
+        by_others = ended.failure is not None and ended.failure.kind in _BY_OTHERS
+        self._weight = 1 if by_others else _DOUBT
 
     def close(self) -> None:
         """Remove what is in this node's memory; the agents do it on theirs."""
@@ -116,23 +117,39 @@ class SnapshotKeeper:
         """Choose, and make it so on all nodes. None where no rank of this job has ever had a snapshot."""
         if not self._last.number or (self._agents.remote and not self._agents.ring.active):
             return None
-        held = self._held(log)
-        places = self._places(nodes)
-        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+        held, places = self._held(log), self._places(nodes)
+        seen = held if places is not None else []
+        # the snapshots are newer than the last report of a step
+        newest = [one.step for one in held if one.attempt == self._last.number]
+        newest += [self._last.reached] if self._last.reached is not None else []
+        self._last = self._last._replace(reached=max(newest, default=None))
+        self._used = self._used or bool(held)
+        if not self._used:
+            return None
+
+        def chosen_without(refused: Collection[int]) -> MemoryChoice:
+            homes = self._last.homes
+            found = choose(seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=homes)
+            return found if places is not None else found._replace(why="the run has another number of nodes now")
+
+        refused = self._doubted(chosen_without)
         while True:
-            seen = held if places is not None else []
-            chosen = choose(
-                seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=self._last.homes
-            )
-            if places is None:
-                chosen = chosen._replace(why="it has another number of nodes now")
+            chosen = chosen_without(refused)
             problem = self._carry_out(chosen)
-            if not problem:
-                return chosen if held or chosen.source is Source.DISK else chosen._replace(source=Source.START)
-            tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
-            if chosen.step in refused or chosen.source is not Source.MEMORY:
+            if not problem or chosen.source is not Source.MEMORY:
                 return chosen
+            tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
             refused.add(chosen.step)
+
+    def _doubted(self, chosen_without: Callable[[Collection[int]], MemoryChoice]) -> set[int]:
+        """The steps from which attempts came to no newer one too often: such a state may be poisoned."""
+        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+        best, began = chosen_without(refused), self._lineage[-1].step
+        if best.source is not Source.MEMORY or best.step > max(self._doubts, default=-1) > -1:
+            self._doubts.clear()
+        if best.source is Source.MEMORY and best.step == began:
+            self._doubts[began] = self._doubts.get(began, 0) + self._weight
+        return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
 
     def _held(self, log: Path) -> list[HeldSnapshot]:
         if not self._agents.remote:

@@ -81,7 +81,7 @@ NEXT: dict[State, dict[Outcome, State]] = {
 class AttemptState(Enum):
     STARTING = "starting"
     RUNNING = "running"
-    WARNED = "warned"  # the command was asked to save and stop: one that does not move is no hang any more
+    WARNED = "warned"  # the command was asked to save and stop: a rank that stands still is no hang any more
     FAILING = "failing"  # a rank has died or hung: the others have a moment to leave
     ENDING = "ending"  # we have sent SIGTERM, because of something we saw
     STOPPING = "stopping"  # the signal that asks us to stop was passed on
@@ -105,7 +105,7 @@ class AttemptEvent(Enum):
 
 
 _S, _E = AttemptState, AttemptEvent
-# In a state in which the command has a time to leave. A signal is answered until the end: a warning later changes no state.
+# In these states the command has a time to leave. A warning is noted in every state, and moves only RUNNING.
 _LEAVING = {_E.STOP: _S.STOPPING, _E.TIME_UP: _S.KILLING, _E.EXITED: _S.CLEARING}
 AFTER: dict[AttemptState, dict[AttemptEvent, AttemptState]] = {
     _S.STARTING: {_E.STARTED: _S.RUNNING, _E.NOT_STARTED: _S.ENDED},
@@ -138,7 +138,7 @@ AFTER: dict[AttemptState, dict[AttemptEvent, AttemptState]] = {
 
 
 class Ending(NamedTuple):
-    """How the command is being ended. Times are monotonic."""
+    """The bounds and the reason of an end that has begun. Times are monotonic."""
 
     kill_at: float  # the time of SIGKILL for processes still running
     cause: Cause | None = None  # where we end it because of an observation
@@ -147,7 +147,7 @@ class Ending(NamedTuple):
 
 
 class AttemptProgress(NamedTuple):
-    """How far an attempt has come. Replaced, never changed."""
+    """The progress of an attempt. It is replaced, never changed."""
 
     state: AttemptState = AttemptState.STARTING
     ending: Ending | None = None

@@ -55,7 +55,7 @@ _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
 def reached(rundir: RunDir, number: int) -> Reached:
-    """Of attempt ``number``. Nothing when the beats cannot be read, or newer ones have taken their place."""
+    """The steps that attempt ``number`` reached. Empty when the beats cannot be read, or newer ones have taken their place."""
     try:
         mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
     except OSError:
@@ -107,7 +107,7 @@ def lives_here(attempt: Attempt | None) -> bool:
 
 
 def numbers(rundir: RunDir) -> list[int]:
-    """Of the attempts that have been claimed. Raises OSError."""
+    """The numbers of the attempts that have been claimed. Raises OSError."""
     return as_counts(os.listdir(rundir.attempts))
 
 

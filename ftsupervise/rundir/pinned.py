@@ -109,7 +109,7 @@ def _numbers(rundir: RunDir) -> list[int]:
 
 
 def page_of(state: Path, root: Path) -> Path:
-    """Where an account notes what a run directory was; ``root`` is its absolute path."""
+    """The page on which an account notes what a run directory was; ``root`` is its absolute path."""
     mark = hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return state / "watch" / "seen" / f"{root.name}-{mark}"
 

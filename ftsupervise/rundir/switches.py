@@ -265,7 +265,7 @@ def counts_from(rundir: RunDir) -> int:
     return _released(rundir).attempt + 1
 
 
-# What the guard records of its loop: that the training is complete, and why the loop stopped before.
+# The guard records two things of its loop: that the training is complete, and why the loop stopped before that.
 
 
 class Finished(NamedTuple):

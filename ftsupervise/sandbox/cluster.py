@@ -38,7 +38,7 @@ class Sandbox:
     port: int
     made: bool = False  # the directory is ours to remove, not only what is in it
     owner: str = ""  # the mark of the process it ends with (keeper.py); "": it stays up until it is taken down
-    marks: bool = False  # ... which is this process: what is started with ``env`` dies with it too
+    marks: bool = False  # ... which is this process: commands started with ``env`` die with it too
 
     # ------------------------------------------------------------------------------------------------ up and down
 

@@ -26,7 +26,7 @@ MOST_NODES = 999
 
 @dataclass(frozen=True)
 class Shape:
-    """What the cluster looks like to its users. Times are whole seconds, as slurm.conf wants them."""
+    """The cluster as its users see it. Times are whole seconds, as slurm.conf wants them."""
 
     nodes: int = 4
     cpus: int = 96  # per node
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def ports(self) -> int:
-        """How many ports in a row the daemons listen on: slurmctld, slurmdbd, and one for each node."""
+        """The number of consecutive ports that the daemons listen on: slurmctld, slurmdbd, and one for each node."""
         return 2 + self.nodes
 
     def as_json(self) -> dict[str, object]:
@@ -139,7 +139,7 @@ class Layout:
 
     @property
     def own(self) -> tuple[Path, ...]:
-        """Everything a sandbox makes but its lock: what ``down`` may remove. The record goes last."""
+        """All files that a sandbox makes except its lock: ``down`` may remove them. The record goes last."""
         pids = (self.root / "slurmctld.pid", self.root / "slurmdbd.pid")
         trees = (self.bin, self.state, self.spool, self.logs, self.devices, self.munge, self.database)
         return (self.slurm_conf, self.gres_conf, self.slurmdbd_conf, *pids, *trees, self.record)

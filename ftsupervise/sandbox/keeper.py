@@ -235,7 +235,7 @@ def temporary(directory: Path | str | None = None, **shape: Any) -> Iterator[San
 def follow(command: Sequence[str], directory: Path | str | None = None, **shape: Any) -> int:
     """Run ``command`` in the sandbox that is up in ``directory``, or in one made for it and taken down after it.
 
-    Its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is none such.
+    Its exit code, as a shell gives it: 128 + N when signal N ended it. Raises NoCommand (127) when there is no such command.
     SIGTERM and SIGHUP are passed on to it; Ctrl-C reaches it anyway. When this process is killed, the sandbox that was made
     for the command ends, and the command with it.
     """

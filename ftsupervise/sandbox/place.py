@@ -158,7 +158,7 @@ def leave(layout: Layout, *, root_too: bool) -> None:
             pass
 
 
-# Which processes of this machine belong to a sandbox, and how to end them without ever hitting a stranger.
+# The processes of this machine that belong to a sandbox are found, and ended without ever hitting a stranger.
 #
 # Nothing is looked up in pid files: they lie after a crash, and process numbers are used again. A process belongs to
 # a sandbox when its environment names that sandbox's slurm.conf *and* it is a Slurm daemon, a Slurm command, or runs
@@ -225,7 +225,7 @@ def _by_log(pid: int, logs: Path) -> str | None:
 def _descendants(seen: dict[int, Process], roots: set[int]) -> Iterator[tuple[Process, int]]:
     """Descendants of ``roots`` that are no roots themselves, each with the nearest root above it.
 
-    A command's children are not followed: what ``salloc`` started is the user's own shell.
+    A command's children are not followed: the child of ``salloc`` is the user's own shell.
     """
     for process in seen.values():
         if process.pid in roots:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the guard asks for the job's deadline here, and starts with
 
 
 class Scheduler(Protocol):
-    """What the stories need of a scheduler."""
+    """The port that each scheduler offers to the rooms above."""
 
     kind: str  # its name in ``SCHEDULERS``
     warnings: set[str]  # its complaints beside its answers

@@ -1,4 +1,4 @@
-"""What Slurm knows of the job we are in: its nodes and how they are, its steps, and how to end one. All of it bounded.
+"""Questions to Slurm about the job we are in (its nodes, their states, its steps), and the end of a step. All are bounded.
 
 Without Slurm, and when the controller does not answer, every question has an empty answer: a restart does not wait for it.
 """
@@ -23,7 +23,7 @@ from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.scheduler.parse import srun
 from ftsupervise.scheduler.slurm import is_answer
 
-# Which nodes' slurmd answer? A TCP connection to each, all at once: it finds a dead node in a second, Slurm in SlurmdTimeout.
+# Silent nodes are found by a TCP connection to each slurmd, all at once: this takes a second, and Slurm takes SlurmdTimeout.
 #
 # srun itself has to reach every slurmd from here to start its tasks, so nothing stands between them and us.
 
@@ -114,7 +114,7 @@ class Allocation:
             self.nodes = ()
 
     def states(self) -> dict[str, str]:
-        """node -> state as sinfo says it ("mixed", "down*"), GONE for one the job has lost; {} when it cannot be asked."""
+        """node -> its state in sinfo's words ("mixed", "down*"), GONE for one the job has lost; {} without an answer."""
         if len(self.nodes) < 2:
             return {}
         words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
@@ -126,7 +126,7 @@ class Allocation:
 
     def _held(self) -> frozenset[str] | None:
         """The nodes that the job still has: with --no-kill it loses those that fail, and does not get them back when they
-        recover. None when it cannot be told."""
+        recover. None when that is unknown."""
         code, out = self._ask("squeue", "-h", "-j", self.job, "-o", "%N")
         try:
             return frozenset(expand_hostlist(out.strip())) if code == 0 and out.strip() else None
@@ -143,7 +143,7 @@ class Allocation:
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
 
     def lives(self, job: str) -> bool | None:
-        """Does Slurm have this job, waiting, running or completing? None when it cannot be told."""
+        """Does Slurm have this job, waiting, running or completing? None when that is unknown."""
         try:
             done = bounded.run(["squeue", "-h", "-j", job, "-o", "%T"], timeout=_ASK, env=self._env)
             if is_answer(done, lambda words: bounded.run(words, timeout=_ASK, env=self._env)):
@@ -154,7 +154,7 @@ class Allocation:
 
     def of_others(self, attempts: Path) -> frozenset[str]:
         """Steps with a living srun that were started beside the run: an srun on this host without an attempt in its
-        environment, or one on a host outside the job. Steps of which this cannot be told are not among them.
+        environment, or one on a host outside the job. Steps for which this is unknown are not among them.
         """
         code, out = self._ask("scontrol", "-o", "show", "step", self.job)
         found = _STEP.findall(out) if code == 0 else ()
@@ -225,7 +225,7 @@ class Allocation:
         """The srun that runs ``command`` once on each of ``nodes``, beside the ranks and at no cost to them.
 
         To be run with ``side_env()``, so that nothing of the job's own step options gets into it. ``whole``: with the GPUs
-        of the job too, for what is to do the ranks' work.
+        of the job too, for a command that does the ranks' work.
         """
         count = len(nodes)
         words = ["--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0", "--quiet"]
@@ -289,7 +289,7 @@ class Allocation:
 
 
 def _beside(question: Callable[[], T]) -> Callable[[], T]:
-    """Ask in a thread. Call what is returned to wait for the answer."""
+    """Ask in a thread. Returns a function that waits for the answer."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(question()), name="asking", daemon=True)
     thread.start()
@@ -320,10 +320,10 @@ _ONE_QUESTION = 20.0  # seconds for one question
 
 
 class ShownJob(NamedTuple):
-    """One job, as ``scontrol show job`` tells of it."""
+    """One job, as ``scontrol show job`` prints it."""
 
     id: str  # of this member: the plain number may also mean its whole array
-    headless: bool | None  # has it lost its batch host? None when that cannot be told
+    headless: bool | None  # has it lost its batch host? None when that is unknown
     requeue: bool
 
 

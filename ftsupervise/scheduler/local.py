@@ -159,12 +159,10 @@ class Local:
         return Submitted(f"{PREFIX}{number}")
 
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
-        base, _, member = job_id.removeprefix(PREFIX).partition("_")
-        folder = self.root / base
-        if as_count(base) is None or not folder.is_dir():
-            return
+        member = job_id.partition("_")[2]
         word = "pending" if only_pending else (f"member {member}" if member else "all")
-        try:
+
+        def cancel(folder: Path) -> None:
             write_whole(folder / "cancel", word, mode=0o600)
             state = read_state(folder)
             if state.alive:
@@ -172,32 +170,30 @@ class Local:
             else:  # killed, and its member lives on
                 for orphan in chain.from_iterable(self._orphans(folder).values()):
                     signal_exactly(orphan, signal.SIGTERM)
+
+        self._change(job_id, cancel)
+
+    def hold(self, job_id: str) -> None:
+        self._change(job_id, lambda folder: write_whole(folder / "hold", "", mode=0o600))
+
+    def release(self, job_id: str) -> None:
+        self._change(job_id, lambda folder: (folder / "hold").unlink(missing_ok=True))
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _change(self, job_id: str, change: Callable[[Path], object]) -> None:
+        base = job_id.removeprefix(PREFIX).partition("_")[0]
+        folder = self.root / base
+        if as_count(base) is None or not folder.is_dir():
+            return
+        try:
+            change(folder)
         except ProcessLookupError:
             return
         except PermissionError:
             raise NotPermitted(f"job {job_id} belongs to somebody else") from None
         except (OSError, ValueError) as error:
             raise SchedulerUnavailable(f"the local queue {folder} cannot be used: {error}") from None
-
-    def hold(self, job_id: str) -> None:
-        folder = self.root / job_id.removeprefix(PREFIX).partition("_")[0]
-        if folder.is_dir():
-            self._change(job_id, lambda: write_whole(folder / "hold", "", mode=0o600))
-
-    def release(self, job_id: str) -> None:
-        folder = self.root / job_id.removeprefix(PREFIX).partition("_")[0]
-        self._change(job_id, lambda: (folder / "hold").unlink(missing_ok=True))
-
-    # -------------------------------------------------------------------------------------------------------- inside
-
-    @staticmethod
-    def _change(job_id: str, change: Callable[[], None]) -> None:
-        try:
-            change()
-        except PermissionError:
-            raise NotPermitted(f"job {job_id} belongs to somebody else") from None
-        except OSError as error:
-            raise SchedulerUnavailable(f"the local queue cannot be used: {error}") from None
 
     def _claim(self) -> Path:
         make_own(self.root.parent)

@@ -7,6 +7,7 @@ after KillWait (30 s), and the next member starts when nothing of the old one is
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,7 +52,7 @@ class LocalChain:
             return ""
 
     def main(self) -> None:
-        signal.signal(signal.SIGHUP, lambda *_: None)  # interrupts the sleep; what is asked stands in the cancel file
+        signal.signal(signal.SIGHUP, lambda *_: None)  # interrupts the sleep; the request stands in the cancel file
         try:  # the one page that must be there: a chain that nobody can see or cancel must not run
             write_json(self.folder / "state.json", self.state, mode=0o600)
         except OSError as error:
@@ -148,17 +149,7 @@ class LocalChain:
         """A file of the job's, to append to. sbatch's patterns: %x name, %j and %A job, %a member, %% percent."""
         values = {"x": self.job.name, "j": f"{PREFIX}{self.number}" + (f"_{member}" if member else "")}
         values |= {"A": f"{PREFIX}{self.number}", "a": str(member or 0), "%": "%", "u": str(os.getuid())}
-        pieces = pattern.split("%")
-        name, rest, index = pieces[0], pieces[1:], 0
-        while index < len(rest):
-            if rest[index] == "" and index + 1 < len(rest):  # "%%"
-                name += "%" + rest[index + 1]
-                index += 2
-            else:
-                letter = rest[index][:1]
-                name += values.get(letter, f"%{letter}") + rest[index][1:]
-                index += 1
-        path = Path(self.job.workdir) / name
+        path = Path(self.job.workdir) / re.sub("%(.)", lambda found: values.get(found[1], found[0]), pattern)
         make_folder(path.parent, parents=True)
         if str(path) == os.devnull:
             return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -172,7 +163,7 @@ def _signal_shell(shell: subprocess.Popen[bytes], name: str) -> None:
 
 
 def _terminate(shell: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to all of the member, and SIGKILL to what is left after KillWait."""
+    """SIGTERM to all processes of the member, and SIGKILL to those that are left after KillWait."""
     left = _members(mark)
     for one in left:
         processes.signal_exactly(one, signal.SIGTERM)

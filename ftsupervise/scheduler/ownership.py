@@ -1,11 +1,11 @@
-"""Whose job is this? The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
+"""Does a job belong to a run? The one answer for all rooms: watch, status, launch, the brake and the excluded nodes.
 
 A job is a run's when one of the run's own people submitted it and a launch of the run did so (the launch's token stands in the
 comment, or its id on the launch's page), or when the run's newest attempt runs in it. Two runs may have the same name, in two
 directories: their tokens differ.
 
-Of some jobs this cannot be told: somebody submitted them by hand under the run's name, a launch was attached to them, or the
-page that would tell cannot be read. Whoever asks whether the run is alive counts them. Whoever changes a job leaves them alone.
+For some jobs this is unknown: somebody submitted them by hand under the run's name, a launch was attached to them, or the page
+of the launch cannot be read. They count where the question is whether the run is alive, and are never changed.
 
 The watch's own job never counts because of its name, nor do its siblings: the watchdog published with the recipe this tool
 serves was named like the job it watched, and so it always found that job alive.
@@ -37,7 +37,7 @@ class Ownership(Enum):
 
 
 def comment(name: str, token: str) -> str:
-    """What ``--comment`` of a job carries: the run's name, and the token of the launch that submits it."""
+    """The ``--comment`` of a job: the run's name, and the token of the launch that submits it."""
     return f"{_MARK}:{name}:{token}"
 
 
@@ -55,7 +55,7 @@ def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
 
 
 class RunIdentity(NamedTuple):
-    """What a run's jobs are known by. ``root``: the run directory; ``places``: where it was launched from (asked only if
+    """The marks of a run's jobs. ``root``: the run directory; ``places``: where it was launched from (asked only if
     need be); ``watch``: ids of the job of the watch that asks."""
 
     name: str
@@ -75,7 +75,7 @@ class RunIdentity(NamedTuple):
             return Ownership.NOT_OURS
         if job.user in self.users and (token in self.tokens or _is(job, self.submitted)):
             return Ownership.OURS
-        if _is(job, self.attached):  # by its owner's word, whoever's job that is
+        if _is(job, self.attached):  # its owner attached it, and it may be anybody's job
             return Ownership.UNKNOWN
         if job.user not in self.users or _is(job, self.watch):
             return Ownership.NOT_OURS
@@ -102,7 +102,7 @@ def identify(
     member: frozenset[str] = frozenset(),
     watch: frozenset[str] = frozenset(),
 ) -> RunIdentity:
-    """What the jobs of the run in ``rundir`` are known by. ``attempt``: its newest, whose job is the run's also where somebody
+    """The marks of the jobs of the run in ``rundir``. ``attempt``: its newest, whose job is the run's also where somebody
     wrapped ``ftsupervise run`` in a script of their own. ``member``: ids of the asking process's own job, where that is one
     of the run's; ``watch``: where it is not."""
     launches = tuple(launches)
@@ -121,14 +121,14 @@ def identify(
 
 
 def identify_to_change(rundir: RunDir, launches: Iterable[LaunchRecord], member: frozenset[str]) -> RunIdentity:
-    """For whoever changes jobs because the run directory names them: in somebody else's directory, whose owner may write any
+    """For code that changes jobs because the run directory names them: in somebody else's directory, whose owner may write any
     job's number there, only what this account wrote itself is believed. Raises OSError."""
     attempt = newest(rundir) if rundir.root.stat().st_uid == os.geteuid() else None
     return identify(rundir, "", of_this_account(rundir, launches), attempt, member=member)
 
 
 def jobs_of_run(run: RunIdentity, queue: Iterable[Job], *, certain: bool = False) -> tuple[Job, ...]:
-    """The jobs of ``queue`` that are the run's, in its order, with those of which that cannot be told unless ``certain``."""
+    """The run's jobs in ``queue``, in its order. Jobs that may be the run's are among them, unless ``certain``."""
     queue = tuple(queue)
     wanted = {Ownership.OURS} if certain else {Ownership.OURS, Ownership.UNKNOWN}
     has_name = any(job.name == run.name and _is(job, run.watch) for job in queue)
@@ -147,7 +147,7 @@ def by_mark(queue: Iterable[Job]) -> dict[str, tuple[Job, ...]]:
 
 
 def candidates(run: RunIdentity, queue_by_mark: Mapping[str, tuple[Job, ...]]) -> tuple[Job, ...]:
-    """The few jobs of a large queue that ``jobs_of_run`` need be asked about, in the queue's order as far as it matters."""
+    """The few jobs of a large queue that ``jobs_of_run`` has to check."""
     ids = sorted(run.submitted | run.attached)
     marks = [f"name {run.name}", *(f"token {token}" for token in sorted(run.tokens)), *(f"id {one}" for one in ids)]
     found = {id(job): job for mark in marks for job in queue_by_mark.get(mark, ())}

@@ -44,7 +44,7 @@ class SqueueFormat(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What ``squeue -o`` is given."""
+        """The argument of ``squeue -o``."""
         return self.record + self.field.join(f"%{letter}" for letter in _LETTERS)
 
     def row(self, record: str) -> dict[str, str]:
@@ -103,7 +103,7 @@ class NodeInventory(NamedTuple):
         return self._replace(usable={name: nodes - frozenset(gone) for name, nodes in self.usable.items()})
 
 
-INVENTORY = "%P|%N|%T|%f"  # what ``sinfo -h -a -N -o`` is given
+INVENTORY = "%P|%N|%T|%f"  # the argument of ``sinfo -h -a -N -o``
 
 
 def parse_inventory(text: str) -> NodeInventory:
@@ -197,7 +197,7 @@ _ARRAY_ITEM = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 def array_size(job_id: str) -> int:
-    """How many members one queue record stands for: "88_[3-10%1]" -> 8, "88_[1-9:2%1]" -> 5, "88_3" and "87" -> 1."""
+    """The number of members that one queue record stands for: "88_[3-10%1]" -> 8, "88_[1-9:2%1]" -> 5, "88_3" and "87" -> 1."""
     match = re.search(r"_\[([^\]%]*)", job_id)
     if not match:
         return 1

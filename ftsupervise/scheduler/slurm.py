@@ -74,7 +74,7 @@ class Slurm:
     def __init__(self, env: Mapping[str, str] | None = None, *, timeout: float = 60.0) -> None:
         self._env = clean_environment(os.environ if env is None else env)
         self._timeout = timeout
-        self.warnings: set[str] = set()  # what Slurm complained of beside its answers
+        self.warnings: set[str] = set()  # Slurm's complaints beside its answers
         self._pause: Callable[[float], None] = time.sleep
 
     # ------------------------------------------------------------------------------------------------------- asking
@@ -147,7 +147,7 @@ class Slurm:
         done = self._run(["sbatch", "--parsable", *options, str(script_path), *arguments], env=base)
         if done.code == 0:
             match = re.search(r"^(\d+)(?:;(\S+))?$", done.stdout.strip(), re.M)
-            if match:  # what a site's filter prints beside it is no warning
+            if match:  # lines that a site's filter prints beside it are no warnings
                 self.warnings |= {words for words in complaints(done.stderr) if words.startswith(("error", "warning"))}
                 return Submitted(match[1])
         elif done.code is not None and not _AMBIGUOUS.search(done.stderr + done.stdout):
@@ -261,7 +261,7 @@ def is_answer(done: bounded.CompletedCommand, ask: Callable[[list[str]], bounded
 
 
 def new_format() -> SqueueFormat:
-    """How to ask squeue this time."""
+    """The format for the next squeue."""
     return SqueueFormat(os.urandom(6).hex())
 
 

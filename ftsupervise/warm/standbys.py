@@ -178,8 +178,9 @@ class Standbys:
 
     def _start(self, order: StandbyOrder, folder: Path, log: IO[bytes]) -> processes.Process:
         told = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
-        python, flags = order.command.python, str(order.command.flags)
-        words = [python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(told), flags, "--", *order.command.words]
+        its = order.command
+        words = [its.python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(told)]
+        words += [str(its.flags), "--", *its.words]
         env = dict(order.env)
         if self._by_srun:
             words = self._allocation.side_step(self._nodes, *words, output=log.name, options=_STEP, whole=True)

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Job
+from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 
@@ -38,6 +39,12 @@ class Look:
     blind: str = ""  # why the scheduler could not be asked, in its own words
     probe: Probe = field(default_factory=Probe)
     watchdog: str = ""  # its name
+    recorded: tuple[Attempt, ...] | None = None  # the run's ledger, where this tick has read it
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts of the run, oldest first. Raises OSError."""
+        return ledger(self.rundir) if self.recorded is None else self.recorded
 
     def finding(
         self,

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.errors import Error, SchedulerUnavailable, from_os_error
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Job
+from ftsupervise.model import Attempt, Job
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.ledger import newest
+from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import ExactObject, read_record, write_json
 from ftsupervise.scheduler.ownership import by_mark, candidates, identify, jobs_of_run
@@ -91,6 +91,7 @@ class RunLook:
     rundir: RunDir
     jobs: tuple[Job, ...] | None
     findings: tuple[Finding, ...]
+    attempts: tuple[Attempt, ...]
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -153,9 +154,9 @@ def look_at(
         with Probe() as own_probe:
             return look_at(run, queue, now, own=own, only=only, due_only=due_only, probe=own_probe, at=at)
     rundir = RunDir(str(run.run_dir))
-    jobs = None
+    jobs, attempts = None, ledger(rundir)
     if queue.jobs is not None:
-        known_by = identify(rundir, run.name, launches(rundir), newest(rundir), watch=own)
+        known_by = identify(rundir, run.name, launches(rundir), attempts[-1] if attempts else None, watch=own)
         jobs = jobs_of_run(known_by, candidates(known_by, queue.by_mark))
     memory = read_memory(rundir)
     findings: list[Finding] = []
@@ -167,8 +168,8 @@ def look_at(
         if due_only and not due(mine, getattr(settings, "every", None), now):
             continue
         at(name)
-        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name), settings)
-    return RunLook(run, rundir, jobs, tuple(findings), memory)
+        findings += _check(Look(run, rundir, now, jobs, mine, queue.blind, probe, name, attempts), settings)
+    return RunLook(run, rundir, jobs, tuple(findings), attempts, memory)
 
 
 def _check(look: Look, settings: object) -> list[Finding]:
@@ -200,7 +201,7 @@ def read_memory(rundir: RunDir) -> dict[str, dict[str, Any]]:
 
 def write_memory(rundir: RunDir, memory: Mapping[str, dict[str, Any]]) -> None:
     """Raises OSError. Not synced: a power cut costs the trends of some minutes."""
-    write_json(rundir.watch / _MEMORY, WatchMemory(memory), sync=False)
+    write_json(rundir.watch / _MEMORY, WatchMemory(memory), sync=False, indent=None)
 
 
 # Run directories that do not answer, or are gone. The tick must not touch them: it would hang, and with it the watch of

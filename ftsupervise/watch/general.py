@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.alerts.deliver import Delivered
 from ftsupervise.alerts.journal import Journal
@@ -31,29 +31,30 @@ if TYPE_CHECKING:
 
 # A ping to an outside service, which alerts a person when the pings stop: the watch of the watch.
 #
-# Speaks healthchecks.io's form: URL for success, URL/start, URL/fail, URL/log. It is sent only after a tick that could see
-# and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
-
-Kind = Literal["success", "start", "fail", "log"]
+# Speaks healthchecks.io's form: URL for success, URL/log for a note that is no sign of life. Success is sent only after a tick
+# that could see and left nothing critical undelivered; a watch that cannot see or cannot send must look dead to the outside.
 
 
-def verdict(*, could_see: bool, delivered: Delivered, why_blind: str = "") -> tuple[Kind, str]:
-    """The ping to send after a tick: "success", or "log" (which does not count as a sign of life), and its text."""
-    if not could_see:
-        return "log", f"this tick could not see: {why_blind or 'no reason given'}"
+def after_tick(settings: DeadMan, delivered: Delivered, why_blind: str = "") -> str:
+    """Send the ping after a tick; ``why_blind``: why it could not see, "" if it could.
+
+    Returns "" when the service took the ping, else why not (without secrets). Never raises, never waits long.
+    """
+    if why_blind:
+        return _send_ping(settings, "/log", f"this tick could not see: {why_blind}")
     if delivered.critical_waiting:
-        return "log", f"{delivered.critical_waiting} critical messages could not be delivered yet"
-    return "success", f"{len(delivered.sent)} messages sent, {delivered.waiting} waiting"
+        return _send_ping(
+            settings, "/log", f"{delivered.critical_waiting} critical messages could not be delivered yet"
+        )
+    return _send_ping(settings, "", f"{len(delivered.sent)} messages sent, {delivered.waiting} waiting")
 
 
-def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
-    """Send one ping. "" when the service took it, else why not (without secrets). Never raises, never waits long."""
+def _send_ping(settings: DeadMan, suffix: str, text: str) -> str:
     import requests
 
     address = ""
     try:
         address = safe_address(read_secret(settings, "url"), "dead_man.url").rstrip("/")
-        suffix = "" if kind == "success" else f"/{kind}"
         seconds = settings.timeout.total_seconds()
         with requests.post(
             address + suffix,
@@ -68,14 +69,6 @@ def ping(settings: DeadMan, kind: Kind = "success", text: str = "") -> str:
         return str(error)
     except (requests.RequestException, OSError, ValueError) as error:
         return redact(f"the dead-man service: {type(error).__name__}: {error}", [address])
-
-
-def after_tick(settings: DeadMan | None, *, could_see: bool, delivered: Delivered, why_blind: str = "") -> str:
-    """The whole of it, for the end of a watch tick. "" when there was nothing to do or it went well."""
-    if settings is None:
-        return ""
-    kind, text = verdict(could_see=could_see, delivered=delivered, why_blind=why_blind)
-    return ping(settings, kind, text)
 
 
 KEEPS, PINGS = "use this account's state directory", "tell the dead-man service"
@@ -198,8 +191,8 @@ def _everybody(all_settings: Sequence[Alerts]) -> Alerts:
 def blind(progress: TickProgress) -> str:
     """Why this tick could not see all that it was to check; "" if it could."""
     unasked = [queue.blind for queue in (progress.queues or {}).values() if queue.jobs is None]
-    dark = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
-    return next(iter([*unasked, *dark]), "")
+    silent = [finding.summary for _, finding in progress.stored() if finding.health is Health.BAD]
+    return next(iter([*unasked, *silent]), "")
 
 
 def _ping(progress: TickProgress) -> list[str]:
@@ -212,5 +205,5 @@ def _ping(progress: TickProgress) -> list[str]:
         if service is None or service.model_dump_json() in done:
             continue
         done.add(service.model_dump_json())
-        said.append(after_tick(service, could_see=not why, delivered=progress.all_delivered(), why_blind=why))
+        said.append(after_tick(service, progress.all_delivered(), why))
     return [f"dead-man: {words}" for words in said if words]

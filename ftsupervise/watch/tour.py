@@ -23,7 +23,6 @@ from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
-from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
 from ftsupervise.scheduler import SCHEDULERS, SLURM
@@ -347,14 +346,13 @@ def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[
 def _events(seen: RunLook) -> tuple[Event, ...]:
     """The events in the ledger and the state files; () when they cannot be read this time."""
     try:
-        attempts = ledger(seen.rundir)
         mark = read_finished(seen.rundir)
     except OSError:
         return ()
     switch = read_switch(seen.rundir, KILL)
     why = f" ({switch.why})" if switch.why else ""
     raised = f"raised by {switch.who}{why}" if switch.up and switch.who else ""
-    return events(attempts, finished_at=None if mark is None else mark.at, raised=raised)
+    return events(seen.attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
 def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:

@@ -7,20 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.neighbours.patience import wait_until
+
 HERE = Path(__file__).parent
-
-
-def wait_until(true: Callable[[], bool], what: str, bound: float = 20.0) -> None:
-    until = time.monotonic() + bound
-    while not true():
-        assert time.monotonic() < until, f"waited {bound} s for: {what}"
-        time.sleep(0.02)
 
 
 def need_root_and(*programs: str) -> None:

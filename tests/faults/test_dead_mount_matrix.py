@@ -19,7 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import HungMount, wait_until
+from tests.neighbours.patience import wait_until
+
+from .conftest import HungMount
 
 pytestmark = pytest.mark.root
 

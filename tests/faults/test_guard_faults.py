@@ -6,10 +6,12 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ftsupervise import Guard
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
+from tests.neighbours.supervised import Program, SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
 Until = Callable[..., Any]
@@ -46,27 +49,34 @@ def fill(disk: Path, *, inodes: bool = False) -> None:
         return
 
 
-def run(rundir: Path, *command: str, **options: Any) -> subprocess.Popen[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-    return subprocess.Popen(
-        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(rundir), "--space-wait", "1", "--", *command],
-        env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options,
-    )  # fmt: skip
+@pytest.fixture
+def run(small_disk: Path, tmp_path: Path) -> Iterator[SupervisedRun]:
+    """On that disk, with its output on another."""
+    with closing(SupervisedRun(small_disk / "run", tmp_path)) as one:
+        yield one
+
+
+def start(run: SupervisedRun, *command: str) -> Program:
+    return run.start("--space-wait", "1", "--", *command)
 
 
 @pytest.mark.parametrize("inodes", [False, True])
-def test_a_full_disk_is_one_sentence_and_73_before_the_command_starts(small_disk: Path, inodes: bool) -> None:
+def test_a_full_disk_is_one_sentence_and_73_before_the_command_starts(
+    run: SupervisedRun, small_disk: Path, inodes: bool
+) -> None:
     (small_disk / "run").mkdir()
     fill(small_disk, inodes=inodes)
-    one = run(small_disk / "run", "echo", "trained")
-    out, _ = one.communicate(timeout=60)
-    assert one.returncode == 73, out
+    one = start(run, "echo", "trained")
+    code = one.wait(60)
+    out = one.said()
+    assert code == 73, out
     assert re.search("cannot (use|write) .*No space left", out)
     assert "df -h" in out and "Traceback" not in out and "trained" not in out
 
 
-def test_a_disk_that_fills_up_does_not_end_the_training(small_disk: Path, tmp_path: Path, until: Until) -> None:
-    rundir = RunDir(small_disk / "run")
+def test_a_disk_that_fills_up_does_not_end_the_training(
+    run: SupervisedRun, small_disk: Path, tmp_path: Path, until: Until
+) -> None:
     code = (
         "import os, sys, time; from ftsupervise import Guard\n"
         "guard = Guard(poll=0, beat_every=0)\n"
@@ -75,28 +85,26 @@ def test_a_disk_that_fills_up_does_not_end_the_training(small_disk: Path, tmp_pa
         "for n in range(2, 200): guard.step(n)\n"
         "guard.saved(n); guard.finished(n); print('trained'); sys.exit(5)\n"
     )
-    one = run(rundir.root, sys.executable, "-c", code)
-    until(lambda: (rundir.beats / "rank-0").exists())
+    one = start(run, sys.executable, "-c", code)
+    until(lambda: (run.rundir.beats / "rank-0").exists())
     fill(small_disk)
     (tmp_path / "go").touch()
-    out, _ = one.communicate(timeout=60)
-    assert one.returncode == 5, out
+    code = one.wait(60)
+    out = one.said()
+    assert code == 5, out
     assert "trained" in out and "Traceback" not in out
     assert "cannot write" in out and out.count("ftsupervise:") < 10
 
 
-def test_the_warning_gets_through_on_a_full_disk(small_disk: Path, until: Until) -> None:
-    rundir = RunDir(small_disk / "run")
+def test_the_warning_gets_through_on_a_full_disk(run: SupervisedRun, small_disk: Path, until: Until) -> None:
     code = "import time, os\nwhile not os.path.exists(os.environ['FTSUPERVISE_ATTEMPT_DIR'] + '/warning'): time.sleep(0.05)"
-    one = run(rundir.root, sys.executable, "-c", code)
-    until(lambda: (rundir.attempt(1) / "start.json").exists())
-    until(lambda: "attempt 1" in (rundir.attempt(1) / "run.log").read_text())
+    one = start(run, sys.executable, "-c", code)
+    until(lambda: "attempt 1" in run.log())
     fill(small_disk)
-    import signal
-
     one.send_signal(signal.SIGUSR1)
-    out, _ = one.communicate(timeout=60)
-    assert one.returncode == 0, out
+    code = one.wait(60)
+    out = one.said()
+    assert code == 0, out
 
 
 def test_an_unreadable_run_directory_is_one_sentence_and_77(tmp_path: Path) -> None:

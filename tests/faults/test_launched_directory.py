@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import need_root_and, wait_until
+from tests.neighbours.patience import wait_until
+
+from .conftest import need_root_and
 
 pytestmark = pytest.mark.root
 FT = [sys.executable, "-m", "ftsupervise"]

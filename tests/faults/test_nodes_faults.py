@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,38 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from tests.faults.conftest import HungMount
 from tests.neighbours.queue import Queue
+from tests.neighbours.supervised import SupervisedRun
 
 pytestmark = pytest.mark.root
 
 
-def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(hung_mount: HungMount, tmp_path: Path) -> None:
-    rundir = RunDir(tmp_path / "run")
+def test_a_shared_directory_that_hangs_is_left_out_and_the_run_goes_on(
+    run: SupervisedRun, hung_mount: HungMount
+) -> None:
     hung_mount.hang("getattr", "readdir")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-    argv = [
-        sys.executable,
-        "-m",
-        "ftsupervise",
-        "run",
-        "--run-dir",
-        str(rundir.root),
-        "--in-place",
-        "1",
-        "--back-off",
-        "0",
-    ]
     began = time.monotonic()
-    done = subprocess.run(
-        [*argv, "--nodes-dir", str(hung_mount.point / "shared"), "--", "sh", "-c", "exit 3"],
-        env=env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    assert done.stderr.count("does not answer: nothing new is known of nodes from other runs") == 1
-    assert len(ledger(rundir)) == 2
+    shared = str(hung_mount.point / "shared")
+    one = run.start("--in-place", "1", "--back-off", "0", "--nodes-dir", shared, "--", "sh", "-c", "exit 3")
+    assert one.wait(60) == 3, one.said()
+    assert one.said().count("does not answer: nothing new is known of nodes from other runs") == 1
+    assert len(run.attempts()) == 2
     assert time.monotonic() - began < 45
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from ftsupervise.host.processes import identity
 from ftsupervise.probe import Missing, NotSeen, Probe, Ran, Space
+from tests.neighbours.patience import wait_until
 
-from .conftest import HungMount, wait_until
+from .conftest import HungMount
 
 pytestmark = pytest.mark.root
 

@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
+from tests.neighbours.supervised import Program, SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts")]
 Until = Callable[..., Any]
@@ -63,119 +62,92 @@ def make_room(block: Path) -> None:
         one.unlink()
 
 
-class Runs:
-    """``ftsupervise run`` with its output in a file on another disk."""
-
-    def __init__(self, folder: Path, run: RunDir) -> None:
-        self.folder, self.rundir = folder, run
-        self.output = folder / "job.out"
-        self.one: subprocess.Popen[bytes] | None = None
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root), *words]
-        with self.output.open("ab") as file:
-            self.one = subprocess.Popen(argv, env=env, stdout=file, stderr=file)
-        return self.one
-
-    def said(self) -> str:
-        return self.output.read_text()
-
-
 @pytest.fixture
-def runs(disk: Path, tmp_path: Path) -> Iterator[Runs]:
-    here = Runs(tmp_path, RunDir(disk / "run"))
-    yield here
-    if here.one is not None and here.one.poll() is None:
-        here.one.kill()
-        here.one.wait()
+def run(disk: Path, tmp_path: Path) -> Iterator[SupervisedRun]:
+    """On that file system, with its output on another."""
+    with closing(SupervisedRun(disk / "run", tmp_path)) as one:
+        yield one
 
 
-def fail_on_a_full_disk(runs: Runs, disk: Path, until: Until, *words: str) -> Path:
+def fail_on_a_full_disk(run: SupervisedRun, disk: Path, until: Until, *words: str) -> tuple[Program, Path]:
     """The first attempt has failed with exit 5 and its end could not be written."""
-    runs.start(*words, "--back-off", "0", "--", "sh", "-c", FAILS, str(runs.folder))
-    until((runs.folder / "up-1").exists, "the first attempt")
+    one = run.start(*words, "--back-off", "0", "--", "sh", "-c", FAILS, str(run.folder))
+    until((run.folder / "up-1").exists, "the first attempt")
     block = fill(disk)
-    (runs.folder / "go").touch()
-    until(lambda: "it is written as soon as there is space" in runs.said(), "the end that could not be written")
-    assert not (runs.rundir.attempt(1) / "end.json").exists()
-    assert "attempt 1 ended: exit 5" in runs.said()
-    return block
+    (run.folder / "go").touch()
+    one.until_said("it is written as soon as there is space")
+    assert not (run.rundir.attempt(1) / "end.json").exists()
+    assert "attempt 1 ended: exit 5" in one.said()
+    return one, block
 
 
 @pytest.mark.parametrize("disk", ["tmpfs", "ext4"], indirect=True)
 def test_the_end_of_an_attempt_is_written_when_there_is_space_and_before_the_next_one_starts(
-    runs: Runs, disk: Path, until: Until
+    run: SupervisedRun, disk: Path, until: Until
 ) -> None:
-    block = fail_on_a_full_disk(runs, disk, until, "--in-place", "5")
-    until(lambda: "waiting up to 600 s for space" in runs.said(), "the wait")
-    assert not (runs.folder / "up-2").exists()
+    one, block = fail_on_a_full_disk(run, disk, until, "--in-place", "5")
+    one.until_said("waiting up to 600 s for space")
+    assert not (run.folder / "up-2").exists()
     make_room(block)
-    assert runs.one is not None
-    assert runs.one.wait(60) == 0
-    first, second = ledger(runs.rundir)
+    assert one.wait(60) == 0
+    first, second = run.attempts()
     assert (first.sign, first.exit_code, second.words) == ("exit 5", 5, "exit 0")
     assert first.ended is not None and first.ended < second.started
-    assert json.loads((runs.rundir.attempt(1) / "end.json").read_text())["then"].startswith("restarted in place")
+    assert json.loads((run.rundir.attempt(1) / "end.json").read_text())["then"].startswith("restarted in place")
 
 
 def test_a_job_that_leaves_writes_the_end_first_and_the_next_member_counts_it_as_what_it_was(
-    runs: Runs, disk: Path, until: Until
+    run: SupervisedRun, disk: Path, until: Until
 ) -> None:
-    block = fail_on_a_full_disk(runs, disk, until, "--in-place", "0")
+    one, block = fail_on_a_full_disk(run, disk, until, "--in-place", "0")
     make_room(block)
-    assert runs.one is not None
-    assert runs.one.wait(60) == 5
-    (only,) = ledger(runs.rundir)
+    assert one.wait(60) == 5
+    (only,) = run.attempts()
     assert (only.sign, only.then) == (
         "exit 5",
         "left: no restart in place (--in-place 0): the next member takes over",
     )
-    assert runs.start("--", "true").wait(60) == 0
-    assert [one.words for one in ledger(runs.rundir)] == ["exit 5", "exit 0"]
+    assert run.start("--", "true").wait(60) == 0
+    assert [one.words for one in run.attempts()] == ["exit 5", "exit 0"]
 
 
-def test_what_never_found_space_stands_in_the_jobs_output(runs: Runs, disk: Path, until: Until) -> None:
-    fail_on_a_full_disk(runs, disk, until, "--space-wait", "1")
-    assert runs.one is not None
-    assert runs.one.wait(60) == 5
-    assert "not written for lack of space: the end of attempt 1 (exit 5; left: no restart in place" in runs.said()
+def test_what_never_found_space_stands_in_the_jobs_output(run: SupervisedRun, disk: Path, until: Until) -> None:
+    one, _ = fail_on_a_full_disk(run, disk, until, "--space-wait", "1")
+    assert one.wait(60) == 5
+    assert "not written for lack of space: the end of attempt 1 (exit 5; left: no restart in place" in one.said()
 
 
-def test_a_job_told_to_leave_does_not_wait_long_for_space(runs: Runs, disk: Path, until: Until) -> None:
-    fail_on_a_full_disk(runs, disk, until)
-    assert runs.one is not None
-    runs.one.send_signal(signal.SIGTERM)
-    assert runs.one.wait(30) == 5
-    assert "not written for lack of space" in runs.said()
+def test_a_job_told_to_leave_does_not_wait_long_for_space(run: SupervisedRun, disk: Path, until: Until) -> None:
+    one, _ = fail_on_a_full_disk(run, disk, until)
+    one.send_signal(signal.SIGTERM)
+    assert one.wait(30) == 5
+    assert "not written for lack of space" in one.said()
 
 
-def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(
-    runs: Runs, disk: Path, until: Until
-) -> None:
-    runs.rundir.root.mkdir()
+def test_a_member_waits_at_the_gate_for_space_and_claims_nothing_meanwhile(run: SupervisedRun, disk: Path) -> None:
+    run.rundir.root.mkdir()
     block = fill(disk)
-    one = runs.start("--", "sh", "-c", "echo trained")
-    until(lambda: "waiting up to 600 s for space (free some" in runs.said(), "the wait")
-    assert not runs.rundir.attempts.exists() or not list(runs.rundir.attempts.iterdir())
+    one = run.start("--", "sh", "-c", "echo trained")
+    one.until_said("waiting up to 600 s for space (free some")
+    assert not run.rundir.attempts.exists() or not list(run.rundir.attempts.iterdir())
     make_room(block)
     assert one.wait(60) == 0
-    assert "there is space again" in runs.said() and "trained" in runs.said()
-    assert runs.said().count("waiting up to") == 1
-    assert [a.words for a in ledger(runs.rundir)] == ["exit 0"]
+    assert "there is space again" in one.said() and "trained" in one.said()
+    assert one.said().count("waiting up to") == 1
+    assert [a.words for a in run.attempts()] == ["exit 0"]
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "kill switch"])
-def test_a_member_that_waits_for_space_leaves_when_it_is_told_to(runs: Runs, disk: Path, until: Until, by: str) -> None:
-    runs.rundir.switches.mkdir(parents=True)
-    runs.rundir.state.mkdir()
+def test_a_member_that_waits_for_space_leaves_when_it_is_told_to(run: SupervisedRun, disk: Path, by: str) -> None:
+    run.rundir.switches.mkdir(parents=True)
+    run.rundir.state.mkdir()
     block = fill(disk)
-    one = runs.start("--", "sh", "-c", "echo trained")
-    until(lambda: "waiting up to 600 s for space" in runs.said(), "the wait")
+    one = run.start("--", "sh", "-c", "echo trained")
+    one.until_said("waiting up to 600 s for space")
     if by == "SIGTERM":
         one.send_signal(signal.SIGTERM)
     else:
-        min(block.iterdir(), key=lambda one: one.stat().st_size).rename(runs.rundir.switches / KILL)
+        min(block.iterdir(), key=lambda one: one.stat().st_size).rename(run.rundir.switches / KILL)
     assert one.wait(30) == 0
-    assert "trained" not in runs.said()
-    assert ("asked to stop" if by == "SIGTERM" else "the kill switch is up") in runs.said()
+    assert "trained" not in one.said()
+    assert ("asked to stop" if by == "SIGTERM" else "the kill switch is up") in one.said()

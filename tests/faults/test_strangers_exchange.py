@@ -17,9 +17,8 @@ from ftsupervise.errors import NotFound
 from ftsupervise.rundir import pinned
 from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.patience import wait_until
 from tests.neighbours.stranger import as_stranger
-
-from .conftest import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 

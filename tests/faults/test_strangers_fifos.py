@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ftsupervise.rundir.records import read_json, write_json
 from ftsupervise.scheduler.local import Local
 from ftsupervise.truth import Beat
 from tests.neighbours.stranger import as_stranger
+from tests.neighbours.supervised import SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another account")]
 
@@ -105,11 +106,11 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         folder.mkdir(parents=True)
     (run.nodes / "incidents").chmod(0o1777)
     go, begun = top / "go", top / "begun"
-    argv = [TYPED, "run", "--run-dir", str(run.root), "--in-place", "1", "--back-off", "0", "--warm", "off"]
-    argv += ["--health", "exit 2", "--health-when", "failure", "--"]  # a trouble of this node, to be written down
+    options = ("--in-place", "1", "--back-off", "0", "--warm", "off")
+    health = ("--health", "exit 2", "--health-when", "failure")  # a trouble of this node, to be written down
     command = f"touch {begun}; until [ -e {go} ]; do sleep 0.1; done; exit 3"
-    child = subprocess.Popen([*argv, "sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with closing(SupervisedRun(run.root, top)) as supervised:
+        child = supervised.start(*options, *health, "--", "sh", "-c", command)
         until(begun.exists, "the command")
         host, pid = os.uname().nodename, child.pid
         name = f"{run.root.name}.none.{host}.{pid}.{processes.identity(pid)}.json"
@@ -117,8 +118,6 @@ def test_fifos_laid_for_the_troubles_of_nodes_do_not_hold_a_run_beyond_its_end(
         go.touch()
         assert child.wait(90) == 3
         assert (run.nodes / "incidents" / name).is_file(), "the name was the right one"
-    finally:
-        child.send_signal(signal.SIGKILL)
 
 
 def test_what_we_write_replaces_a_fifo_or_a_link_and_follows_none(top: Path) -> None:

@@ -17,8 +17,9 @@ from ftsupervise.model import JobState
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import fence
 from ftsupervise.truth import Health
+from tests.neighbours.patience import wait_until
 
-from .conftest import HungMount, wait_until
+from .conftest import HungMount
 from .watched import Watched
 
 TRAINING = """

@@ -18,8 +18,9 @@ from ftsupervise.findings import Finding, Severity
 from ftsupervise.probe import Probe
 from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs.memory import cgroups, host
+from tests.neighbours.patience import wait_until
 
-from .conftest import need_root_and, wait_until
+from .conftest import need_root_and
 from .watched import Watched
 
 LEAK = """

@@ -1,4 +1,4 @@
-"""Ten real ticks while storage hangs: at most one child is left behind, the other runs are watched on time, and the process
+"""Real ticks while storage hangs: at most one child is left behind, the other runs are watched on time, and the process
 ends by itself. The alert comes once, and once more when it is over."""
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import HungMount, wait_until
+from tests.neighbours.patience import wait_until
+
+from .conftest import HungMount
 from .test_probe_hung_mount import probes_on
 
 pytestmark = pytest.mark.root
@@ -53,10 +55,11 @@ def configs(tmp_path: Path, hung_mount: HungMount) -> Iterator[list[Path]]:
     yield [good, bad]
 
 
-def test_ten_ticks_over_hung_storage(hung_mount: HungMount, configs: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("ticks", [4, pytest.param(10, marks=pytest.mark.slow)])
+def test_ticks_over_hung_storage(hung_mount: HungMount, configs: list[Path], tmp_path: Path, ticks: int) -> None:
     watching = Watching(tmp_path, configs)
     hung_mount.hang("statfs", "getattr", "readdir", "open")
-    told = [watching.tick() for _ in range(10)]
+    told = [watching.tick() for _ in range(ticks)]
     assert probes_on(hung_mount) <= 1
     text = "\n".join(words for words, _ in told)
     assert text.count("bad: fired: the storage of") == 1, text

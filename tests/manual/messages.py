@@ -29,7 +29,7 @@ TOLD = ("firing", "repeat", "escalated", "resolved")
 class Answers:
     """A queue that answers what it is told to: gone for a night, then launched again."""
 
-    kind, in_state = "slurm", False
+    kind = "slurm"
 
     def __init__(self) -> None:
         self.jobs: tuple[Job, ...] = ()

@@ -29,8 +29,8 @@ def outside_a_job(**more: str) -> dict[str, str]:
     return {**{key: value for key, value in os.environ.items() if not key.startswith(OF_A_JOB)}, **more}
 
 
-class Member(subprocess.Popen[bytes]):
-    """One ``ftsupervise run``. What it and its command print goes into the file ``out``."""
+class Program(subprocess.Popen[bytes]):
+    """A process of a test. What it and its children print goes into the file ``out``."""
 
     def __init__(self, argv: list[str], folder: Path, env: dict[str, str], out: Path) -> None:
         self.out = out
@@ -63,14 +63,14 @@ class SupervisedRun:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.rundir, self.folder = RunDir(root), folder
-        self.members: list[Member] = []
+        self.members: list[Program] = []
 
-    def start(self, *words: str, **env: str) -> Member:
+    def start(self, *words: str, **env: str) -> Program:
         """``start("--in-place", "5", "--", "train")``; without options the words are the command."""
         argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root)]
         argv += words if "--" in words else ("--", *words)
         out = self.folder / f"out-{len(self.members)}"
-        self.members.append(Member(argv, self.folder, outside_a_job(**env), out))
+        self.members.append(Program(argv, self.folder, outside_a_job(**env), out))
         return self.members[-1]
 
     def attempts(self) -> tuple[Attempt, ...]:

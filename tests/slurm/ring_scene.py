@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftsupervise.host import processes
 from ftsupervise.model import Attempt
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import ENV_RUN_DIR, RunDir
 from ftsupervise.sandbox import Sandbox
+from tests.neighbours.supervised import outside_a_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal"
 
@@ -109,27 +111,19 @@ class Scene:
 
     def processes(self) -> list[int]:
         """Living processes of this run's training, on all nodes."""
-        needle = f"FTSUPERVISE_RUN_DIR={self.rundir.root}".encode()  # by its directory: another test may use the name
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        # by its directory: another test may use the name
+        return [one.pid for one in processes.marked(ENV_RUN_DIR).get(str(self.rundir.root), [])]
 
 
 def undisturbed(folder: Path, command: str) -> str:
     """The weights of a run nobody disturbed: two ranks on this machine, no supervisor."""
     alone = folder / "alone"
     shutil.copytree(EXAMPLE, alone)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FTSUPERVISE_", "SLURM_"))}
     ranks = [
         subprocess.Popen(
             [sys.executable, "train.py", *command.split()],
             cwd=alone,
-            env={**env, "RANK": str(rank), "WORLD_SIZE": "2", "FTSUPERVISE_ATTEMPT_DIR": str(alone)},
+            env=outside_a_job(RANK=str(rank), WORLD_SIZE="2", FTSUPERVISE_ATTEMPT_DIR=str(alone)),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -94,10 +94,10 @@ def test_a_newcomer_drops_an_executable_and_a_job_script_and_both_run_at_the_nex
     until(lambda: "hourly/deaf" in one.alerts(), "the end of what hangs, and its alert")
     runs = [read_json(path) or {} for path in sorted((one.cron.runs / "hourly.deaf").glob("2*/end.json"))]
     hung = next(run for run in runs if run["outcome"] == "failed")
-    assert "ended at its bound of 6s, with all it had started" in str(hung["words"])
+    assert "ended at its bound of 6s, with all processes that it had started" in str(hung["words"])
     first = min((one.cron.runs / "hourly.deaf").glob("2*/output"))
     assert identity(int(first.read_text())) is None
-    assert any("skipped: it still runs" in str(run["words"]) for run in runs)
+    assert any("skipped: it has been running since" in str(run["words"]) for run in runs)
     until(lambda: "ALIVE" in one.type("status").stdout, "slots in time")
     assert "hourly/hello.sh" not in one.alerts()
 

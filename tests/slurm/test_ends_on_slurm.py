@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftsupervise.host.processes import environment
+from ftsupervise.rundir.paths import ENV_ATTEMPT
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -17,15 +18,7 @@ Until = Callable[..., Any]
 
 
 def left_of(here: Scene, attempt: int) -> list[int]:
-    mark = f"FTSUPERVISE_ATTEMPT={attempt}".encode()
-    found = []
-    for pid in here.processes():
-        try:
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+    return [pid for pid in here.processes() if environment(pid).get(ENV_ATTEMPT) == str(attempt)]
 
 
 def test_a_preempted_job_leaves_nothing_and_the_next_member_goes_on_when_the_other_job_has_gone(

@@ -22,7 +22,7 @@ def test_a_stopped_rank_on_another_node_is_named_and_the_run_goes_on_in_the_same
     scene: Callable[..., Scene], until: Until
 ) -> None:
     here = scene(nodes=2)
-    here.train("--steps 150 --step-time 0.03 --save-every 20", restart={"hang": {"at_least": "3s"}})
+    here.train("--steps 150 --step-time 0.03 --save-every 20", restart={"hang": {"at_least": "4s"}})
     until(lambda: here.trains(1) and "step 50 " in here.log(), "step 50")
     os.kill(here.trains(1)[1], signal.SIGSTOP)
     struck = time.time()

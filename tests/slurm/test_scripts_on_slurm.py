@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.supervised import alive
 from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
@@ -67,13 +68,6 @@ def test_steps_of_a_shell_end_before_its_next_attempt_and_those_of_a_person_who_
     finally:
         looks.kill()
         looks.wait()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_a_script_that_lost_a_node_starts_again_on_the_nodes_it_is_told(

@@ -213,7 +213,7 @@ def test_a_message_nobody_can_render_goes_to_another_receiver(
 @pytest.mark.parametrize("mood", ["refuse", "half-open", "reset", "reset 200", "delay 0.05"])
 def test_a_bad_network_loses_no_mail(mail: MailServer, journal: Journal, mood: str) -> None:
     with Proxy(mail.port) as proxy:
-        alerts = settings([email(proxy.port, timeout="2s" if "half" in mood else "15s")])
+        alerts = settings([email(proxy.port, timeout="2s" if mood in ("half-open", "reset") else "15s")])
         proxy.mood = mood
         tick(journal, alerts, T0, bad())
         proxy.mood = "ok"

@@ -274,23 +274,22 @@ def service() -> Iterator[Service]:
 
 def test_the_dead_man_hears_of_a_tick_only_if_it_saw_and_could_tell(service: Service, tmp_path: Path) -> None:
     about = DeadMan(url_file=Path(secret(tmp_path, "url", f"{service.url}/ping/uuid")))
-    assert general.after_tick(about, could_see=True, delivered=Delivered(waiting=1)) == ""
-    assert general.after_tick(about, could_see=False, delivered=Delivered(), why_blind="no slurmctld") == ""
-    assert general.after_tick(about, could_see=True, delivered=Delivered(critical_waiting=2)) == ""
-    assert general.ping(about, "start") == general.ping(about, "fail", "x") == ""
+    assert general.after_tick(about, Delivered(waiting=1)) == ""
+    assert general.after_tick(about, Delivered(), "no slurmctld") == ""
+    assert general.after_tick(about, Delivered(critical_waiting=2)) == ""
     paths = [path for path, _ in service.heard]
-    assert paths == ["/ping/uuid", "/ping/uuid/log", "/ping/uuid/log", "/ping/uuid/start", "/ping/uuid/fail"]
+    assert paths == ["/ping/uuid", "/ping/uuid/log", "/ping/uuid/log"]
     assert "no slurmctld" in service.heard[1][1]
 
 
 def test_a_dead_man_service_in_trouble_is_a_sentence_without_its_secret(service: Service, tmp_path: Path) -> None:
     gone = DeadMan(url_file=Path(secret(tmp_path, "gone", f"{service.url}/gone/canary123")))
     service.server.RequestHandlerClass.timeout = 1
-    assert "404" in general.ping(gone)
+    assert "404" in general.after_tick(gone, Delivered())
     down = DeadMan(url_file=Path(secret(tmp_path, "down", "http://127.0.0.1:9/canary123")))
     plain = DeadMan(url_file=Path(secret(tmp_path, "plain", "http://example.org/canary123")))
     for about in (down, plain, DeadMan(url_env="NOT_SET_ANYWHERE")):
-        said = general.ping(about)
+        said = general.after_tick(about, Delivered())
         assert said and "canary123" not in said
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftsupervise.cli.saying import count, wrapped
+from ftsupervise.cli.output import count, wrapped
 from ftsupervise.rundir.paths import RunDir
 
 Until = Callable[..., Any]

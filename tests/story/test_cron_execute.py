@@ -64,7 +64,7 @@ def test_one_that_hangs_is_ended_at_its_bound_with_all_it_started(tmp_path: Path
     )
     (ended,) = run(tmp_path, body, bound=4.0)
     assert ended.code is None
-    assert "ended at its bound of 4s, with all it had started" in ended.words
+    assert "ended at its bound of 4s, with all processes that it had started" in ended.words
     seen = pids(tmp_path / "0")
     assert len(seen) == 4
     assert [pid for pid in seen if identity(pid) is not None] == []

@@ -160,7 +160,7 @@ def test_no_entry_runs_beside_itself(folder: Folder) -> None:
     assert history.claim_run(folder.cron, "minutely.slow", NINE, start) is not None
     assert history.claim_run(folder.cron, "minutely.slow", NINE, start) is None
     assert folder.tick(NINE + P5).worked.skipped == ("minutely/slow",)
-    assert "still runs" in folder.runs("minutely.slow")[0].end.words
+    assert "it has been running since" in folder.runs("minutely.slow")[0].end.words
     assert folder.tick(NINE + P5 * 3).worked.ran == ("minutely/slow",)  # the bound of 10m is over: that tick was killed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -13,61 +12,43 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.supervised import Program, outside_a_job
+
 pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 
 TRAIN = Path(__file__).parents[2] / "examples" / "minimal" / "train.py"
 Until = Callable[..., Any]
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Program]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start one rank of the example in ``tmp_path``; whatever still runs is ended after the test."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[Program] = []
 
-    def one(
-        *arguments: str, rank: int = 0, world: int = 1, run: Path | None = None, **env: str
-    ) -> subprocess.Popen[str]:
-        (tmp_path / "out").mkdir(exist_ok=True)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
+    def one(*arguments: str, rank: int = 0, world: int = 1, run: Path | None = None, **env: str) -> Program:
         if world > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         if run is not None:
             (run / "switches").mkdir(parents=True, exist_ok=True)
             env |= {"FTSUPERVISE_RUN_DIR": str(run), "FTSUPERVISE_GUARD_POLL": "0"}
-        log = (tmp_path / "out" / f"{len(running)}").open("w")
-        process = subprocess.Popen(
-            [sys.executable, str(TRAIN), "--log-every", "1", *arguments],
-            cwd=tmp_path,
-            env={**clean, **env},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        log.close()
-        process.log = tmp_path / "out" / f"{len(running)}"  # type: ignore[attr-defined]
-        running.append(process)
-        return process
+        argv = [sys.executable, str(TRAIN), "--log-every", "1", *arguments]
+        running.append(Program(argv, tmp_path, outside_a_job(**env), tmp_path / f"out-{len(running)}"))
+        return running[-1]
 
     yield one
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    for program in running:
+        program.end()
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    return str(process.log.read_text())  # type: ignore[attr-defined]
+def steps(process: Program) -> list[int]:
+    return [int(n) for n in re.findall(r"^step (\d+) ", process.said(), re.M)]
 
 
-def steps(process: subprocess.Popen[str]) -> list[int]:
-    return [int(n) for n in re.findall(r"^step (\d+) ", said(process), re.M)]
-
-
-def digest(process: subprocess.Popen[str]) -> str:
-    found = re.search(r"finished at step \d+, weights (\w+)", said(process))
-    assert found, said(process)
+def digest(process: Program) -> str:
+    found = re.search(r"finished at step \d+, weights (\w+)", process.said())
+    assert found, process.said()
     return found[1]
 
 
@@ -76,11 +57,11 @@ def test_an_interrupted_run_of_two_ranks_ends_with_the_bits_of_an_undisturbed_on
 ) -> None:
     long = ("--steps", "300", "--save-every", "40")
 
-    def both(**env: str) -> list[subprocess.Popen[str]]:
+    def both(**env: str) -> list[Program]:
         return [start(*long, "--step-time", env.pop("time", "0"), rank=r, world=2, **env) for r in (0, 1)]
 
     calm = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "calm"))
-    assert [p.wait(120) for p in calm] == [0, 0], said(calm[0])
+    assert [p.wait(120) for p in calm] == [0, 0], calm[0].said()
 
     first = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"), time="0.03")
     until(lambda: len(steps(first[0])) > 60)
@@ -93,7 +74,7 @@ def test_an_interrupted_run_of_two_ranks_ends_with_the_bits_of_an_undisturbed_on
     third = both(FTSUPERVISE_CHECKPOINT_DIR=str(tmp_path / "rough"))
     assert [p.wait(120) for p in third] == [0, 0]
 
-    assert "resumed" in said(second[0]) and "resumed" in said(third[0])
+    assert "resumed" in second[0].said() and "resumed" in third[0].said()
     assert digest(third[0]) == digest(calm[0])
 
 
@@ -105,10 +86,10 @@ def test_a_kill_switch_ends_it_with_no_step_trained_after_it_was_seen(
     until(lambda: len(steps(train)) > 20)
     (run / "switches" / "kill-switch").write_text("no longer needed")
     assert train.wait(60) == 0
-    seen = re.search(r"no longer needed: saving and stopping at step (\d+)", said(train))
-    assert seen, said(train)
+    seen = re.search(r"no longer needed: saving and stopping at step (\d+)", train.said())
+    assert seen, train.said()
     assert max(steps(train)) == int(seen[1])
-    assert f"saved step {seen[1]}" in said(train)
+    assert f"saved step {seen[1]}" in train.said()
 
 
 def test_a_save_switch_leaves_exactly_one_more_checkpoint_and_is_gone(
@@ -122,7 +103,7 @@ def test_a_save_switch_leaves_exactly_one_more_checkpoint_and_is_gone(
     until(lambda: not switch.exists())
     (run / "switches" / "kill-switch").touch()
     assert train.wait(120) == 0
-    assert len(re.findall("^saved step", said(train), re.M)) == 2, "one asked for, one at the end"
+    assert len(re.findall("^saved step", train.said(), re.M)) == 2, "one asked for, one at the end"
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
 
 
@@ -132,7 +113,7 @@ def test_a_warning_to_one_rank_stops_both_at_the_same_step(start: Start, until: 
     until(lambda: len(steps(ranks[0])) > 20)
     ranks[1].send_signal(number)
     assert [p.wait(60) for p in ranks] == [0, 0]
-    stopped = re.search(r"stopped at step (\d+)", said(ranks[0]))
+    stopped = re.search(r"stopped at step (\d+)", ranks[0].said())
     assert stopped and max(steps(ranks[0])) == int(stopped[1])
 
 

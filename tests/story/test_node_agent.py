@@ -18,7 +18,7 @@ from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.protocol import Datagram, Seal
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
-from tests.story.node_scene import Stage, gone
+from tests.story.agent_scene import Stage, gone
 
 Until = Callable[..., Any]
 

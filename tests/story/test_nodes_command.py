@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from ftsupervise.nodes import incidents
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.supervised import SupervisedRun
 
 HERE = os.uname().nodename
 Type = Callable[..., str]
@@ -47,23 +49,11 @@ def type_it(tmp_path: Path, rundir: RunDir) -> Type:
 
 def ran(rundir: RunDir, *options: str, code: int, command: str = "exit 0") -> str:
     """The job ring on this machine; what it said."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-    argv = [
-        sys.executable,
-        "-m",
-        "ftsupervise",
-        "run",
-        "--run-dir",
-        str(rundir.root),
-        *options,
-        "--",
-        "sh",
-        "-c",
-        command,
-    ]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr
+    rundir.root.parent.mkdir(parents=True, exist_ok=True)
+    with closing(SupervisedRun(rundir.root, rundir.root.parent)) as run:
+        one = run.start(*options, "--", "sh", "-c", command)
+        assert one.wait(120) == code, one.said()
+        return one.said()
 
 
 def troubled(rundir: RunDir, *nodes: str, kind: str = "health", **ago: float) -> None:

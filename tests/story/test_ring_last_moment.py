@@ -21,6 +21,7 @@ from ftsupervise.run.gate import SignalQueue, wait_unless_stopped
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.supervised import outside_a_job
 
 
 def options(tmp_path: Path, *command: str, in_place: int) -> Options:
@@ -38,7 +39,7 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
         read(self)
 
     monkeypatch.setattr(RunningCommand, "read_the_last_events", late)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "FTSUPERVISE_"))}
+    clean = outside_a_job()
     asked = options(tmp_path, "sh", "-c", "exit 143", in_place=5)
     assert supervisor.run(asked, clean) == 143
     (only,) = ledger(asked.rundir)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,44 +16,23 @@ from ftsupervise.run import fencing
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import read_brake
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 NOW = datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 
 
 @pytest.fixture
-def rundir(tmp_path: Path) -> RunDir:
-    found = RunDir(tmp_path / "run")
-    for folder in (found.attempt(1), found.beats, found.state):
+def rundir(run: SupervisedRun) -> RunDir:
+    for folder in (run.rundir.attempt(1), run.rundir.beats, run.rundir.state):
         folder.mkdir(parents=True)
-    fencing.begin(found, 1, {}, print)
-    return found
+    fencing.begin(run.rundir, 1, {}, print)
+    return run.rundir
 
 
-@pytest.fixture
-def member(rundir: RunDir) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A member whose only node is not healthy."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-        argv = ["run", "--run-dir", str(rundir.root), "--health", "echo GPU 3 is gone; exit 2", *words, "--", "true"]
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "ftsupervise", *argv],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.poll() is None:
-            one.kill()
-        one.communicate()
+def member(run: SupervisedRun, *words: str) -> Program:
+    """One whose only node is not healthy."""
+    return run.start("--health", "echo GPU 3 is gone; exit 2", *words, "--", "true")
 
 
 def page(rundir: RunDir, **more: object) -> None:
@@ -103,14 +79,11 @@ def test_an_attempt_on_another_host_is_over_when_slurm_says_that_its_job_is_gone
 
 
 def test_a_member_that_cannot_start_claims_nothing_while_an_older_attempt_is_at_work(
-    rundir: RunDir, member: Callable[..., subprocess.Popen[str]], until: Until
+    rundir: RunDir, run: SupervisedRun
 ) -> None:
     page(rundir)
-    one = member()
-    assert one.stdout is not None
-    for line in one.stdout:
-        if "attempt 1 may still be running; waiting for its end" in line:
-            break
+    one = member(run)
+    one.until_said("attempt 1 may still be running; waiting for its end")
     assert [a.number for a in ledger(rundir)] == [1]
     assert (rundir.staging / "0001").is_dir()
     one.send_signal(signal.SIGTERM)
@@ -120,12 +93,11 @@ def test_a_member_that_cannot_start_claims_nothing_while_an_older_attempt_is_at_
 
 
 def test_a_member_that_cannot_start_shuts_a_dead_attempt_out_and_its_brake_goes_through_the_fence(
-    rundir: RunDir, member: Callable[..., subprocess.Popen[str]]
+    rundir: RunDir, run: SupervisedRun
 ) -> None:
     page(rundir, pid=1, pid_start=0)
-    one = member("--budget", "start=1")
-    said, _ = one.communicate(timeout=60)
-    assert one.returncode == 75, said
+    one = member(run, "--budget", "start=1")
+    assert one.wait(60) == 75, one.said()
     assert [(a.number, a.sign) for a in ledger(rundir)][1:] == [(2, "no node healthy")]
     assert (rundir.staging / "0001").is_file(), "sealed"
     brake = read_brake(rundir)

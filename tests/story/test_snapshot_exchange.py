@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,8 @@ def _forger(where: tuple[str, int], at: int) -> int:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
         except OSError:
-            target.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)
 
     def serve() -> None:
         near = listener.accept()[0]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftsupervise.host import processes
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.supervised import SupervisedRun, alive
 
 Until = Callable[..., Any]
 
@@ -44,21 +42,13 @@ for step in range(1, 100_000):
 
 
 class Ring:
-    """A supervised run in ``folder``."""
+    """``run`` with the training above, and what a test asks of its standby."""
 
-    def __init__(self, folder: Path, *words: str, **env: str) -> None:
-        (folder / "train.py").write_text(TRAIN)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-        self.folder, self.rundir = folder, RunDir(folder / "run")
-        argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(self.rundir.root), "--in-place", "9"]
-        with (folder / "out").open("w") as out:
-            self.process = subprocess.Popen(
-                [*argv, *words, "--", sys.executable, "train.py"],
-                cwd=folder, env={**clean, **env}, stdout=out, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-
-    def said(self) -> str:
-        return (self.folder / "out").read_text()
+    def __init__(self, run: SupervisedRun, *words: str, **env: str) -> None:
+        (run.folder / "train.py").write_text(TRAIN)
+        self.run, self.folder, self.rundir = run, run.folder, run.rundir
+        self.process = run.start("--in-place", "9", *words, "--", sys.executable, "train.py", **env)
+        self.said = self.process.said
 
     def begun(self, attempt: int) -> tuple[int, str] | None:
         """Process and temperature of an attempt that has made its first step."""
@@ -87,23 +77,9 @@ class Ring:
         return 0
 
 
-def alive(pid: int) -> bool:
-    return processes.identity(pid) is not None
-
-
 @pytest.fixture
-def ring(tmp_path: Path) -> Iterator[Callable[..., Ring]]:
-    started: list[Ring] = []
-
-    def make(*words: str, **env: str) -> Ring:
-        started.append(Ring(tmp_path, *words, **env))
-        return started[-1]
-
-    yield make
-    for one in started:
-        if one.process.poll() is None:
-            one.process.send_signal(signal.SIGTERM)
-            one.process.wait(60)
+def ring(run: SupervisedRun) -> Callable[..., Ring]:
+    return partial(Ring, run)
 
 
 def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callable[..., Ring], until: Until) -> None:
@@ -119,7 +95,7 @@ def test_the_second_attempt_is_warm_and_at_the_end_nothing_is_left(ring: Callabl
     assert one.standby() == standby
     (one.rundir.switches / "kill-switch").touch()
     assert one.process.wait(60) == 0
-    assert [page.words for page in ledger(one.rundir)] == ["exit 3", "exit 3", "kill switch"]
+    assert [page.words for page in one.run.attempts()] == ["exit 3", "exit 3", "kill switch"]
     until(lambda: not alive(standby), "the standby's end")
     print(re.findall(r"^attempt \d pid .*", one.said(), re.M))
 
@@ -222,31 +198,15 @@ def test_a_warm_rank_hears_the_warning_and_dies_with_its_supervisor(ring: Callab
     ids=["never in place", "by default", "off"],
 )
 def test_imports_are_learned_where_a_restart_in_place_may_need_them(
-    tmp_path: Path, words: tuple[str, ...], learns: bool
+    run: SupervisedRun, words: tuple[str, ...], learns: bool
 ) -> None:
     look = "import os; print('learns', 'FTSUPERVISE_IMPORTS' in os.environ)"
-    argv = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(tmp_path / "run"), *words, "--"]
-    done = subprocess.run([*argv, sys.executable, "-c", look], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert f"learns {learns}" in done.stdout
+    one = run.start(*words, "--", sys.executable, "-c", look)
+    one.wait(60)
+    assert f"learns {learns}" in one.said()
 
 
-def test_a_job_that_does_not_start_python_says_why_its_restarts_are_cold(
-    ring: Callable[..., Ring], tmp_path: Path
-) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "ftsupervise",
-        "run",
-        "--run-dir",
-        str(tmp_path / "run"),
-        "--in-place",
-        "1",
-        "--warm",
-        "numpy",
-        "--",
-        "true",
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0
-    assert "restarts will be cold: the command does not start with python (true)" in done.stdout + done.stderr
+def test_a_job_that_does_not_start_python_says_why_its_restarts_are_cold(run: SupervisedRun) -> None:
+    one = run.start("--in-place", "1", "--warm", "numpy", "--", "true")
+    assert one.wait(60) == 0
+    assert "restarts will be cold: the command does not start with python (true)" in one.said()

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.neighbours.supervised import alive
 from tests.story.warm_scene import Standby, script
 
-WITNESS = Path(__file__).parent / "warm_witness.py"
+FACTS = Path(__file__).parent / "warm_facts.py"
 Until = Callable[..., Any]
 
 
@@ -48,18 +49,18 @@ def assert_same(cold: dict[str, Any], warm: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "command"),
     [
-        (0, ("warm_witness.py", "a", "--b=ü")),
-        (5, ("-u", "-X", "dev", "-W", "ignore", "warm_witness.py")),
-        (1, ("-B", "-m", "warm_witness", "a")),
-        (0, ("-c", "import runpy; runpy.run_path('warm_witness.py', run_name='__main__')")),
+        (0, ("warm_facts.py", "a", "--b=ü")),
+        (5, ("-u", "-X", "dev", "-W", "ignore", "warm_facts.py")),
+        (1, ("-B", "-m", "warm_facts", "a")),
+        (0, ("-c", "import runpy; runpy.run_path('warm_facts.py', run_name='__main__')")),
     ],
     ids=["script", "flags", "module", "text"],
 )
 def test_a_rank_sees_the_same_cold_and_warm(
     standby: Callable[..., Standby], tmp_path: Path, flags: int, command: tuple[str, ...]
 ) -> None:
-    (tmp_path / "warm_witness.py").write_text(WITNESS.read_text())
-    one = standby(*command, flags=flags, WITNESS="so it is")
+    (tmp_path / "warm_facts.py").write_text(FACTS.read_text())
+    one = standby(*command, flags=flags, FACTS="so it is")
     rank = {**one.env, "SLURM_PROCID": "0", "FTSUPERVISE_ATTEMPT": "2", "CUDA_VISIBLE_DEVICES": "3"}
     assert_same(*both(one, env=rank))
 
@@ -70,8 +71,8 @@ def test_a_rank_that_was_started_oddly_sees_the_same_cold_and_warm(
     """Its own limits, umask, ignored and blocked signals, a pipe as input, further descriptors, a closed one."""
     import resource
 
-    (tmp_path / "warm_witness.py").write_text(WITNESS.read_text())
-    one = standby("warm_witness.py", BIG="x" * 100_000)
+    (tmp_path / "warm_facts.py").write_text(FACTS.read_text())
+    one = standby("warm_facts.py", BIG="x" * 100_000)
     read, write = os.pipe()
     ours = {signal.SIGHUP: signal.SIG_IGN, signal.SIGUSR2: signal.SIG_IGN}
 
@@ -110,7 +111,7 @@ ENDS = {
     "a text": "raise SystemExit('that was it')",
     "at once": "import os; print('lost', end=''); os._exit(3)",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "an interrupt": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
+    "an interrupt": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.5)",
     "an abort": "import faulthandler, os; faulthandler.enable(); os.abort()",
     "a pipe": "import os, signal; signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.kill(os.getpid(), 13)",
     "a syntax error": "def f(:",
@@ -225,13 +226,6 @@ def rank(one: Standby, **env: str) -> Iterator[tuple[subprocess.Popen[str], dict
         process.kill()
         process.wait(30)
         process.stdout.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def test_signals_are_passed_on(standby: Callable[..., Standby], tmp_path: Path) -> None:

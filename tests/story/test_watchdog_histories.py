@@ -1,4 +1,4 @@
-"""200 labelled histories at default settings: no healthy run is called hung, no hung run is missed."""
+"""Labelled histories at default settings: no healthy run is called hung, no hung run is missed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from ftsupervise.truth import Health
 
 from .run_history import TELLINGS, Player, generate
 
-SEEDS = range(200)
 
-
-def test_two_hundred_histories_give_no_false_hang_and_no_missed_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("histories", [50, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_no_history_gives_a_false_hang_and_none_a_missed_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], histories: int
 ) -> None:
     false, missed, delays = [], [], []
     with Probe(notes=tmp_path / "notes" / "probe", bound=60) as probe:
-        for seed in SEEDS:
+        for seed in range(histories):
             history = generate(seed)
             folder = tmp_path / str(seed)
             folder.mkdir()
@@ -42,7 +41,7 @@ def test_two_hundred_histories_give_no_false_hang_and_no_missed_one(
         print(_report(delays))
     assert not false, "\n".join(false)
     assert not missed, "\n".join(missed)
-    assert len(delays) > 70
+    assert len(delays) > 0.35 * histories
     assert {h.telling for h, _ in delays} == set(TELLINGS)
     assert {h.hung_in for h, _ in delays} == {"train", "save", "eval", "start"}
 

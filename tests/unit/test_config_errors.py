@@ -55,7 +55,7 @@ def launch(line: str) -> str:
         ("time: 90", '9: launch.time: write the time limit in quotes, such as time: "20:00:00"'),
         ("time: '90'", "9: launch.time: expected a duration such as"),
         ("time: 0s", "9: launch.time: expected more than 0s, got '0s'"),
-        ("container: ['']", "14: launch.container: empty; write what is to be run"),
+        ("container: ['']", "14: launch.container: empty; write the command"),
         ("modules: ['a;b']", "13: launch.modules[0]: expected a module as 'module load' takes it"),
         ("srun_options: [x]", "18: launch.srun_options[0]: expected an option that begins with '-'"),
         ("env: {A-B: x}", "9: launch.env.A-B: expected a variable name"),
@@ -191,7 +191,7 @@ def test_a_run_has_a_plain_name(name: str) -> None:
 @pytest.mark.parametrize("command", ['""', '" \\n "', "[]", '[""]'])
 def test_a_command_says_what_is_to_be_run(command: str) -> None:
     (sentence,) = said(f"name: x\nlaunch: {{command: {command}}}\n")
-    assert "launch.command: empty; write what is to be run" in sentence
+    assert "launch.command: empty; write the command" in sentence
 
 
 def test_the_warning_comes_before_the_limit_and_the_error_points_at_it() -> None:

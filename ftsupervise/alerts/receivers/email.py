@@ -110,9 +110,9 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
     later = {
         one: why for one, why in refused.items() if why[0] not in _CERTAIN
     }  # a full mailbox, 552, is emptied again
-    gone = _told(((one, why) for one, why in refused.items() if one not in later), hidden)
+    gone = _answers(((one, why) for one, why in refused.items() if one not in later), hidden)
     if later or behind:
-        why = _told(later.items(), hidden) or "an earlier mail to them waits"
+        why = _answers(later.items(), hidden) or "an earlier mail to them waits"
         raise Partly(why, left=(*later, *behind), refused=gone, waits=not later)
     receipt = {"message_id": str(mail["Message-ID"])}
     return {**receipt, "refused": gone} if gone else receipt
@@ -150,7 +150,7 @@ _CERTAIN = (550, 551, 553)  # there is no such sender, mailbox or name, and not 
 
 def _refused(recipients: dict[str, Any], behind: tuple[str, ...], hidden: list[str]) -> Exception:
     """No recipient took it. If one may take it later, it is tried again."""
-    text = _told(recipients.items(), hidden)
+    text = _answers(recipients.items(), hidden)
     codes = [code for code, _ in recipients.values()]
     if behind or any(not 500 <= code < 600 for code in codes):
         return TryLater(f"refused every recipient: {text}")
@@ -165,7 +165,7 @@ def _by_code(code: int, text: object, what: str, hidden: list[str], *, certain: 
     return Doubtful(sentence) if 500 <= code < 600 else TryLater(sentence)
 
 
-def _told(recipients: Iterable[tuple[str, Any]], hidden: list[str]) -> str:
+def _answers(recipients: Iterable[tuple[str, Any]], hidden: list[str]) -> str:
     return redact("; ".join(f"{to}: {code} {_text(why)}" for to, (code, why) in recipients), hidden)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
@@ -29,46 +29,206 @@ if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Disk as Settings
     from ftsupervise.watch import Look
 
-# Is what lies at a path still the file system that lay there before?
-#
-# A mount that is gone leaves an empty directory behind, with all the room of the disk beneath it: figures that would call a
-# full file system fine. So what was mounted there is remembered, and the figures of anything else say nothing about it.
-
+_STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
 ACCEPTED_AFTER = 86_400.0  # seconds: then another file system at the same place is the one that belongs there
 _HOSTS = 64  # remembered
 
 
-def lies_there_still(look: Look, path: Path, memory: dict[str, Any], now: Mount) -> Iterator[Finding]:
-    """A finding if something else lies at ``path`` than before, or no longer does. ``trusted`` says which it was."""
-    hosts: dict[str, list[str]] = memory.setdefault("mounts", {})
-    before = _before(hosts, now)
-    if before is None or _same(before, now):
-        _remember(hosts, now)
-        memory.pop("other_since", None)
-        if memory.pop("lost", None):
-            yield finding(look, path, "mount", Level.FINE, f"{path}: {_words(now)}")
-        return
-    if _beneath(before, now):
+def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
+    for one in settings:
+        path = one.path if one.path is not None else look.rundir.root
+        memory = look.memory.setdefault(str(path), {})
+        if not due(memory, one.every, look.now):
+            continue
+        watched = WatchedPath(look, one, path, memory)
+        yield from watched.check()
+        if one.quota is not None and not watched.trusted:
+            yield watched.finding("quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
+        elif one.quota is not None:
+            yield from check_quota(look, one, path, memory.setdefault("quota", {}))
+
+
+class Limit(NamedTuple):
+    """A value and its limits. ``rising``: large values are bad."""
+
+    value: float
+    warning: float | None
+    critical: float | None
+    rising: bool
+    margin: float
+
+    def level(self, was: Level) -> Level:
+        critical = self.critical
+        if critical is not None and self.warning is not None:  # never reached before the warning, as defaults may be
+            critical = (max if self.rising else min)(critical, self.warning)
+        return level(self.value, self.warning, critical, rising=self.rising, was=was, margin=self.margin)
+
+
+class WatchedPath:
+    """One path that *disk* watches, at one check. ``memory``: what was seen of it before."""
+
+    def __init__(self, look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> None:
+        self.look, self.settings, self.path, self.memory = look, settings, path, memory
+        self.now = look.now.timestamp()
+
+    def finding(self, subject: str, found: Level | None, summary: str, words: str = "", **more: str) -> Finding:
+        return finding(self.look, self.path, subject, found, summary, words, **more)
+
+    def check(self) -> Iterator[Finding]:
+        space = self.look.probe.space(self.path)
+        if not isinstance(space, Space):
+            yield from self._unseen(space)
+            return
+        yield self.finding("there", Level.FINE, f"{self.path} answers")
+        mount = self.look.probe.mount(self.path)
+        if isinstance(mount, Mount):
+            yield from self._mount(mount)
+            if not self.trusted:
+                yield from self._unknown("not seen: what is watched is not mounted")
+                return
+        rest = left(space.total, space.used, space.inodes, space.inodes_free, self.settings.usable)
+        late = self._late(space.used)
+        self.memory["last"] = {"at": self.now, "free": rest.free}
+        yield self._space(rest, late)
+        if rest.inodes is not None:
+            yield self._inodes(rest.inodes, space)
+        yield from self._forecast(rest, space.used)
+
+    def _unseen(self, got: Missing | NotSeen) -> Iterator[Finding]:
+        last = self.memory.get("last")
+        ago = show_duration(self.now - last["at"]) if last else ""
+        known = f"; {show_size(last['free'])} were left {ago} ago" if last else ""
+        if isinstance(got, Missing):
+            yield self.finding("there", Level.CRITICAL, f"{self.path} is not there", "missing")
+            return
+        if got.hung:
+            text = f"{self.path} has not answered for {show_duration(got.seconds)}{known}"
+            yield self.finding("there", Level.CRITICAL, text, "hung", detail=got.sentence)
+        yield from self._unknown(f"{got.sentence.partition(' ')[2]}{known}")
+
+    def _unknown(self, why: str) -> Iterator[Finding]:
+        """Report earlier subjects as unknown, so that they neither fire nor resolve."""
+        for subject in ("space", "inodes", "forecast"):
+            if subject == "space" or subject in self.memory.get("levels", {}):
+                yield self.finding(subject, None, f"{self.path}: {subject} {why}")
+
+    # ---------------------------------------------------------------------------------------------------------- mount
+
+    # A mount that is gone leaves an empty directory behind, with all the room of the disk beneath it: figures that would call
+    # a full file system fine. So what was mounted there is remembered, and the figures of anything else say nothing about it.
+
+    @property
+    def trusted(self) -> bool:
+        """Are the figures those of the file system that is watched?"""
+        return not self.memory.get("lost", False)
+
+    def _mount(self, now: Mount) -> Iterator[Finding]:
+        """A finding if another file system lies there than before, or no longer does. ``trusted`` says which it was."""
+        memory = self.memory
+        hosts: dict[str, list[str]] = memory.setdefault("mounts", {})
+        before = _before(hosts, now)
+        if before is None or _same(before, now):
+            _remember(hosts, now)
+            memory.pop("other_since", None)
+            if memory.pop("lost", None):
+                yield self.finding("mount", Level.FINE, f"{self.path}: {_words(now)}")
+            return
+        if _beneath(before, now):
+            memory["lost"] = True
+            text = f"{self.path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}"
+            yield self.finding("mount", Level.CRITICAL, text, "not mounted", point=before.point)
+            return
+        if self.now - memory.setdefault("other_since", self.now) > ACCEPTED_AFTER:
+            hosts.clear()
+            for key in ("samples", "used", "same_since", "last", "other_since"):
+                memory.pop(key, None)
+            yield from self._mount(now)
+            return
         memory["lost"] = True
-        text = f"{path} is not mounted: {_words(before)} is gone, and what is seen there now is {_words(now)}"
-        yield finding(look, path, "mount", Level.CRITICAL, text, "not mounted", point=before.point)
-        return
-    since = look.now.timestamp() - memory.setdefault("other_since", look.now.timestamp())
-    if since > ACCEPTED_AFTER:
-        hosts.clear()
-        for key in ("samples", "used", "same_since", "last", "other_since"):
-            memory.pop(key, None)
-        yield from lies_there_still(look, path, memory, now)
-        return
-    memory["lost"] = True
-    text = f"{path}: another file system is mounted: {_words(now)}, where {_words(before)} was"
-    patience = show_duration(ACCEPTED_AFTER)
-    yield finding(look, path, "mount", Level.WARNING, text, "other mount", patience=patience)
+        text = f"{self.path}: another file system is mounted: {_words(now)}, where {_words(before)} was"
+        yield self.finding("mount", Level.WARNING, text, "other mount", patience=show_duration(ACCEPTED_AFTER))
 
+    # -------------------------------------------------------------------------------------------------------- judging
 
-def trusted(memory: dict[str, Any]) -> bool:
-    """Are the figures those of the file system that is watched?"""
-    return not memory.get("lost", False)
+    def _level(self, subject: str, *limits: Limit) -> Level:
+        """The worst of ``limits``; it is remembered."""
+        levels: dict[str, int] = self.memory.setdefault("levels", {})
+        was = Level(levels.get(subject, 0))
+        found = max((limit.level(was) for limit in limits), default=Level.FINE)
+        levels[subject] = int(found)
+        return found
+
+    def _space(self, rest: Left, late: str) -> Finding:
+        of, critical = self.settings, self.settings.critical
+        found = self._level(
+            "space",
+            Limit(rest.free, of.free, critical.free, False, 0.05 * (of.free or 0)),
+            Limit(rest.used, of.used, critical.used, True, 0.02),
+        )
+        usable = f" of the usable {of.usable:.0%}" if of.usable < 1 else ""
+        limits = [f"{show_size(of.free)} free"] if of.free is not None else []
+        limits += [f"{of.used:.0%} used"] if of.used is not None else []
+        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}"
+        return self.finding("space", found, text, value=f"{show_size(rest.free)} left", limit=", ".join(limits))
+
+    def _inodes(self, used: float, space: Space) -> Finding:
+        warning = self.settings.inodes
+        found = self._level("inodes", Limit(used, warning, self.settings.critical.inodes, True, 0.02))
+        text = f"{self.path}: {space.inodes_free} of {space.inodes} inodes left ({used:.1%} used)"
+        limit = f"{warning:.0%}" if warning is not None else ""
+        return self.finding("inodes", found, text, value=f"{used:.1%} used", limit=limit)
+
+    def _forecast(self, rest: Left, used: int) -> Iterator[Finding]:
+        of, memory = self.settings, self.memory
+        samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], self.now, float(used))
+        memory["samples"] = samples
+        size = of.checkpoint or self._measured()
+        cadence = of.cadence.total_seconds() if of.cadence is not None else None
+        ahead = forecast(rest.free, samples, size, cadence if of.checkpoint else None)
+        if ahead.seconds is not None or ahead.checkpoints is not None:
+            yield self._forecast_finding(ahead, size)
+        elif "forecast" in memory.get("levels", {}):
+            yield self.finding("forecast", self._level("forecast"), f"{self.path} is not filling up")
+
+    def _forecast_finding(self, ahead: Forecast, size: float | None) -> Finding:
+        of, critical = self.settings, self.settings.critical
+        words, limits, shown = [], [], []
+        if ahead.seconds is not None:
+            warning = of.left.total_seconds() if of.left is not None else None
+            worse = critical.left.total_seconds() if critical.left is not None else None
+            limits.append(Limit(ahead.seconds, warning, worse, False, 0.2 * (warning or 0)))
+            rate = f"{show_size(ahead.rate * 86_400)} a day ({ahead.grounds})"
+            words.append(f"full in {show_duration(ahead.seconds)} at {rate}")
+            shown += [show_duration(warning)] if warning is not None else []
+        if ahead.checkpoints is not None and size:
+            limits.append(Limit(ahead.checkpoints, of.checkpoints, critical.checkpoints, False, 1))
+            words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
+            shown += [f"{of.checkpoints} checkpoints"] if of.checkpoints is not None else []
+        text, found = f"{self.path}: {', '.join(words)}", self._level("forecast", *limits)
+        return self.finding("forecast", found, text, value=words[0], limit=", ".join(shown))
+
+    def _measured(self) -> float | None:
+        """The usual size of this run's checkpoints, if they lie on the file system of the path."""
+        probe = self.look.probe
+        here, there = probe.look(self.path), probe.look(checkpoints.folder_of(self.look))
+        if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
+            return None
+        ones = checkpoints.written(self.look, self.memory.setdefault("checkpoints", {}))
+        if isinstance(ones, (Missing, NotSeen)):
+            return None
+        self.memory["newest"] = ones[-1].mtime if ones else None
+        return checkpoints.usual_size(ones)
+
+    def _late(self, used: int) -> str:
+        """Words if the figures stand still although checkpoints were written since."""
+        if self.memory.get("used") != used:
+            self.memory.update(used=used, same_since=self.now)
+            return ""
+        since = self.now - self.memory.get("same_since", self.now)
+        newest = self.memory.get("newest")
+        if since < _STALE or newest is None or newest < self.memory["same_since"] + 60:
+            return ""
+        return f" (as of {show_duration(since)} ago: the figures stand still although checkpoints were written since)"
 
 
 def _before(hosts: dict[str, list[str]], now: Mount) -> Mount | None:
@@ -102,201 +262,3 @@ def _beneath(before: Mount, now: Mount) -> bool:
 
 def _words(mount: Mount) -> str:
     return f"{mount.source} on {mount.point} ({mount.kind})"
-
-
-_STALE = 1800.0  # seconds; file systems have been seen to update their figures every half hour
-
-
-def check(look: Look, settings: tuple[Settings, ...]) -> Iterator[Finding]:
-    for one in settings:
-        path = one.path if one.path is not None else look.rundir.root
-        memory = look.memory.setdefault(str(path), {})
-        if not due(memory, one.every, look.now):
-            continue
-        yield from _check(look, one, path, memory)
-        if one.quota is not None and not trusted(memory):
-            yield finding(look, path, "quota", None, f"{path}: quota not seen: it is not mounted", command="findmnt")
-        elif one.quota is not None:
-            yield from check_quota(look, one, path, memory.setdefault("quota", {}))
-
-
-def _check(look: Look, settings: Settings, path: Path, memory: dict[str, Any]) -> Iterator[Finding]:
-    space = look.probe.space(path)
-    if not isinstance(space, Space):
-        yield from _unseen(look, path, memory, space)
-        return
-    now = look.now.timestamp()
-    yield finding(look, path, "there", Level.FINE, f"{path} answers")
-    lies = look.probe.mount(path)
-    if isinstance(lies, Mount):
-        yield from lies_there_still(look, path, memory, lies)
-        if not trusted(memory):
-            yield from _unknown(look, path, memory, "not seen: what is watched is not mounted")
-            return
-    rest = left(space.total, space.used, space.inodes, space.inodes_free, settings.usable)
-    late = _late(look, memory, space.used, now)
-    memory["last"] = {"at": now, "free": rest.free}
-    yield _space(look, settings, path, memory, rest, late)
-    if rest.inodes is not None:
-        yield _inodes(look, settings, path, memory, rest.inodes, space)
-    yield from _forecast(look, settings, path, memory, rest, space.used, now)
-
-
-def _unseen(look: Look, path: Path, memory: dict[str, Any], got: Missing | NotSeen) -> Iterator[Finding]:
-    last = memory.get("last")
-    ago = show_duration(look.now.timestamp() - last["at"]) if last else ""
-    known = f"; {show_size(last['free'])} were left {ago} ago" if last else ""
-    if isinstance(got, Missing):
-        yield finding(look, path, "there", Level.CRITICAL, f"{path} is not there", "missing")
-        return
-    if got.hung:
-        text = f"{path} has not answered for {show_duration(got.seconds)}{known}"
-        yield finding(look, path, "there", Level.CRITICAL, text, "hung", detail=got.sentence)
-    yield from _unknown(look, path, memory, f"{got.sentence.partition(' ')[2]}{known}")
-
-
-def _unknown(look: Look, path: Path, memory: dict[str, Any], why: str) -> Iterator[Finding]:
-    """Report earlier subjects as unknown, so that they neither fire nor resolve."""
-    for subject in ("space", "inodes", "forecast"):
-        if subject == "space" or subject in memory.get("levels", {}):
-            yield finding(look, path, subject, None, f"{path}: {subject} {why}")
-
-
-# ------------------------------------------------------------------------------------------------------------ judging
-
-
-def _worse(limit: Any, than: Any, *, rising: bool) -> Any:
-    """The critical limit, but never one that is reached before the warning (defaults may be)."""
-    if limit is None or than is None:
-        return limit
-    return max(limit, than) if rising else min(limit, than)
-
-
-def _level(memory: dict[str, Any], subject: str, found: Level) -> Level:
-    memory.setdefault("levels", {})[subject] = int(found)
-    return found
-
-
-def _was(memory: dict[str, Any], subject: str) -> Level:
-    return Level(memory.get("levels", {}).get(subject, 0))
-
-
-def _space(look: Look, settings: Settings, path: Path, memory: dict[str, Any], rest: Left, late: str) -> Finding:
-    was, critical = _was(memory, "space"), settings.critical
-    by_free = level(
-        rest.free,
-        settings.free,
-        _worse(critical.free, settings.free, rising=False),
-        rising=False,
-        was=was,
-        margin=0.05 * (settings.free or 0),
-    )
-    by_share = level(
-        rest.used,
-        settings.used,
-        _worse(critical.used, settings.used, rising=True),
-        rising=True,
-        was=was,
-        margin=0.02,
-    )
-    now = _level(memory, "space", max(by_free, by_share))
-    usable = f" of the usable {settings.usable:.0%}" if settings.usable < 1 else ""
-    limits = []
-    if settings.free is not None:
-        limits.append(f"{show_size(settings.free)} free")
-    if settings.used is not None:
-        limits.append(f"{settings.used:.0%} used")
-    text = f"{path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}"
-    value = f"{show_size(rest.free)} left"
-    return finding(look, path, "space", now, text, value=value, limit=", ".join(limits))
-
-
-def _inodes(look: Look, settings: Settings, path: Path, memory: dict[str, Any], used: float, space: Space) -> Finding:
-    found = level(
-        used,
-        settings.inodes,
-        _worse(settings.critical.inodes, settings.inodes, rising=True),
-        rising=True,
-        was=_was(memory, "inodes"),
-        margin=0.02,
-    )
-    return finding(
-        look,
-        path,
-        "inodes",
-        _level(memory, "inodes", found),
-        f"{path}: {space.inodes_free} of {space.inodes} inodes left ({used:.1%} used)",
-        value=f"{used:.1%} used",
-        limit=f"{settings.inodes:.0%}" if settings.inodes is not None else "",
-    )
-
-
-def _forecast(
-    look: Look, settings: Settings, path: Path, memory: dict[str, Any], rest: Left, used: int, now: float
-) -> Iterator[Finding]:
-    samples: list[Sample] = remember([(t, v) for t, v in memory.get("samples", [])], now, float(used))
-    memory["samples"] = samples
-    size = settings.checkpoint or _measured(look, path, memory)
-    cadence = settings.cadence.total_seconds() if settings.cadence is not None else None
-    ahead = forecast(rest.free, samples, size, cadence if settings.checkpoint else None)
-    if ahead.seconds is None and ahead.checkpoints is None:
-        if "forecast" in memory.get("levels", {}):
-            yield finding(look, path, "forecast", _level(memory, "forecast", Level.FINE), f"{path} is not filling up")
-        return
-    yield _forecast_finding(look, settings, path, memory, ahead, size)
-
-
-def _forecast_finding(
-    look: Look, settings: Settings, path: Path, memory: dict[str, Any], ahead: Forecast, size: float | None
-) -> Finding:
-    was, critical = _was(memory, "forecast"), settings.critical
-    found = Level.FINE
-    words, limits = [], []
-    if ahead.seconds is not None:
-        warning = settings.left.total_seconds() if settings.left is not None else None
-        worse = critical.left.total_seconds() if critical.left is not None else None
-        worse = _worse(worse, warning, rising=False)
-        found = level(ahead.seconds, warning, worse, rising=False, was=was, margin=0.2 * (warning or 0))
-        words.append(
-            f"full in {show_duration(ahead.seconds)} at {show_size(ahead.rate * 86_400)} a day ({ahead.grounds})"
-        )
-        limits += [show_duration(warning)] if warning is not None else []
-    if ahead.checkpoints is not None and size:
-        worse = _worse(critical.checkpoints, settings.checkpoints, rising=False)
-        by_count = level(ahead.checkpoints, settings.checkpoints, worse, rising=False, was=was, margin=1)
-        found = max(found, by_count)
-        words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
-        limits += [f"{settings.checkpoints} checkpoints"] if settings.checkpoints is not None else []
-    return finding(
-        look,
-        path,
-        "forecast",
-        _level(memory, "forecast", found),
-        f"{path}: {', '.join(words)}",
-        value=words[0],
-        limit=", ".join(limits),
-    )
-
-
-def _measured(look: Look, path: Path, memory: dict[str, Any]) -> float | None:
-    """The usual size of this run's checkpoints, if they lie on the file system of ``path``."""
-    here, there = look.probe.look(path), look.probe.look(checkpoints.folder_of(look))
-    if not isinstance(here, Entry) or not isinstance(there, Entry) or here.device != there.device:
-        return None
-    ones = checkpoints.written(look, memory.setdefault("checkpoints", {}))
-    if isinstance(ones, (Missing, NotSeen)):
-        return None
-    memory["newest"] = ones[-1].mtime if ones else None
-    return checkpoints.usual_size(ones)
-
-
-def _late(look: Look, memory: dict[str, Any], used: int, now: float) -> str:
-    """Words if the figures stand still although checkpoints were written since."""
-    if memory.get("used") != used:
-        memory.update(used=used, same_since=now)
-        return ""
-    since = now - memory.get("same_since", now)
-    newest = memory.get("newest")
-    if since < _STALE or newest is None or newest < memory["same_since"] + 60:
-        return ""
-    return f" (as of {show_duration(since)} ago: the figures stand still although checkpoints were written since)"

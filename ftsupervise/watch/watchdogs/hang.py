@@ -158,13 +158,13 @@ def _learn_step_time(memory: dict[str, Any], step: int | None, at: float, phase:
         memory["pace"] = {"step": step, "at": at, "in": phase}
 
 
-# ---------------------------------------------------------------------------------------------------------- telling
+# ------------------------------------------------------------------------------------------------------ the finding
 
 
 def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Finding:
     if verdict.age == float("inf"):
         why = f": {look.blind}" if look.blind else ""
-        text = f"nothing tells that it was ever started, nor if it runs now{why}"
+        text = f"it is not known whether the run was ever started, or runs now{why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS)
     age, limit = show_duration(verdict.age), show_duration(verdict.bound)
     last = f", the last being {verdict.words}" if verdict.words else " since it started"
@@ -181,7 +181,7 @@ def _say(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None) -> Fi
         text = f"no progress for {age}, but it is not known whether the job is running: {why}"
         return look.finding("progress", Health.UNKNOWN, text, WORDS, value=age, limit=limit)
     if verdict.state is Progress.NOTHING:
-        text = f"job {job.id if job else ''} runs for {age} and shows nothing to judge it by: no beats, no log"
+        text = f"job {job.id if job else ''} has run for {age} and shows nothing to judge it by: no beats, no log"
         return look.finding("progress", Health.UNKNOWN, text, UNSEEN)
     return _hung(look, signs, verdict, job, f"no progress for {age} (limit {limit}){last}", clock)
 
@@ -207,9 +207,9 @@ def _hung(look: Look, signs: Signs, verdict: StallVerdict, job: Job | None, summ
 
 def _laggards(signs: Signs) -> list[str]:
     """The ranks furthest behind, or longest silent: where to look first."""
-    told = sorted(signs.beats, key=lambda pair: (pair[0].step if pair[0].step is not None else -1, -pair[1]))
+    slowest = sorted(signs.beats, key=lambda pair: (pair[0].step if pair[0].step is not None else -1, -pair[1]))
     return [
         f"  rank {beat.rank} on {beat.host} (pid {beat.pid}): step {beat.step}, phase {beat.phase}, "
         f"last heard {show_duration(age)} ago"
-        for beat, age in told[:5]
+        for beat, age in slowest[:5]
     ]

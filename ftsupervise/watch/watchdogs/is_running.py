@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.config.find_run import how_to_launch
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.model import Attempt, Job, JobState
-from ftsupervise.rundir.ledger import lives_here, newest
+from ftsupervise.model import Job, JobState
+from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.truth import Health
@@ -124,19 +124,12 @@ def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:
     waiting = [job for job in jobs if job.state.waiting]
     if waiting:
         return _waiting(look, waiting, settings.pending_for)
-    attempt = _newest(look)
+    attempt = look.attempts[-1] if look.attempts else None
     if attempt is not None and lives_here(attempt):
         words = f"attempt {attempt.number} runs on this machine, outside the queue"
         return look.finding("job", Health.OK, words, WORDS["job"])
     names = {"launch": how_to_launch(look.rundir)}
     return look.finding("job", Health.BAD, "no job of this run is running or waiting", WORDS["gone"], names=names)
-
-
-def _newest(look: Look) -> Attempt | None:
-    try:
-        return newest(look.rundir)
-    except OSError:
-        return None
 
 
 def _over(look: Look) -> str:

@@ -73,9 +73,9 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 def _new(look: Look, settings: Settings) -> list[float] | str:
     beats, blind = newest_beats(look, server_now(look))
-    told = [(beat.step or 0, value) for beat, _ in beats if (value := number(beat.facts.get("loss"))) is not None]
-    if told:
-        step, value = max(told, key=lambda pair: pair[0])
+    reports = [(beat.step or 0, value) for beat, _ in beats if (value := number(beat.facts.get("loss"))) is not None]
+    if reports:
+        step, value = max(reports, key=lambda pair: pair[0])
         same = look.memory.get("step") == step
         look.memory["step"] = step
         return [] if same else [value]

@@ -152,15 +152,15 @@ def _gpus(look: Look, limit: float, pids: set[int]) -> Iterator[Finding]:
 
 
 def _from_afar(look: Look, settings: Settings, beats: list[Beat], blind: str) -> Iterator[Finding]:
-    told = [(used, beat) for beat in beats if (used := share(beat.facts.get("memory"))) is not None]
-    if not told:
+    reports = [(used, beat) for beat in beats if (used := share(beat.facts.get("memory"))) is not None]
+    if not reports:
         hosts = sorted({beat.host for beat in beats})
         where = f"the run is on {', '.join(hosts[:3])}" if hosts else "it is not known where the run is"
         why = blind or f"{where}, this watch on {socket.gethostname()}, and no rank reports its memory"
         yield look.finding("used", Health.UNKNOWN, f"memory not seen: {why}", WORDS["unseen"])
         return
-    used, beat = max(told, key=lambda pair: pair[0])
-    fullest = sorted(told, key=lambda pair: -pair[0])[:5]
+    used, beat = max(reports, key=lambda pair: pair[0])
+    fullest = sorted(reports, key=lambda pair: -pair[0])[:5]
     detail = "\n".join(f"  {one.host} (rank {one.rank}): {share_of:.1%}" for share_of, one in fullest)
     yield _used(look, settings, Full(f"host {beat.host}, as rank {beat.rank} reports,", used), detail)
     room = 1.0 - max(used, 0.0)

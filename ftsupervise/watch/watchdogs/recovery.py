@@ -10,7 +10,6 @@ from ftsupervise.config.find_run import outputs
 from ftsupervise.findings import Finding, Words
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.ledger import ledger
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 
@@ -25,7 +24,7 @@ WORDS = Words(
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
-    attempts = ledger(look.rundir)
+    attempts = look.attempts
     seen = [a for a in attempts if a.cause is not None and a.cause.kind is not CauseKind.UNKNOWN]
     failed = [a for a in seen if a.cause is not None and not a.cause.orderly]
     if not failed or look.rundir.finished.exists():

@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.ranks.sources import BeatPoller
 from ftsupervise.run.gate import SignalQueue
-from ftsupervise.rundir.heartbeat_page import read_beats, write_beat
-from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.truth import Beat
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 
@@ -40,64 +37,39 @@ for step in range(1, 100000):
 """
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def one(command: str, **env: str) -> subprocess.Popen[bytes]:
-        (tmp_path / "train.py").write_text(TRAIN)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-        words = [sys.executable, "-m", "ftsupervise", "run", "--run-dir", str(tmp_path / "run"), "--in-place", "2"]
-        words += ["--", "sh", "-c", command.replace("RANK", f"{sys.executable} {tmp_path}/train.py")]
-        out = (tmp_path / "out").open("wb")
-        started.append(subprocess.Popen(words, env={**clean, **env}, stdout=out, stderr=out))
-        return started[-1]
-
-    yield one
-    for ring in started:
-        if ring.poll() is None:
-            ring.terminate()
-        ring.wait(60)
+def start(run: SupervisedRun, command: str, **env: str) -> Program:
+    (run.folder / "train.py").write_text(TRAIN)
+    words = command.replace("RANK", f"{sys.executable} train.py")
+    return run.start("--in-place", "2", "--", "sh", "-c", words, **env)
 
 
-def pids(rundir: RunDir) -> dict[int, int]:
-    found = {beat.rank: beat.pid for beat in read_beats(rundir) if beat.step}
-    return found if len(found) == 2 else {}
-
-
-def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(
-    run: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, until: Until
-) -> None:
-    rundir = RunDir(tmp_path / "run")
-    ring = run("RANK 0 & RANK 1 & wait", TORCHELASTIC_MAX_RESTARTS="0")
-    ranks = until(lambda: pids(rundir), "both ranks")
+def test_a_dead_worker_below_a_launcher_that_waits_ends_the_attempt_at_once(run: SupervisedRun, until: Until) -> None:
+    ring = start(run, "RANK 0 & RANK 1 & wait", TORCHELASTIC_MAX_RESTARTS="0")
+    ranks = until(lambda: run.ranks(2), "both ranks")
     pages = _base(ranks[1])
     until(lambda: _watches(ring.pid, ranks[1]), "the ring to have found the rank")
     struck = time.time()
     os.kill(ranks[1], signal.SIGKILL)
     assert ring.wait(60) == 0
-    log = (rundir.attempt(1) / "run.log").read_text()
+    log = run.log()
     told = re.search(r"^(\S+) rank 1 on \S+ (killed by SIGKILL|died): the other ranks have", log, re.M)
     assert told, log
     took = datetime.fromisoformat(told[1]).timestamp() - struck
     print(f"from the kill to the action: {took * 1e3:.0f} ms")
-    first, second = ledger(rundir)
+    first, second = run.attempts()
     assert first.sign in ("killed by SIGKILL", "died")
     assert (first.then.partition(":")[0], second.exit_code) == ("restarted in place", 0)
     assert not Path(pages).exists(), "no page is left in the node's memory"
 
 
-def test_a_dead_rank_that_its_shell_may_start_again_is_left_to_the_shell(
-    run: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, until: Until
-) -> None:
-    rundir = RunDir(tmp_path / "run")
-    ring = run("RANK 0 & (RANK 1; sleep 1; echo again) & wait; kill %1; exit 0")
-    ranks = until(lambda: pids(rundir), "both ranks")
+def test_a_dead_rank_that_its_shell_may_start_again_is_left_to_the_shell(run: SupervisedRun, until: Until) -> None:
+    ring = start(run, "RANK 0 & (RANK 1; sleep 1; echo again) & wait; kill %1; exit 0")
+    ranks = until(lambda: run.ranks(2), "both ranks")
     os.kill(ranks[1], signal.SIGKILL)
-    until(lambda: "again" in (tmp_path / "out").read_text())
+    ring.until_said("again")
     os.kill(ranks[0], signal.SIGTERM)
     assert ring.wait(60) == 0
-    assert len(ledger(rundir)) == 1
+    assert len(run.attempts()) == 1
 
 
 def test_where_no_agent_can_be_started_the_run_directory_tells_and_the_log_says_so_once(

@@ -1,4 +1,4 @@
-"""The witness: what happens while it takes the evidence counts as well."""
+"""The hang monitor: what happens while it takes the evidence counts as well."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_a_stopped_rank_that_somebody_lets_go_on_meanwhile_is_let_alone(tmp_path
         return {}
 
     past = GapHistory({"train": PhaseStats(0.05, 1000)})
-    witness = HangMonitor(Detector(HangLimits(floor=1.0), past), pulses, evidence, tmp_path)
+    monitor = HangMonitor(Detector(HangLimits(floor=1.0), past), pulses, evidence, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 60 and state == "T":
-        time.sleep(max(0.0, witness.due - time.monotonic()))
-        verdict = witness.alarm()
+        time.sleep(max(0.0, monitor.due - time.monotonic()))
+        verdict = monitor.alarm()
     assert (verdict is None) == goes_on
     assert (tmp_path / "evidence" / "hang.txt").exists() != goes_on
 
@@ -54,11 +54,11 @@ def test_many_ranks_make_the_looks_rare_and_not_the_alarm(tmp_path: Path) -> Non
     past = GapHistory({"train": PhaseStats(0.05, 1000)})
     detector = Detector(HangLimits(floor=2.0), past)
     detector.seen_here["train"] = 100
-    witness = HangMonitor(detector, pulses, lambda *_: {}, tmp_path)
+    monitor = HangMonitor(detector, pulses, lambda *_: {}, tmp_path)
     verdict = None
     while verdict is None and time.monotonic() - began < 150:
-        time.sleep(max(0.0, witness.due - time.monotonic()))
-        verdict = witness.alarm()
+        time.sleep(max(0.0, monitor.due - time.monotonic()))
+        verdict = monitor.alarm()
     assert verdict is not None, "as if we had not run in between"
     assert verdict.waited < 45
     assert spent < 0.5 * (time.monotonic() - began)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
-from ftsupervise.model import Attempt, ended
+from ftsupervise.model import ended
 from ftsupervise.run.exit_analysis import first_death, root_error
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]
 
@@ -46,19 +44,6 @@ AGENT = (
 )
 
 
-def run(place: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_", "TORCH"))}
-    with (place / "out").open("w") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "ftsupervise", "run", "--run-dir", "run", "--", *command],
-            cwd=place, env={**clean, **env}, stdout=out, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
-
-def attempt(place: Path) -> Attempt:
-    return ledger(RunDir(place / "run"))[-1]
-
-
 def test_the_block_at_torchruns_end_says_which_rank_died_and_how() -> None:
     assert first_death(BLOCK) == ended(-9, "node-3", "1")
     assert first_death(BLOCK.replace("-9", "7 ")) == ended(7, "node-3", "1")
@@ -72,9 +57,9 @@ def test_of_several_agents_the_one_whose_rank_died_first_is_believed() -> None:
     assert first_death(late + BLOCK + told) == ended(-9, "node-3", "1")
 
 
-def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(tmp_path: Path) -> None:
-    assert run(tmp_path, sys.executable, "-c", AGENT).wait(60) == 1
-    assert attempt(tmp_path).sign == "exit 1 (ValueError)"
+def test_the_first_error_is_taken_from_where_torchrun_writes_it_and_not_from_its_victims(run: SupervisedRun) -> None:
+    assert run.start(sys.executable, "-c", AGENT).wait(60) == 1
+    assert run.attempts()[-1].sign == "exit 1 (ValueError)"
 
 
 def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
@@ -83,19 +68,20 @@ def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
         assert root_error(tmp_path / "error.json") in ("", "None")
 
 
-def test_what_a_person_told_torchrun_stays(tmp_path: Path) -> None:
+def test_what_a_person_told_torchrun_stays(run: SupervisedRun) -> None:
     names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_PORT")
     shown = " ".join(f"${name}" for name in names)
-    assert run(tmp_path, "sh", "-c", f"echo told {shown}", TORCHELASTIC_ERROR_FILE="mine").wait(60) == 0
-    (line,) = [one for one in (tmp_path / "out").read_text().splitlines() if one.startswith("told")]
+    one = run.start("sh", "-c", f"echo told {shown}", TORCHELASTIC_ERROR_FILE="mine")
+    assert one.wait(60) == 0
+    (line,) = [line for line in one.said().splitlines() if line.startswith("told")]
     assert line.split()[1:3] == ["1", "mine"]
     assert 20_000 <= int(line.split()[3]) < 30_000
 
 
-def test_workers_whose_agent_was_killed_are_ended(tmp_path: Path, until: Until) -> None:
+def test_workers_whose_agent_was_killed_are_ended(run: SupervisedRun, tmp_path: Path, until: Until) -> None:
     """torchrun's own would train on to the end."""
     agent = "setsid sh -c 'echo $$ > worker; while :; do sleep 0.1; done' & echo $$ > agent; wait"
-    one = run(tmp_path, "sh", "-c", agent)
+    one = run.start("sh", "-c", agent)
     pids = [until(lambda name=name: (tmp_path / name).exists() and (tmp_path / name).read_text(), name) for name in
             ("worker", "agent")]  # fmt: skip
     os.kill(int(pids[1]), signal.SIGKILL)
@@ -104,12 +90,12 @@ def test_workers_whose_agent_was_killed_are_ended(tmp_path: Path, until: Until) 
 
 
 @pytest.mark.torch
-def test_torchrun_itself_is_understood(tmp_path: Path) -> None:
+def test_torchrun_itself_is_understood(run: SupervisedRun, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: make test-torch")
     code = "import os, time; os.environ['RANK'] == '1' and os.kill(os.getpid(), 9); time.sleep(60)"
     (tmp_path / "train.py").write_text(code)
     words = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=0", "--rdzv-endpoint=localhost:0")
-    one = run(tmp_path, sys.executable, *words, "--rdzv-backend=c10d", "train.py")
+    one = run.start(sys.executable, *words, "--rdzv-backend=c10d", "train.py")
     assert one.wait(120) == 1
-    assert attempt(tmp_path).sign == "killed by SIGKILL"
-    assert attempt(tmp_path).words.startswith("rank 1 on ")
+    assert run.attempts()[-1].sign == "killed by SIGKILL"
+    assert run.attempts()[-1].words.startswith("rank 1 on ")

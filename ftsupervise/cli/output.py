@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
 from ftsupervise.printable import printable_lines
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 RUN = "a directory, an ftsupervise.yaml, or a name"  # how a run is named, wherever one is
 _terminals: dict[int, int] = {}  # file descriptor -> columns, 0 for none
@@ -30,6 +33,35 @@ def say(text: str = "", *, err: bool = False) -> None:
     """Print ``text``; on a terminal its lines are wrapped to the width there."""
     width = _terminals.get(2 if err else 1, 0)
     click.echo("\n".join(wrapped(line, width) for line in text.split("\n")) if width else text, err=err)
+
+
+def say_json(record: object) -> None:
+    """Print ``record``, made by ``plain``, in the one form that every ``--json`` has."""
+    import json
+
+    click.echo(json.dumps(record, ensure_ascii=False, indent=1))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A clause that names the closest of ``known``; "" where none is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def end_of(duration: str, now: datetime, hint: str) -> datetime:
+    """When the time that ``--for`` gives is over. Raises UsageError."""
+    from ftsupervise.errors import UsageError
+    from ftsupervise.units import parse_duration
+
+    try:
+        end = now + parse_duration(duration)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--for: {error}") from None
+    if end <= now:
+        raise UsageError(f"--for: {duration} is not a duration", hint=hint)
+    return end
 
 
 def wrapped(line: str, width: int) -> str:
@@ -114,7 +146,7 @@ def plain(value: object) -> Any:
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,12}m)")  # what click.style makes
 
 
-class Rim:
+class PrintableStream:
     """A text stream that cleans what is written to it. All else is the stream's own."""
 
     def __init__(self, stream: TextIO, colours: bool) -> None:
@@ -135,10 +167,10 @@ class Rim:
 
 
 @contextmanager
-def rim(*, colours: bool) -> Iterator[None]:
+def printable_streams(*, colours: bool) -> Iterator[None]:
     """Both streams of this process, for as long as a command runs. A stream that was closed is left alone."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream and cast("TextIO", Rim(stream, colours)) for stream in before)
+    sys.stdout, sys.stderr = (stream and cast("TextIO", PrintableStream(stream, colours)) for stream in before)
     try:
         yield
     finally:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ftsupervise.host import processes
 from ftsupervise.run.fencing import OrphanReaper
-from ftsupervise.rundir.ledger import ledger
-from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
+from tests.neighbours.supervised import Program, SupervisedRun
 
 Until = Callable[..., Any]
 
@@ -25,47 +25,35 @@ DEAF = (
 HEARS = "trap 'echo saved > saved; exit 0' TERM; echo $$ > parent; while :; do sleep 0.1; done"
 
 
-def start(place: Path, command: str, grace: str) -> subprocess.Popen[bytes]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FTSUPERVISE_"))}
-    return subprocess.Popen(
-        [sys.executable, "-m", "ftsupervise", "run", "--run-dir", "run", "--grace", grace, "--", "sh", "-c", command],
-        cwd=place, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+def start(run: SupervisedRun, command: str, grace: str) -> Program:
+    return run.start("--grace", grace, "--", "sh", "-c", command)
 
 
 def pid_in(path: Path) -> int:
     return int(path.read_text() or 0) if path.exists() else 0
 
 
-def marked(run: Path) -> list[int]:
-    """Living processes that inherited an attempt of ``run``."""
-    needle, found = f"{ENV_ATTEMPT_DIR}={run}/".encode(), []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and needle in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(tmp_path: Path, until: Until) -> None:
-    one = start(tmp_path, DEAF, "1")
+def test_a_command_that_is_deaf_to_sigterm_is_gone_too_with_all_its_children(
+    run: SupervisedRun, tmp_path: Path, until: Until
+) -> None:
+    one = start(run, DEAF, "1")
     pids = [until(lambda name=name: pid_in(tmp_path / name), name) for name in ("parent", "child")]
     one.kill()
     one.wait()
-    until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
+    until(lambda: not run.processes(), "nothing to be left", 60)
     until(lambda: [processes.identity(pid) for pid in pids] == [None, None], "their end")
-    assert ledger(RunDir(tmp_path / "run"))[0].words == "ended without a record"
+    assert run.attempts()[0].words == "ended without a record"
 
 
-def test_a_command_that_hears_sigterm_is_given_the_time_to_save(tmp_path: Path, until: Until) -> None:
-    one = start(tmp_path, HEARS, "60")
+def test_a_command_that_hears_sigterm_is_given_the_time_to_save(
+    run: SupervisedRun, tmp_path: Path, until: Until
+) -> None:
+    one = start(run, HEARS, "60")
     until(lambda: pid_in(tmp_path / "parent"), "the command")
     one.kill()
     one.wait()
     until((tmp_path / "saved").exists, "the checkpoint")
-    until(lambda: not marked(tmp_path / "run"), "nothing to be left", 60)
+    until(lambda: not run.processes(), "nothing to be left", 60)
 
 
 def test_a_run_that_ends_in_order_leaves_no_minder_behind(tmp_path: Path) -> None:

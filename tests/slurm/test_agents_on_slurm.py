@@ -21,7 +21,7 @@ from tests.slurm.ring_scene import Scene
 
 pytestmark = pytest.mark.slurm
 Until = Callable[..., Any]
-PROBE = Path(__file__).with_name("pulse_probe.py")
+PROBE = Path(__file__).with_name("agents_probe.py")
 
 
 def test_two_nodes_are_heard_asked_and_left_clean(

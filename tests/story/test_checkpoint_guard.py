@@ -1,0 +1,232 @@
+"""``guard.checkpoint`` writes manifests, several ranks at once, and ``guard.latest`` finds the newest good one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ftsupervise import Guard
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, read_manifest
+from ftsupervise.checkpoints.shards import leave_list, list_of, rank_in
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+
+FULL = Scope(Thoroughness.FULL)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    return tmp_path / "ckpt"
+
+
+@pytest.fixture
+def ranks(checkpoints: Path) -> Iterator[list[Guard]]:
+    found = [Guard(signals=(), rank=rank, world=4) for rank in range(4)]
+    yield found
+    for one in found:
+        one.close()
+
+
+def all_save(ranks: list[Guard], step: int, write: Callable[[Path, int], object]) -> list[BaseException]:
+    """Each rank in a thread of its own, as processes on nodes are; a threading.Barrier is their collective."""
+    barrier, failed = threading.Barrier(len(ranks)), list[BaseException]()
+
+    def save(number: int) -> None:
+        try:
+            with ranks[number].checkpoint(step, barrier=barrier.wait) as folder:
+                write(folder, number)
+        except (OSError, threading.BrokenBarrierError) as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(len(ranks))]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return failed
+
+
+def test_a_checkpoint_is_in_its_manifest_with_all_that_is_known_of_it(checkpoints: Path) -> None:
+    with (
+        Guard(signals=(), rank=0, world=1) as guard,
+        guard.checkpoint(7, metrics={"loss": 2.5, "nan": float("nan")}) as at,
+    ):
+        (at / "weights").write_bytes(b"w" * 100_000)
+    made = read_manifest(checkpoints / "step-00000007")
+    assert made is not None
+    assert (made.step, made.world, made.metrics, [one.path for one in made.files]) == (7, 1, {"loss": 2.5}, ["weights"])
+    assert made.host == os.uname().nodename and made.at is not None
+    assert verify(checkpoints / "step-00000007", FULL).state is CheckpointState.VERIFIED
+
+
+def test_four_ranks_write_at_once_and_rank_0_joins_their_lists(checkpoints: Path, ranks: list[Guard]) -> None:
+    def write(folder: Path, rank: int) -> None:
+        (folder / f"__{rank}_0.distcp").write_bytes(os.urandom(10_000))
+        (folder / "sub").mkdir(exist_ok=True)
+        (folder / "sub" / f"rng-{rank}.bin").write_bytes(os.urandom(10))
+        if rank == 2:
+            (folder / "no-number").write_bytes(b"of rank 2, which its name does not say")
+
+    assert not all_save(ranks, 100, write)
+    whole = checkpoints / "step-00000100"
+    made = read_manifest(whole)
+    assert made is not None and len(made.files) == 9 and made.world == 4
+    assert verify(whole, FULL).state is CheckpointState.VERIFIED
+    assert [one.name for one in (whole / FOLDER_NAME).iterdir()] == ["manifest.json"], "the ranks' lists are gone"
+
+
+def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_committed(
+    checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path, rank: int) -> None:
+        (folder / f"__{rank}_0.distcp").write_bytes(b"x")
+
+    before = all_save(ranks, 1, write)
+    with ranks[1].checkpoint(2, barrier=lambda: None) as folder:
+        write(folder, 1)
+    with ranks[3].checkpoint(2, barrier=lambda: None) as folder:
+        write(folder, 3)
+    monkeypatch.setattr("ftsupervise.checkpoints.shards.PATIENCE", 0.2)
+    with (
+        pytest.raises(FileNotFoundError, match="rank 2 left no list of its files: the checkpoint is torn"),
+        ranks[0].checkpoint(2, barrier=lambda: None) as folder,
+    ):
+        write(folder, 0)
+    assert not before and [one.name for one in checkpoints.glob("step-*")] == ["step-00000001"]
+    with ranks[0].checkpoint(2, barrier=lambda: None, ranks=(0, 1, 3)) as folder:  # where three of them save
+        write(folder, 0)
+    assert verify(checkpoints / "step-00000002", FULL).good
+
+
+def test_what_a_rank_listed_counts_only_as_long_as_the_file_is_as_it_was(checkpoints: Path, ranks: list[Guard]) -> None:
+    def write(folder: Path, rank: int) -> None:
+        (folder / f"shard-{rank}").write_bytes(b"x" * 100)
+
+    with ranks[1].checkpoint(5, barrier=lambda: None) as folder:
+        write(folder, 1)
+    (folder / "shard-1").write_bytes(b"y" * 100)  # by somebody else, after the list
+    leave_list(folder, 2, ())
+    leave_list(folder, 3, ())
+    with ranks[0].checkpoint(5, barrier=lambda: None) as folder:
+        write(folder, 0)
+    assert verify(checkpoints / "step-00000005", FULL).state is CheckpointState.VERIFIED
+    with ranks[1].checkpoint(6, barrier=lambda: None) as folder:
+        write(folder, 1)
+    leave_list(folder, 2, ())
+    leave_list(folder, 3, ())
+    (folder / "shard-1").unlink()
+    with (
+        pytest.raises(FileNotFoundError, match="written by rank 1 and is gone"),
+        ranks[0].checkpoint(6, barrier=lambda: None),
+    ):
+        pass
+
+
+def test_a_damaged_list_of_a_rank_is_not_believed(checkpoints: Path, ranks: list[Guard]) -> None:
+    with ranks[1].checkpoint(5, barrier=lambda: None) as folder:
+        (folder / "shard-1").write_bytes(b"x")
+    list_of(folder, 1).write_text('{"rank": 1, "files"')
+    with (
+        pytest.raises(OSError, match="no list of a rank's files"),
+        ranks[0].checkpoint(5, barrier=lambda: None, ranks=(0, 1)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "rank"),
+    [
+        ("__3_0.distcp", 3),
+        ("rank-00012.pt", 12),
+        ("zero_pp_rank_5_mp_rank_00_optim_states.pt", 5),
+        ("mp_rank_02/model_optim_rng.pt", 2),
+        ("sub7/weights", 7),
+        ("weights", None),
+    ],
+)
+def test_a_file_s_name_says_which_rank_wrote_it(path: str, rank: int | None) -> None:
+    assert rank_in(path) == rank
+
+
+def test_a_file_that_is_still_written_at_the_end_of_the_block_is_not_committed(checkpoints: Path) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        goes_on, stop = threading.Event(), threading.Event()
+
+        def writer(path: Path) -> None:
+            with path.open("wb") as file:
+                while not stop.is_set():
+                    file.write(b"x" * 10_000)
+                    file.flush()
+                    goes_on.set()
+
+        try:
+            with pytest.raises(OSError, match="still being written"), guard.checkpoint(1) as folder:
+                thread = threading.Thread(target=writer, args=(folder / "weights",))
+                thread.start()
+                goes_on.wait()
+        finally:
+            stop.set()
+            thread.join()
+    assert not list(checkpoints.glob("step-*"))
+
+
+def test_latest_passes_over_what_is_broken_and_says_so_once(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.latest() is None
+        for step in (1, 2, 3):
+            with guard.checkpoint(step) as folder:
+                (folder / "weights").write_bytes(b"w" * 1000)
+        assert guard.latest() == checkpoints / "step-00000003"
+        os.truncate(checkpoints / "step-00000003" / "weights", 999)
+        assert [guard.latest() for _ in range(3)] == [checkpoints / "step-00000002"] * 3
+        assert guard.latest(world=8) is None
+    said = capsys.readouterr().err
+    assert said.count("checkpoint step-00000003 is truncated: weights has 999 bytes of 1000; it is passed over") == 1
+
+
+def test_latest_reads_every_byte_where_the_settings_say_so(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word, found in (("sizes", 2), ("full", 1), ("everything", 1)):
+        monkeypatch.setenv("FTSUPERVISE_GUARD_VERIFY", word)
+        with Guard(signals=(), rank=0, world=1) as guard:
+            for step in (1, 2):
+                with guard.checkpoint(step) as folder:
+                    (folder / "weights").write_bytes(b"w" * 1000)
+            (checkpoints / "step-00000002" / "weights").write_bytes(b"W" * 1000)
+            assert guard.latest() == checkpoints / f"step-{found:08d}"
+    assert "is not understood: every byte is verified" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_and_no_beginning_anew(checkpoints: Path) -> None:
+    checkpoints.write_text("a file where the folder should be")
+    with Guard(signals=(), rank=0, world=1) as guard, pytest.raises(OSError, match="Not a directory"):
+        guard.latest()
+
+
+def test_whatever_the_umask_nobody_else_may_write_a_checkpoint(checkpoints: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Guard(signals=(), rank=0, world=1) as guard, guard.checkpoint(1) as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "weights").write_bytes(b"w")
+        assert guard.latest() == checkpoints / "step-00000001"
+    finally:
+        os.umask(before)
+    modes = [one.stat().st_mode for one in (checkpoints / "step-00000001").rglob("*")]
+    assert len(modes) == 4 and not any(mode & (stat.S_IWGRP | stat.S_IWOTH) for mode in modes)
+
+
+def test_the_guard_imports_nothing_of_it_before_the_first_save(tmp_path: Path) -> None:
+    probe = "import sys; from ftsupervise import Guard; Guard(); print([n for n in sys.modules if 'checkpoints' in n])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]"
