@@ -129,11 +129,10 @@ class SnapshotMemory:
         assert file is not None
         slot = slot_to_write(file.steps(), self._kept())
         turn = file.begin(slot)
-        layout, places = self._places.get(slot, (b"", None))
-        if layout != described.layout:
-            places = source.places(described, self.data(slot))
-            self._places[slot] = described.layout, places
-        source.copy(described, places)
+        known = self._places.get(slot)
+        if known is None or known[0] != described.layout:
+            self._places[slot] = known = described.layout, source.places(described, self.data(slot))
+        source.copy(described, known[1])
         file.write_meta(slot, described.description)
         size, crc = len(described.description), zlib.crc32(described.description)
         one = SlotHeader(turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout)
