@@ -11,7 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
@@ -155,6 +157,9 @@ class SnapshotKeeper:
         if not self._agents.remote:
             return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
         nodes = self._agents.present()
+        until = monotonic() + _ASK  # agents that have just been started again have not reported yet
+        while self._agents.table.silent(nodes, inf) and monotonic() < until:
+            sleep(0.02)
         answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
         silent = [node for node in nodes if node not in answers]
         if silent:
