@@ -232,7 +232,7 @@ class Agents:
         else:
             self._lock = shm_dir.create_locked(self.base)
             shm_dir.remove_stale()
-        self.ring = SnapshotRing(lambda: tuple(self._present()), self._order_copies)
+        self.ring = SnapshotRing(lambda: tuple(self.present()), self._order_copies)
         self._snapshots = snapshots
         self.table.on[protocol.COPIES] = self._hear_copies
         self._step = AgentStep(allocation, key, self._command, self._say_once)
