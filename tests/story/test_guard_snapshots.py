@@ -9,21 +9,16 @@ import signal
 import struct
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
-from ftsupervise.checkpoints.memory_folder import node_folder
+from ftsupervise.checkpoints.memory_folder import node_folder, remove
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
-from ftsupervise.checkpoints.memory_state import CannotKeep, Describer, build, parse
 
 Until = Callable[..., Any]
 STEPS = 60
@@ -306,6 +301,21 @@ def test_a_folder_is_a_snapshot_for_loops_of_any_kind(memory: Path, tmp_path: Pa
     assert not list(memory.iterdir())
 
 
+def test_the_files_of_a_rank_that_was_killed_while_it_wrote_them_go_with_the_jobs_folder(memory: Path) -> None:
+    pid = os.fork()
+    if not pid:
+        guard = Guard(signals=())
+        with guard.snapshot_folder(2, 1000) as folder:
+            assert folder is not None
+            (folder / "half").write_bytes(b"x")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert [path.name for path in memory.iterdir()] == ["writing-0"]
+    remove(str(memory.parent))
+    assert not memory.parent.exists()
+    memory.parent.mkdir(mode=0o700)
+
+
 def test_a_finished_run_leaves_nothing_in_memory(memory: Path) -> None:
     guard = Guard(signals=())
     guard.restore(state={})
@@ -363,90 +373,3 @@ def test_a_state_that_grows_gets_larger_slots_and_keeps_what_was_there(memory: P
     take(guard, 6)
     again: dict[str, Any] = {}
     assert Guard(signals=()).restore(state=again) == 6 and np.array_equal(again["array"], np.arange(5))
-
-
-# ------------------------------------------------------------------------------------------------------ the description
-
-PLAIN = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary(max_size=2000)
-    | st.complex_numbers()
-)
-KEYS = st.text(max_size=8) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=3))
-VALUES = st.recursive(
-    PLAIN,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(KEYS, inner, max_size=4)
-        | st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict)
-        | st.frozensets(st.integers() | st.text(max_size=3), max_size=3)
-    ),
-    max_leaves=12,
-)
-
-
-def kept(value: object) -> Any:
-    frameworks = (NumPyArrays(), Bytes())
-    described = Describer(frameworks).describe(value)
-    buffer = memoryview(bytearray(described.size or 1))
-    for row, one in zip(described.arrays, described.values, strict=True):
-        framework = next(f for f in frameworks if f.kind == row.kind)
-        framework.copy([framework.view(buffer, row)], [one])
-    tree, rows = parse(described.description)
-    by_kind = {f.kind: f for f in frameworks}
-    return build(tree, lambda n: by_kind[rows[n].kind].clone(by_kind[rows[n].kind].view(buffer, rows[n]), rows[n]))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Of the same types and bits, in the same order."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return len(one) == len(other) and all(map(same, one, other)) and all(map(same, one.values(), other.values()))
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float):
-        return struct.pack("<d", one) == struct.pack("<d", other) or (one != one and other != other)
-    if isinstance(one, complex):
-        return same(one.real, other.real) and same(one.imag, other.imag)
-    return bool(one == other)
-
-
-@given(VALUES)
-def test_every_value_comes_back_with_its_type_and_bits(value: Any) -> None:
-    assert same(value, kept(value))
-
-
-def test_arrays_come_back_with_their_types_shapes_and_order() -> None:
-    base = np.arange(24, dtype=">i4").reshape(2, 3, 4)
-    for one in (
-        base,
-        base.T,
-        base[:, ::2],
-        base[0, 0, 0],
-        np.zeros(0),
-        np.array(3.5),
-        np.float32(1) / 3,
-        np.array("héé"),
-    ):
-        back = kept({"x": one})["x"]
-        assert type(back) is type(one) and back.dtype == one.dtype and np.array_equal(back, one)
-        assert (
-            not isinstance(one, np.ndarray) or back.flags.f_contiguous == one.flags.f_contiguous or one is base[:, ::2]
-        )
-    for odd in (np.array([object()]), np.zeros(2, dtype=[("a", "i4")]), object(), type, lambda: 0, {1: {2: range(3)}}):
-        with pytest.raises(CannotKeep):
-            kept({"x": odd})
-
-
-def test_a_description_that_was_damaged_is_an_error_and_runs_nothing() -> None:
-    for raw in (b"", b"{}", b"{}\n", b'{"array": 1}\n[[1]]', b'{"boom": 1}\n[]', b"[" * 100_000 + b"\n[]"):
-        with pytest.raises((ValueError, LookupError)):
-            tree, rows = parse(raw)
-            build(tree, lambda n, rows=rows: rows[n])  # type: ignore[misc]
-            raise LookupError
