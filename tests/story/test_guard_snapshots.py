@@ -21,7 +21,6 @@ from ftsupervise.checkpoints.memory_folder import node_folder, remove
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 
 Until = Callable[..., Any]
-STEPS = 60
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def take(guard: Guard, step: int) -> None:
         time.sleep(0.002)
 
 
-def loop(tell: Callable[[bytes], object], steps: int = STEPS) -> None:
+def loop(tell: Callable[[bytes], object], steps: int) -> None:
     """A loop whose numbers depend on every number before: two arrays, the place in the data, two generators."""
     place: dict[str, Any] = {"cursor": 0, "seen": [0.1], "moments": np.zeros((7, 5000), order="F")}
     weights = np.zeros(30_000)
@@ -87,7 +86,7 @@ def loop(tell: Callable[[bytes], object], steps: int = STEPS) -> None:
     guard.close()
 
 
-def child(steps: int = STEPS) -> tuple[int, int]:
+def child(steps: int) -> tuple[int, int]:
     come, go = os.pipe()
     pid = os.fork()
     if not pid:
@@ -106,32 +105,34 @@ def numbers(come: int) -> bytes:
         return pipe.read().partition(b"end-----")[2]
 
 
-def test_a_loop_that_is_killed_again_and_again_ends_with_the_same_bits(memory: Path) -> None:
-    pid, come = child()
+def killed(memory: Path, kills: int, steps: int) -> None:
+    pid, come = child(steps)
     expected = numbers(come)
     os.waitpid(pid, 0)
     (memory / "rank-0").unlink()
-    chance, kills = random.Random(5), 0
-    while True:
-        pid, come = child()
-        at = chance.randrange(1, 6)
-        for _ in range(at):
-            if len(first := os.read(come, 8)) < 8 or first == b"end-----":
-                break
-        else:
-            time.sleep(chance.random() * 0.004)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(come)
-            kills += 1
-            if kills < 12:
-                continue
-            pid, come = child()
-            found = numbers(come)
-            break
-        pytest.fail("the loop ended before it was killed twelve times")
+    chance = random.Random(5)
+    for _ in range(kills):
+        pid, come = child(steps)
+        for _ in range(chance.randrange(1, 6)):
+            word = os.read(come, 8)
+            assert len(word) == 8 and word != b"end-----", "the loop ended before it was killed often enough"
+        time.sleep(chance.random() * 0.004)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(come)
+    pid, come = child(steps)
+    found = numbers(come)
     os.waitpid(pid, 0)
     assert expected and found == expected
+
+
+def test_a_loop_that_is_killed_again_and_again_ends_with_the_same_bits(memory: Path) -> None:
+    killed(memory, 12, 60)
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_killed_at_450_random_moments_ends_with_the_same_bits(memory: Path) -> None:
+    killed(memory, 450, 2500)
 
 
 def test_a_snapshot_takes_the_place_of_none_that_is_newer_than_the_agreed_one(
