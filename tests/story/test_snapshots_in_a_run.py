@@ -11,7 +11,7 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.host import processes
-from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
+from ftsupervise.rundir.paths import ENV_RESTART, ENV_RUN_DIR, ENV_SNAPSHOTS
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 
@@ -125,7 +125,7 @@ def test_a_snapshot_from_which_attempts_fail_is_not_used_for_ever(run: Supervise
 def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: SupervisedRun) -> None:
     one = run.start("--grace", "0.1", "--", *ranks("", steps=100_000))
     one.until_said("rank 1 attempt 1 begins")
-    mine = wait_until(lambda: [f for f in memory_folder.folders() if any(Path(f).glob("*/rank-1"))], "snapshots")
+    mine = wait_until(lambda: [f for f in _of(run) if any(Path(f).glob("*/rank-1"))], "snapshots")
     one.kill()
     one.wait()
     wait_until(lambda: not [f for f in mine if _in_use(f)], "the ranks end with their supervisor")
@@ -165,3 +165,13 @@ def test_ranks_that_start_before_their_nodes_agent_have_snapshots_all_the_same(
     finally:
         memory_folder.remove(folder)
         os.close(lock)
+
+
+def _of(run: SupervisedRun) -> list[str]:
+    """The folders that the living ranks of this run were started with; other tests may have snapshots too."""
+    root = str(run.rundir.root)
+    return [
+        folder
+        for folder, ranks in processes.marked(ENV_SNAPSHOTS).items()
+        if any(processes.environment(one.pid).get(ENV_RUN_DIR) == root for one in ranks)
+    ]
