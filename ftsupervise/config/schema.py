@@ -335,6 +335,8 @@ class CheckpointSettings(Strict):
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    adopt: bool = False
+    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
     retain: RetainSettings | None = None

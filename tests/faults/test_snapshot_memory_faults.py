@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,9 +47,7 @@ def shm() -> Iterator[Path]:
     place = Path(f"/dev/shm/ftsupervise-test-{os.getpid()}-{os.urandom(4).hex()}")
     place.mkdir(mode=0o700)
     yield place
-    for one in place.iterdir():
-        one.unlink()
-    place.rmdir()
+    shutil.rmtree(place)
 
 
 def in_group(cgroup: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -115,6 +114,33 @@ print(room.tight())
 """
     done = in_group(cgroup, TAKE.format(place=str(shm), size=40 * MB, asked=True) + fill)
     assert done.returncode == 0 and "of the job's memory (210 MB)" in done.stdout, done
+
+
+def test_a_loop_whose_memory_fills_up_gives_its_snapshots_up_and_trains_on(cgroup: Path, shm: Path) -> None:
+    (shm / os.uname().nodename).mkdir(mode=0o700)
+    loop = f"""
+import os, time
+os.environ.update(FTSUPERVISE_SNAPSHOTS={str(shm)!r}, FTSUPERVISE_GUARD_SNAPSHOT_EVERY="1")
+os.environ.pop("SLURMD_NODENAME", None)
+from ftsupervise import Guard
+state = {{"weights": bytearray(40 << 20)}}
+guard = Guard(signals=())
+guard.restore(state=state)
+while not guard.snapshot(1): time.sleep(0.01)
+hog, rounds = [os.urandom(1) * (46 << 20)], 0  # with the weights and two slots of them nearly 90 % of 200 MiB
+while guard.snapshot(2) and rounds < 9:
+    hog.append(os.urandom(1) * (3 << 20))
+    rounds += 1
+    time.sleep(1.02)
+print("given up", 0 < rounds < 9)
+hog.append(os.urandom(1) * (60 << 20))  # only where the memory of the snapshots is free again
+print("trains on", guard.snapshot(3))
+guard.close()
+"""
+    done = in_group(cgroup, loop)
+    assert done.returncode == 0, done
+    assert not list((shm / os.uname().nodename).iterdir())
+    assert done.stdout == "given up True\ntrains on False\n" and "the snapshots are given up" in done.stderr
 
 
 def test_a_small_tmpfs_is_full_without_a_sigbus(mounted: Callable[..., Path]) -> None:

@@ -72,6 +72,7 @@ checkpoints:
   path: ckpt
   pattern: "step-*"
   verify: full
+  adopt: true
   snapshot_every: 4
   snapshot_copies: 1%
   retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
