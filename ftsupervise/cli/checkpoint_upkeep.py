@@ -10,7 +10,7 @@ import click
 
 from ftsupervise.cli.checkpoints import CheckpointPlace, bar, checkpoints, find, print_json
 from ftsupervise.cli.output import count, plain, say
-from ftsupervise.errors import Error, NotFound, UsageError
+from ftsupervise.errors import Error, NoAnswer, NotFound, UsageError
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -225,18 +225,103 @@ def _stores(place: CheckpointPlace, places: tuple[str, ...], rate: int | None) -
 
 
 def _to_copy(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    """Oldest last: the newest is copied first."""
-    from ftsupervise.checkpoints.find import checkpoints_in
-
     if place.one is not None:
         return (place.one,)
-    committed = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
-    if not committed:
+    found = _committed(place, every=every)
+    if not found:
         raise NotFound(
             f"{place.folder} holds no checkpoint with a manifest",
             hint=f"ftsupervise checkpoints commit {place.folder} adopts those of other programs",
         )
+    return found
+
+
+def _committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
+    """The newest with a manifest, or each, newest first."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+
+    committed = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
     return tuple(committed if every else committed[:1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- upkeep
+
+
+@checkpoints.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only what was done.")
+def upkeep(runs: tuple[str, ...], everything: bool, quiet: bool) -> None:
+    """Do for each RUN what its settings ask for: adopt checkpoints that another program completed (checkpoints.adopt), copy
+    (checkpoints.offload), remove (checkpoints.retain). Made for the crontab: ftsupervise cron add checkpoints.
+
+    The newest checkpoint is copied; all of them where checkpoints.retain.copied lets none go without a copy. What fails for one
+    run does not keep the others waiting; the exit code is 1 then.
+    """
+    if everything and runs:
+        raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
+    failed = []
+    for run in _all_runs() if everything else runs or (None,):
+        try:
+            _keep_up(find(run), quiet=quiet)
+        except (Error, OSError, ValueError) as error:
+            failed.append(f"{run or 'this run'}: {error}")
+    if failed:
+        raise Error("\n".join(failed))
+
+
+def _all_runs() -> tuple[str, ...]:
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.paths import state_dir
+    from ftsupervise.watch import roster
+
+    try:
+        names: tuple[str, ...] = within(8.0, roster.listed, key=roster.state_key(state_dir()))
+        return names
+    except TimeoutError as error:
+        raise NoAnswer(f"{state_dir()} does not answer: {error}", hint="name the runs") from None
+
+
+def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
+    from ftsupervise.checkpoints import retain
+    from ftsupervise.checkpoints.offload import offload as copy
+
+    settings = place.settings
+    if settings is None:
+        return
+    if settings.adopt:
+        _adopt(place)
+    if settings.offload is not None:
+        stores, rate = _stores(place, (), None)
+        for path in _committed(place, every=settings.retain is not None and settings.retain.copied):
+            for store in stores:
+                report = copy(path, store, now=_now, rate=rate)
+                if report.sent or not quiet:
+                    _say_copied(store.url, report)
+    if settings.retain is not None:
+        policy = settings.retain.policy
+        planned = retain.plan(candidates(place, policy, quiet=True), policy)
+        gone = retain.remove(place.folder, [one.name for one in planned.remove])
+        freed = retain.sweep(place.folder)
+        if gone or not quiet:
+            _show_plan(planned, dry_run=False, freed=freed)
+
+
+def _adopt(place: CheckpointPlace) -> None:
+    """Those that their own program calls complete; the others may be under way."""
+    from ftsupervise.checkpoints.commit import NotComplete, commit
+    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.layouts import recognise
+
+    for one in checkpoints_in(place.folder, pattern=place.pattern):
+        if one.committed or not recognise(one.path, contents_of(one.path)).complete:
+            continue
+        try:
+            commit(one.path)
+        except NotComplete:  # it changes while it is read
+            continue
+        say(f"{one.path.name} is committed")
 
 
 # --------------------------------------------------------------------------------------------------------------- restore

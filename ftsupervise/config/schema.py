@@ -335,6 +335,8 @@ class CheckpointSettings(Strict):
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    adopt: bool = False
+    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
     retain: RetainSettings | None = None
     """Which ones are kept. Without it none is removed."""
     offload: OffloadSettings | None = None

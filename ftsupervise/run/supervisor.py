@@ -22,7 +22,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKi
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
-from ftsupervise.ranks.hang_monitor import often
+from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
@@ -145,7 +145,7 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
         end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
-        agents=Agents(options.rundir, allocation, env, signals.wake, often=often(options.hang)),
+        agents=Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang)),
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
         pending=PendingWrites(),
