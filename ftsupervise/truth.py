@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 
 class Health(Enum):
@@ -82,3 +82,26 @@ class RankState(NamedTuple):
     state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
     cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
     leaving: bool = False
+
+
+class Beginning(NamedTuple):
+    """Where an attempt begins from, as its supervisor chose it. ``words()`` says it to people."""
+
+    source: str = ""  # "memory", "disk", or "start" where neither offers a step
+    step: int | None = None
+    copies: int = 0  # ranks whose snapshot came from another node
+    again: int | None = None  # steps that are made again
+    why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
+
+    def words(self) -> str:
+        """ "from step 118 in memory (2 steps are made again)"."""
+        where = {"memory": f"from step {self.step} in memory", "disk": f"from the disk, step {self.step}"}
+        more = [f"{_ranks(self.copies)} from another node's memory"] if self.copies else []
+        if self.again is not None:
+            more.append("1 step is made again" if self.again == 1 else f"{self.again} steps are made again")
+        more += [self.why] if self.why else []
+        return where.get(self.source, "not from memory") + (f" ({'; '.join(more)})" if more else "")
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -337,6 +337,8 @@ class CheckpointSettings(Strict):
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
     adopt: bool = False
     """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
+    snapshot_every: int | None = declared("checkpoints.snapshot_every")
+    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
     retain: RetainSettings | None = None
     """Which ones are kept. Without it none is removed."""
     offload: OffloadSettings | None = None

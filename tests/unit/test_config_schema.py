@@ -73,6 +73,8 @@ checkpoints:
   pattern: "step-*"
   verify: full
   adopt: true
+  snapshot_every: 4
+  snapshot_copies: 1%
   retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
   offload: {to: [/archive/run, "s3://bucket/run"], rate: 200MB}
 watch:
