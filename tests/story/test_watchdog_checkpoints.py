@@ -18,8 +18,9 @@ from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Probe, Ran
+from ftsupervise.rundir.heartbeat_page import SAVE_FAILED, write_beat
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.truth import Health
+from ftsupervise.truth import Beat, Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs import load_watchdog
 from ftsupervise.watch.watchdogs.gpu import GpuState
@@ -256,3 +257,19 @@ def test_a_checkpoint_that_is_just_being_written_is_no_alert_and_one_that_cannot
     scene.memory["verdicts"] = {}
     found = scene.look("checkpoints")["whole"]
     assert found.health is Health.UNKNOWN and "could not be verified" in found.summary
+
+
+def test_a_save_in_the_background_that_failed_is_told_until_one_is_committed(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    assert "save" not in scene.look("checkpoints")  # a loop that saves by itself
+
+    def say(failed: str) -> None:
+        at = datetime.fromtimestamp(scene.now, timezone.utc)
+        write_beat(scene.rundir, Beat(0, 300, "train", at, 1, "n1", {"attempt": "1", SAVE_FAILED: failed}))
+
+    say("step 300: rank 1: No space left on device")
+    found = scene.look("checkpoints")["save"]
+    assert found.health is Health.BAD
+    assert found.summary == "not saved: step 300: rank 1: No space left on device (as rank 0 says)"
+    say("")
+    assert scene.look("checkpoints")["save"].health is Health.OK

@@ -15,11 +15,12 @@ from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.host import processes
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Ran, Tree
+from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 from ftsupervise.rundir.records import as_text, parse_object
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
-from ftsupervise.watch.watchdogs.run_signs import server_now
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import CheckpointsSection as Settings
@@ -121,6 +122,11 @@ WORDS = {
         "ftsupervise checkpoints verify {run_dir}",
         "look into the log of the save, and at the disk",
     ),
+    "save": Words(
+        "The loop trains on, and what it trained since the checkpoint before is not saved.",
+        "ls -lt {folder}",
+        "look into the log of the save, and at the disk; then ftsupervise save",
+    ),
 }
 
 
@@ -131,10 +137,29 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
             yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
         return
     now = server_now(look)
+    yield from _saves(look, now)
     yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
     if not isinstance(ones, Missing) and ones:
         yield _size(look, settings, ones, now)
         yield from _whole(look, settings, ones, now)
+
+
+def _saves(look: Look, now: float) -> Iterator[Finding]:
+    """What the guard says of saves in the background; nothing where the loop makes none."""
+    beats, blind = newest_beats(look, now)
+    told = [(beat.rank, beat.facts[SAVE_FAILED]) for beat, _ in beats if SAVE_FAILED in beat.facts]
+    if blind and look.memory.get("background"):
+        yield _finding(look, "save", None, f"saves in the background not seen: {blind}")
+    if not told:
+        return
+    look.memory["background"] = True
+    failed = [(rank, why) for rank, why in told if why]
+    text = (
+        f"not saved: {failed[0][1]} (as rank {failed[0][0]} says)"
+        if failed
+        else "the newest save in the background is committed"
+    )
+    yield _finding(look, "save", bool(failed), text)
 
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
