@@ -59,12 +59,12 @@ def largest(vote: int) -> int:
 
 
 def facts(guard: Guard) -> dict[str, str]:
-    """As the run directory has them."""
-    guard._heart.soon()
+    """What the run directory has of this rank."""
     guard.beat()
     beat = Path(os.environ["FTSUPERVISE_RUN_DIR"], "beats", f"rank-{dist.get_rank()}")
-    found = json.loads(beat.read_text())["facts"] if beat.exists() else {}
-    return {key: found.get(key, "") for key in ("saved", "save_failed")}
+    found = json.loads(beat.read_text()) if beat.exists() else {}
+    told = {key: found.get("facts", {}).get(key, "") for key in ("saved", "save_failed")}
+    return {**told, "phase": found.get("phase", "")}
 
 
 # ------------------------------------------------------------------------------------------------------------ the plays
@@ -78,7 +78,7 @@ def goes_on(guard: Guard) -> dict[str, Any]:
     began = saves.save(10, state)
     state[f"weights-{dist.get_rank()}"].fill_(-1.0)  # the loop changes what it has saved
     until("writing")
-    during = {"committed": committed(), "facts": facts(guard), "switch": switch.exists(), "phase": guard._heart.phase}
+    during = {"committed": committed(), "facts": facts(guard), "switch": switch.exists()}
     dist.barrier()
     Path("go").touch()
     done = saves.wait()
@@ -98,13 +98,19 @@ def goes_on(guard: Guard) -> dict[str, Any]:
 
 
 def killed(guard: Guard) -> dict[str, Any]:
-    with AsyncCheckpoints(guard) as saves:
+    with AsyncCheckpoints(guard, writer=Held) as saves:
+        Path("go").touch()
         first = saves.save(10, state_of(10)) and saves.wait()
-        saves._writer = Held
+        dist.barrier()
+        Path("go").unlink(missing_ok=True)
+        Path("writing").unlink(missing_ok=True)
+        dist.barrier()
         saves.save(20, state_of(20))
-        until("writing")
         if dist.get_rank() == 1:
+            until("writing")
+            Path("dying").touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        until("dying")
         Path("go").touch()
         return {"first": first, "done": saves.wait(), "committed": committed(), "facts": facts(guard)}
 
@@ -175,7 +181,7 @@ def superseded(guard: Guard) -> dict[str, Any]:
     Path("ready", str(dist.get_rank())).touch()
     until("sealed")
     Path("go").touch()
-    return {"done": saves.wait(), "committed": committed(), "failed": guard._heart.facts.get("save_failed", "")}
+    return {"done": saves.wait(), "committed": committed(), "facts": facts(guard)}
 
 
 # -------------------------------------------------------------------------------------------------------------- the stage
