@@ -16,6 +16,7 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
     "example-minimal.md": "examples/minimal/README.md",
     "example-ddp.md": "examples/ddp/README.md",
+    "example-fsdp.md": "examples/fsdp_dcp/README.md",
     "recovery.md": "benchmarks/recovery/README.md",
 }
 _PAGES = {source: page for page, source in ELSEWHERE.items()}
