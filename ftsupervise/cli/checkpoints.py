@@ -81,7 +81,7 @@ def _line(one: Found) -> str:
     step = f"step {one.step}" if one.step is not None else "no step"
     start = f"{one.at:%Y-%m-%d %H:%M} UTC  {step:>12}"
     if one.head is None:
-        return f"{start}  no manifest"
+        return f"{start}  {'a damaged manifest' if one.committed else 'no manifest'}"
     return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}  {one.head.layout.value}"
 
 
@@ -142,8 +142,8 @@ def commit(
 ) -> None:
     """Adopt checkpoints that another program wrote, as they are: read each file once, and write the manifest.
 
-    Name one checkpoint; or RUN, or a folder of them: then each that has no manifest is adopted. It is refused where its own
-    sign says that it is not complete, and while it changes.
+    Name one checkpoint; or RUN, or a folder of them: then each is adopted that has no manifest and whose own sign says that it
+    is complete. It is refused where that sign says no, and while it changes.
     """
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
@@ -155,20 +155,20 @@ def commit(
         raise Refused(
             f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
         )
-    if place.one is None and (step is not None or metrics):
+    if place.one is None and (step is not None or metrics or again):
         raise UsageError(
-            f"--step and --metric are for one checkpoint, and {place.folder} holds several",
+            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
             hint=f"name one: ls {place.folder}",
         )
     found = checkpoints_in(place.folder, pattern=place.pattern)
-    wanted = (place.one,) if place.one else tuple(one.path for one in found if again or not one.committed)
+    wanted = (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
     done: dict[Path, Manifest] = {}
     refused: list[str] = []
     with bar("read", None, quiet=as_json) as told:
         for path in wanted:
             try:
-                done[path] = adopt(path, origin, told=told)
+                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told)
             except NotComplete as error:
                 refused.append(str(error))
     if as_json:
