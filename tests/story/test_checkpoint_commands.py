@@ -42,7 +42,7 @@ def test_the_list_is_newest_first_and_says_which_have_no_manifest(folder: Path) 
     lines = typed("list", str(folder)).output.splitlines()
     assert [line.split()[0] for line in lines] == ["step-300", "step-200", "step-100"]
     assert lines[0].endswith("no manifest")
-    assert "step 200" in lines[1] and lines[1].endswith("1 kB  1 file  files")
+    assert "step 200" in lines[1] and lines[1].endswith("1 kB  1 file")
     listed = told("list", str(folder))["checkpoints"]
     assert [one["step"] for one in listed] == [300, 200, 100]
     assert [one["path"] for one in listed] == [str(folder / f"step-{step}") for step in (300, 200, 100)]
