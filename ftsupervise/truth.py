@@ -89,15 +89,19 @@ class Beginning(NamedTuple):
 
     source: str = ""  # "memory", "disk", or "start" where neither offers a step
     step: int | None = None
-    copies: int = 0  # ranks that begin from the copy on another node
+    copies: int = 0  # ranks whose snapshot came from another node
     again: int | None = None  # steps that are made again
     why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
 
     def words(self) -> str:
         """ "from step 118 in memory (2 steps are made again)"."""
         where = {"memory": f"from step {self.step} in memory", "disk": f"from the disk, step {self.step}"}
-        more = [f"ranks from a buddy's copy: {self.copies}"] if self.copies else []
+        more = [f"{_ranks(self.copies)} from another node's memory"] if self.copies else []
         if self.again is not None:
             more.append("1 step is made again" if self.again == 1 else f"{self.again} steps are made again")
         more += [self.why] if self.why else []
         return where.get(self.source, "not from memory") + (f" ({'; '.join(more)})" if more else "")
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

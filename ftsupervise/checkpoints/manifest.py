@@ -145,6 +145,11 @@ def _read(path: Path) -> Manifest | None:
         raw = files.read_bounded(path, LIMIT)
     except FileNotFoundError:
         return None
+    return parse_manifest(raw, path)
+
+
+def parse_manifest(raw: bytes, path: Path | str) -> Manifest:
+    """The inverse of ``encoded``; ``path`` is for the message. Raises ValueError for a damaged one."""
     body, _, end = raw.rpartition(_END)
     line, found, rest = body.partition(_FILES)
     if not found:
@@ -164,7 +169,7 @@ def _read(path: Path) -> Manifest | None:
     return Manifest(files=found_files, **known)
 
 
-def _head(line: bytes, path: Path) -> ManifestHead:
+def _head(line: bytes, path: Path | str) -> ManifestHead:
     try:
         head = decode(ManifestHead, parse_object(line + b"}"))
     except ValueError as error:

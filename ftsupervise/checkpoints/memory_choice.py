@@ -53,7 +53,7 @@ class MemoryChoice(NamedTuple):
     attempt: int = 0  # that made the snapshot
     world: int = 0
     pulls: tuple[Pull, ...] = ()
-    copies: int = 0  # ranks that begin from a buddy's copy, for their own node is gone or is another's now
+    copies: int = 0  # ranks whose snapshot comes from another node than they ran on or will run on
     why: str = ""  # the memory was not used, or not its newest step
 
 

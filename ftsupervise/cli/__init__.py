@@ -30,9 +30,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
     "checkpoints": (
+        "checkpoint_upkeep",
         "checkpoints",
-        "checkpoints",
-        "Checkpoints: list them, verify them, adopt those of other programs.",
+        "Checkpoints: list, verify, commit those of other programs, prune, offload, restore.",
     ),
     "alerts": ("alerts", "alerts", "Show what fires, since when, and who was notified; ack and silence."),
     "notify": ("notify", "notify", "Test a receiver; preview every message."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ftsupervise.cli.output import DefaultGroup, count, plain, say
-from ftsupervise.errors import NotFound, Refused, UsageError
+from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
+from ftsupervise.errors import Cancelled, NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
+    from ftsupervise.config.schema import CheckpointSettings
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -31,17 +31,21 @@ class CheckpointPlace(NamedTuple):
     one: Path | None = None
     pattern: str = "*"
     accounts: tuple[int, ...] = ()  # user ids that are trusted there
+    settings: CheckpointSettings | None = None  # of the run, where it has some
 
 
 @click.group(cls=DefaultGroup)
 def checkpoints() -> None:
-    """List checkpoints, verify them, adopt those that another program wrote.
+    """List checkpoints, verify them, remove old ones, copy them elsewhere and bring them back.
 
     \b
     ftsupervise checkpoints                   of the run of this directory
     ftsupervise checkpoints verify            the newest one, every byte
     ftsupervise checkpoints verify --all DIR  each one in a folder
     ftsupervise checkpoints commit DIR        write the manifest of one
+    ftsupervise checkpoints prune --dry-run   which old ones may go
+    ftsupervise checkpoints offload           copy the newest one elsewhere
+    ftsupervise checkpoints restore           bring the newest copy back
 
     RUN, where it is named, is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml. A directory that is no
     run is one of checkpoints, or a checkpoint.
@@ -62,7 +66,7 @@ def list_checkpoints(run: str | None, as_json: bool) -> None:
     found = checkpoints_in(place.folder, pattern=place.pattern)
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
-        _print({"folder": str(place.folder), "checkpoints": listed})
+        print_json({"folder": str(place.folder), "checkpoints": listed})
         return
     if not found:
         say(f"{place.folder} holds no checkpoint")
@@ -107,7 +111,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, a
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
     verdicts: list[Verdict] = []
-    with _progress(quiet=as_json) as told:
+    with bar("read", None, quiet=as_json) as told:
         for path in wanted:
             verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told)))
             if verdicts[-1].good and not every:
@@ -115,7 +119,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, a
     good = next((one for one in verdicts if one.good), None)
     if as_json:
         newest = None if good is None else str(good.path)
-        _print({"folder": str(place.folder), "newest": newest, "checkpoints": [plain(one) for one in verdicts]})
+        print_json({"folder": str(place.folder), "newest": newest, "checkpoints": [plain(one) for one in verdicts]})
     else:
         for verdict in verdicts:
             say(verdict.words())
@@ -161,14 +165,14 @@ def commit(
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
     done: dict[Path, Manifest] = {}
     refused: list[str] = []
-    with _progress(quiet=as_json) as told:
+    with bar("read", None, quiet=as_json) as told:
         for path in wanted:
             try:
                 done[path] = adopt(path, origin, told=told)
             except NotComplete as error:
                 refused.append(str(error))
     if as_json:
-        _print({"folder": str(place.folder), "committed": {str(path): plain(one) for path, one in done.items()}})
+        print_json({"folder": str(place.folder), "committed": {str(path): plain(one) for path, one in done.items()}})
     for path, manifest in done.items() if not as_json else ():
         say(_committed(path, manifest))
     if not wanted and not as_json:
@@ -214,18 +218,18 @@ def find(run: str | None) -> CheckpointPlace:
             return CheckpointPlace(path.parent, path, accounts=accounts)
         return CheckpointPlace(path, accounts=accounts)
     rundir = find_run(run)
-    folder, pattern = _settings(rundir)
-    return CheckpointPlace(folder, None, pattern, (rundir.root.stat().st_uid,))
+    section = _settings(rundir)
+    accounts = (rundir.root.stat().st_uid,)
+    if section is None:
+        return CheckpointPlace(rundir.checkpoints, accounts=accounts)
+    return CheckpointPlace(section.path or rundir.checkpoints, None, section.pattern, accounts, section)
 
 
-def _settings(rundir: RunDir) -> tuple[Path, str]:
-    """As the run was launched; the defaults for a run directory without settings."""
+def _settings(rundir: RunDir) -> CheckpointSettings | None:
+    """As the run was launched; None for a run directory without settings."""
     from ftsupervise.config.believed import load_believed
 
-    if not rundir.config.is_file():
-        return rundir.checkpoints, "*"
-    section = load_believed(rundir.config).run.checkpoints
-    return section.path or rundir.checkpoints, section.pattern
+    return load_believed(rundir.config).run.checkpoints if rundir.config.is_file() else None
 
 
 def _is_run(path: Path) -> bool:
@@ -250,22 +254,25 @@ def _is_checkpoint(folder: Path) -> bool:
     return bool(contents.files) and not any(one.committed or one.step is not None for one in checkpoints_in(folder))
 
 
-def _print(value: dict[str, object]) -> None:
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **value}, ensure_ascii=False, indent=2))
+def print_json(value: dict[str, object]) -> None:
+    say_json({"schema_version": SCHEMA_VERSION, **value})
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int], object]]:
-    """On a terminal, a bar of the bytes that were read so far, on the standard error."""
+def bar(word: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], object]]:
+    """On a terminal, a bar of bytes on the standard error. A person who presses Ctrl-C ends what is under way in good order."""
     import sys
 
-    if quiet or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    try:
+        if quiet or not sys.stderr.isatty():
+            yield lambda done: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("read"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("read", total=None)
-        yield lambda done: bar.advance(task, done)
+        columns = (TextColumn(word), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+            task = shown.add_task(word, total=total)
+            yield lambda done: shown.advance(task, done)
+    except KeyboardInterrupt:
+        raise Cancelled("stopped; the same command goes on where it was") from None

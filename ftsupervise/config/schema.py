@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
+from ftsupervise.config.checkpointing import OffloadSettings, RetainSettings
 from ftsupervise.config.fields import (
     Duration,
     JobFile,
@@ -334,8 +335,14 @@ class CheckpointSettings(Strict):
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    adopt: bool = False
+    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
+    retain: RetainSettings | None = None
+    """Which ones are kept. Without it none is removed."""
+    offload: OffloadSettings | None = None
+    """Where copies lie. Without it none are made."""
 
 
 class Sharing(Strict):

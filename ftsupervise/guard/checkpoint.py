@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +24,8 @@ from ftsupervise.rundir.paths import ENV_GUARD, ENV_RUN, sync_directory
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
 
+_REMOVED = ".removed-"  # on its way out
+_A_DAY = 86400.0  # seconds
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
 
@@ -34,6 +37,8 @@ class Checkpoints:
         self.folder = place.checkpoints
         self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
         self._superseded, self._voice, self._place = superseded, voice, place
+        self._kept = False  # the folder's own name is durable
+        self._alone = place.staging is None and place.world == 1  # nobody sweeps what a killed save left
 
     def stage(self, name: str) -> Path:
         """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
@@ -44,6 +49,8 @@ class Checkpoints:
             raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
+            if self._alone:
+                self._clear(staged)
             make_folder(staged, parents=True)
         except OSError:
             if not self.over():
@@ -98,6 +105,8 @@ class Checkpoints:
         target = self.folder / staged.name
         try:
             self._seal(staged, self._origin(step, metrics), ranks)
+            if not self._kept:
+                self._kept = _keep_names(self.folder)
             done = self._move(staged, target)
             if done:
                 sync_directory(self.folder)
@@ -132,6 +141,21 @@ class Checkpoints:
         write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
         shards.remove_lists(staged)
 
+    def _clear(self, staged: Path) -> None:
+        """Take away what saves that were killed have left: of this name, and of others when it has lain there for a day."""
+        try:
+            left = [entry for entry in os.scandir(self._area) if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return
+        for entry in left:
+            old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _A_DAY
+            if entry.name == staged.name or (old and not entry.name.startswith(_REMOVED)):
+                aside = self._area / f"{_REMOVED}{entry.name}-{os.getpid()}"
+                os.rename(entry.path, aside)
+                _delete(aside)
+            elif entry.name.startswith(_REMOVED):
+                _delete(Path(entry.path))
+
     def _origin(self, step: int | None, metrics: Mapping[str, float]) -> Origin:
         from ftsupervise.checkpoints.commit import Origin
 
@@ -155,7 +179,7 @@ class Checkpoints:
 
     def remove(self, path: Path) -> bool:
         """Remove an old checkpoint. False: a newer attempt has begun and owns it now. Raises OSError."""
-        aside = self._area / f".removed-{path.name}-{os.getpid()}"
+        aside = self._area / f"{_REMOVED}{path.name}-{os.getpid()}"
         try:
             make_folder(self._area, parents=True)
             done = fence.move(path, aside, self._area)
@@ -179,6 +203,19 @@ class Checkpoints:
             )
         _delete(staged)
         return True
+
+
+def _keep_names(folder: Path) -> bool:
+    """Make the names of the folder and of those above it durable, which a first save may have made. True."""
+    device = folder.stat().st_dev
+    for above in folder.parents:
+        try:
+            if above.stat().st_dev != device:
+                break
+        except OSError:
+            break
+        sync_directory(above)
+    return True
 
 
 def _exchange(one: Path, other: Path) -> bool:

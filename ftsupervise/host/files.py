@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable
 from itertools import islice
 
+TEMPORARY = ".tmp-"  # what the name of a temporary file begins with
 _NAMES = 4096  # that are read of a folder in which a few are looked for
 _NAME = 120  # bytes of the final name that stand in a temporary one: 255 is the most that a file system takes
 
@@ -21,12 +22,12 @@ def create_temporary(
 ) -> tuple[int, str]:
     """A new empty file in ``folder`` to be renamed to ``name``: its descriptor, open for writing, and its path.
 
-    The name begins with ``.tmp-`` and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading too.
+    The name begins with TEMPORARY and ends in 64 random bits. ``mode`` is cut by the umask. ``read``: open for reading too.
     Raises OSError.
     """
     short = name.encode("utf-8", "surrogateescape")[:_NAME].decode("utf-8", "ignore")
     flags = (os.O_RDWR if read else os.O_WRONLY) | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = f"{os.fspath(folder)}/.tmp-{short}-{os.getpid()}-{os.urandom(8).hex()}"
+    path = f"{os.fspath(folder)}/{TEMPORARY}{short}-{os.getpid()}-{os.urandom(8).hex()}"
     return os.open(path, flags, mode), path
 
 

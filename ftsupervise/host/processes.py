@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 STANDBY = "ftsup-standby"  # the name (comm) of a process that waits to become the next attempt's ranks
 _SIGKILL, _SIGTERM = 9, 15  # the module ``signal`` is another millisecond of a start
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM, PR_SET_CHILD_SUBREAPER = 1, 15, 35, 36  # prctl(2)
 _EXITING = 0x4  # PF_EXITING of the kernel
 _KILLED = 1 << _SIGKILL - 1  # among the pending signals
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -228,18 +228,17 @@ def prctl(option: int, value: int | bytes, more: int | bytes = 0, length: int = 
         libc.prctl(option, value, more, length, 0)
 
 
-def end_with(parent: int, number: int) -> None:
-    """This process gets signal ``number`` when its ``parent`` dies. It ends here if that is dead already."""
-    prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def die_with_parent(number: int = _SIGTERM) -> Callable[[], None]:
     """The function that a child calls before its exec, to get signal ``number`` when this process dies."""
     _libc()  # not in the child: another thread may hold the loader's lock while this process forks
     parent = os.getpid()
-    return lambda: end_with(parent, number)
+
+    def before_exec() -> None:
+        prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
 
 
 def become_subreaper() -> Callable[[], None]:
@@ -251,9 +250,7 @@ def become_subreaper() -> Callable[[], None]:
 
 def set_name(name: bytes) -> None:
     """The name (comm) of this process, as ``ps`` shows it: 15 bytes."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name[:15], 0, 0, 0)
+    prctl(PR_SET_NAME, name[:15])
 
 
 def send(pids: list[int], number: int) -> int:

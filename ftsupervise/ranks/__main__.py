@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # and end such a job.
 
 _FEW = 4  # nodes whose agents stay: several may be lost at once, but thousands would overload the controller
-_STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s if nobody changed it)
+_STAY = 3600.0  # seconds; Slurm gives a node up after its SlurmdTimeout (300 s by default)
 _PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between two questions; the last for all that follow
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import NamedTuple
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.observe import RankObserver
-from ftsupervise.ranks.protocol import Datagram, ExitRecord, Seal, SupervisorLink
+from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
-from ftsupervise.ranks.shm_dir import clear, leave, own, sweep
+from ftsupervise.ranks.shm_dir import clear, create_locked, remove_empty, remove_stale
 from ftsupervise.ranks.snapshot_relay import SnapshotRelay
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again
+_REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
 _LOST = 300.0  # seconds without an answer after which the supervisor counts as gone
 _TRY_AGAIN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds between two reports of an unacknowledged exit
 _LAST = 1.0  # seconds for the ranks to end when the supervisor has ended the attempts
@@ -43,13 +45,112 @@ class AgentConfig(NamedTuple):
     copies: float = 0.0  # share of this node's cores for copying them
 
 
-class _UnackedExit:
-    """An exit that the supervisor has not acknowledged."""
+class SupervisorLink:
+    """The datagrams to and from the supervisor. They go to all its addresses until one has answered, and to that one from then
+    on. Registers its descriptors with ``poll``."""
 
-    __slots__ = ("due", "record", "since", "tries")
+    def __init__(
+        self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
+    ) -> None:
+        """Raises OSError when there can be no socket."""
+        self._seal, self.node, self._generation, self._poll = seal, node, generation, poll
+        self._sock = udp()
+        poll.register(self._sock, select.POLLIN)
+        self._hosts = resolve(self._sock, hosts, port)
+        self._address: Address | None = None  # where it answered from
+        self._connected: socket.socket | None = None  # to that address: the kernel reports a closed port
+        self._refusals = 0
+        self._sent = self._acked = 0  # our newest number, and the newest that was acknowledged
+        self._asked = 0  # the newest request taken
+        self.answered_at = monotonic()
 
-    def __init__(self, record: ExitRecord, since: float) -> None:
-        self.record, self.since, self.due, self.tries = record, since, since, 0
+    def say(self, kind: int, attempt: int, body: bytes, part: int = 0, parts: int = 1) -> None:
+        self._sent += 1
+        self._send(Datagram(kind, part, parts, self._generation, attempt, self._sent, self.node, body))
+
+    def reply(self, number: int, attempt: int, piece: bytes) -> None:
+        """Send one piece of the answer to question ``number``."""
+        self._send(Datagram(protocol.REPLY, 0, 1, self._generation, attempt, number, self.node, piece))
+
+    def _send(self, message: Datagram) -> None:
+        data = self._seal.pack(message)
+        if self._connected is None:
+            for address in self._hosts:
+                send_datagram(self._sock, data, address)
+            return
+        try:
+            self._connected.send(data)
+        except ConnectionRefusedError:
+            self._refusals += 1
+        except OSError:  # lost, as any may be
+            return
+
+    @property
+    def refused(self) -> bool:
+        """Has the supervisor gone? Its port is closed."""
+        return self._refusals >= _REFUSED
+
+    def owns(self, fd: int) -> bool:
+        return fd == self._sock.fileno() or (self._connected is not None and fd == self._connected.fileno())
+
+    def receive(self, fd: int) -> Iterator[Datagram]:
+        """What has arrived at ``fd`` for this start of this agent: acknowledgements and requests, each request once, and again
+        while the supervisor has no answer."""
+        sock = self._connected if self._connected is not None and self._connected.fileno() == fd else self._sock
+        for _ in range(100):
+            try:
+                data, sender = sock.recvfrom(4096)
+            except ConnectionRefusedError:
+                self._refusals += 1
+                return
+            except OSError:  # none left, or another address has answered
+                return
+            message = self._seal.open(data)
+            if message is None or message.kind not in protocol.TO_AGENT or message.node != self.node:
+                continue
+            if message.generation == self._generation and self._is_timely(message, sender):
+                yield message
+
+    def _is_timely(self, message: Datagram, sender: Address) -> bool:
+        """Not of a number that we have not sent; and note when the supervisor has answered."""
+        if message.kind == protocol.ACK:
+            if message.number > self._sent:
+                return False
+            if self._acked < message.number:
+                self._acked, self.answered_at, self._refusals = message.number, monotonic(), 0
+                self._send_to(sender)
+        elif message.kind == protocol.COPY:  # has a number of its own
+            self.answered_at = monotonic()
+        elif message.number > self._asked:
+            self._asked, self.answered_at = message.number, monotonic()
+        else:
+            return message.kind == protocol.ASK and message.number == self._asked
+        return True
+
+    def send_to_all(self) -> None:
+        """Another address may reach it."""
+        self._send_to(None)
+
+    def _send_to(self, address: Address | None) -> None:
+        if address == self._address:
+            return
+        if self._connected is not None:
+            self._poll.unregister(self._connected)
+            self._connected.close()
+        self._address, self._connected = address, None
+        if address is None:
+            return
+        one = socket.socket(self._sock.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            one.connect(address)
+        except OSError:
+            one.close()
+            return
+        self._connected = one
+        self._poll.register(one, select.POLLIN)
+
+    def close(self) -> None:
+        self._sock.close()
 
 
 class ExitReports:
@@ -58,32 +159,28 @@ class ExitReports:
     def __init__(self, link: SupervisorLink) -> None:
         self.attempt = 0
         self._link = link
-        self._unacked: list[_UnackedExit] = []
+        self._unacked: dict[RankExit, tuple[float, int]] = {}  # when to send it next, and how often it was sent
 
-    def add(self, attempt: int, exits: Iterable[ExitRecord], now: float) -> None:
+    def add(self, attempt: int, exits: Iterable[RankExit]) -> None:
         if attempt > self.attempt:  # those of the last attempt are old
             self.attempt = attempt
             self._unacked.clear()
-        self._unacked.extend(_UnackedExit(one, now) for one in exits)
+        self._unacked.update((one, (one.at, 0)) for one in exits)
 
-    def acknowledged(self, exits: Iterable[ExitRecord]) -> None:
+    def acknowledged(self, exits: Iterable[RankExit]) -> None:
         taken = {(one.rank, one.pid, one.final) for one in exits}
-        self._unacked = [
-            one for one in self._unacked if (one.record.rank, one.record.pid, one.record.final) not in taken
-        ]
+        for one in [one for one in self._unacked if (one.rank, one.pid, one.final) in taken]:
+            del self._unacked[one]
 
     def send(self, now: float) -> None:
-        for one in self._unacked:
-            if now >= one.due:
-                self._link.say(
-                    protocol.EXIT, self.attempt, protocol.pack_exits([one.record._replace(age=now - one.since)])
-                )
-                one.due = now + _TRY_AGAIN[min(one.tries, len(_TRY_AGAIN) - 1)]
-                one.tries += 1
+        for one, (due, tries) in self._unacked.items():
+            if now >= due:
+                self._link.say(protocol.EXIT, self.attempt, protocol.pack_exits([one], now))
+                self._unacked[one] = (now + _TRY_AGAIN[min(tries, len(_TRY_AGAIN) - 1)], tries + 1)
 
     def due(self) -> float:
         """When to send next."""
-        return min((one.due for one in self._unacked), default=float("inf"))
+        return min((due for due, _ in self._unacked.values()), default=float("inf"))
 
 
 class Agent:
@@ -114,22 +211,22 @@ class Agent:
     # -------------------------------------------------------------------------------------------------------- its life
 
     def run(self) -> None:
-        keep = own(self.config.base)  # noqa: F841 - locked as long as we live
-        sweep()
+        keep = create_locked(self.config.base)  # noqa: F841 - locked as long as we live
+        remove_stale()
         # nodes begin together, their reports should not
-        look = monotonic()
-        due = look + self.config.every * (int.from_bytes(os.urandom(2), "big") / 65536)
+        check_at = monotonic()
+        due = check_at + self.config.every * (int.from_bytes(os.urandom(2), "big") / 65536)
         self.link.say(protocol.HELLO, 0, b"")
         try:
             while not self.over:
                 now = monotonic()
-                if now >= due or (now >= look and self._new_pages()):
+                if now >= due or (now >= check_at and self._new_pages()):
                     self._report(now)
                     reap()
-                    due = now + (self.config.closer if self._stand_still(now) else self.config.every)
-                look = now + (_NEW if self.observer.is_early() else self.config.every)
+                    due = now + (self.config.closer if self._stands_still(now) else self.config.every)
+                check_at = now + (_NEW if self.observer.is_early() else self.config.every)
                 self.exits.send(monotonic())
-                self._listen(max(0.0, min(due, look, self.exits.due()) - monotonic()))
+                self._listen(max(0.0, min(due, check_at, self.exits.due()) - monotonic()))
                 self._check_end(monotonic())
         finally:
             self._end()
@@ -138,7 +235,7 @@ class Agent:
         """End, for Slurm or without a supervisor. SIGKILL may follow, so remove the pages now. Open ones are still read."""
         if self.leave_at is None:
             self.leave_at = monotonic() + _LINGER
-            self.observer.look()
+            self.observer.check()
             self.observer.keep_to_these()
             self._clear()
 
@@ -149,21 +246,21 @@ class Agent:
             self._leave()
         if self.leave_at is not None:
             self.over = self.over or now >= self.leave_at or self.observer.all_gone()
-        if not self.over and now - self.link.heard > self.config.lost:
+        if not self.over and now - self.link.answered_at > self.config.lost:
             self.over = self.orphan = True
 
     def _new_pages(self) -> bool:
         """Did a page appear, or another one?"""
-        before, self.pages = self.pages, len(self.observer.look())
+        before, self.pages = self.pages, len(self.observer.check())
         return self.pages > before
 
     def _report(self, now: float) -> None:
         """Check the ranks and report them."""
-        states = self.observer.look()
+        states = self.observer.check()
         self.pages = len(states)
         self.progress = max((max(one.stepped, one.beaten) for one in states), default=0.0)
         self._collect_exits()
-        if now - self.link.heard > _SILENT * self.config.every:
+        if now - self.link.answered_at > _SILENT * self.config.every:
             self.link.send_to_all()
         bodies = protocol.pack_states(states, now)[:255]
         for part, body in enumerate(bodies):
@@ -171,7 +268,7 @@ class Agent:
         self._answer(now)
         self.snapshots.beat()
 
-    def _stand_still(self, now: float) -> bool:
+    def _stands_still(self, now: float) -> bool:
         """Has the standstill reached the length at which it may soon count as a hang, so that its end matters at once?"""
         return _STILL < (now - self.progress) / self.config.every < _LONG
 
@@ -179,7 +276,7 @@ class Agent:
         attempt = self.observer.attempt or 0
         if attempt > self.exits.attempt:
             clear(self.config.base, before=attempt)
-        self.exits.add(attempt, self.observer.news(), monotonic())
+        self.exits.add(attempt, self.observer.exits())
 
     # -------------------------------------------------------------------------------------------------------- listening
 
@@ -191,17 +288,17 @@ class Agent:
                 self._leave()
             elif self.link.owns(fd):
                 for message in self.link.receive(fd):
-                    self._obey(message)
+                    self._handle(message)
             elif fd == self.answers.fd:
                 self._answer(monotonic())
             elif self.snapshots.heard(fd):
                 continue
-            elif self.observer.heard(fd):
+            elif self.observer.on_ready(fd):
                 self._collect_exits()
 
-    def _obey(self, message: Datagram) -> None:
+    def _handle(self, message: Datagram) -> None:
         if message.kind == protocol.ACK:
-            self.exits.acknowledged(protocol.read_exits(message.body))
+            self.exits.acknowledged(protocol.read_exits(message.body, self.config.node, monotonic()))
         elif message.kind == protocol.BYE:
             self.over, self.orphan = True, False
             self.keeps = message.body == protocol.KEEP
@@ -214,8 +311,8 @@ class Agent:
     def _copies(self, report: bytes) -> None:
         self.link.say(protocol.COPIES, self.exits.attempt, report)
 
-    def _dying(self) -> list[ExitRecord]:
-        self.observer.look()  # one whose page is new may be dying already
+    def _dying(self) -> list[RankExit]:
+        self.observer.check()  # one whose page is new may be dying already
         return self.observer.dying()
 
     def _answer(self, now: float) -> None:
@@ -245,12 +342,12 @@ class Agent:
         """Remove the pages of the attempts that we know; a later start of the agents may look at what came since."""
         self.observer.close_fifo()
         clear(self.config.base, before=max(self.exits.attempt, self.observer.attempt or 0) + 1)
-        leave(self.config.base)
+        remove_empty(self.config.base)
 
     def _all_gone_within(self, seconds: float) -> bool:
         until = monotonic() + seconds
         while True:
-            self.observer.look()
+            self.observer.check()
             if self.observer.all_gone() or monotonic() >= until:
                 return self.observer.all_gone()
             self._listen(0.05)

@@ -20,15 +20,15 @@ from typing import NamedTuple
 from ftsupervise.host import bounded, processes
 from ftsupervise.ranks import protocol, shm_dir
 from ftsupervise.ranks.hang_detector import CLOSER
-from ftsupervise.ranks.rank_table import Node, RankExit, RankTable, Reply, death_of
+from ftsupervise.ranks.protocol import RankExit
+from ftsupervise.ranks.rank_table import Node, RankTable, Reply
 from ftsupervise.ranks.rpc import read_killed
 from ftsupervise.ranks.snapshot_ring import SnapshotRing
 from ftsupervise.ranks.sources import BeatPoller, Listener
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
 
-ENV_EVERY = "FTSUPERVISE_PULSE_SECONDS"  # between two reports of a node
-_EVERY = 1.0
+_EVERY = 1.0  # seconds between two reports of a node
 _RATE = 12_500  # datagrams a second that the supervisor has to receive
 _SILENT = 15.0  # seconds without a report after which a node's ranks are followed through the run directory
 _AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two sends of an unanswered question
@@ -209,7 +209,7 @@ class Agents:
         rundir: RunDir,
         allocation: Allocation,
         env: Mapping[str, str],
-        nudge: Callable[[], None],
+        wake: Callable[[], None],
         silence: float = _SILENT,
         often: float = _EVERY,
         snapshots: SnapshotPlace = SnapshotPlace(),  # noqa: B008 - a frozen value
@@ -218,7 +218,7 @@ class Agents:
         self.remote = bool(allocation.job) and allocation.nodes not in ((), (here,))
         self.base = shm_dir.new_base()
         key = os.urandom(protocol.KEY)
-        self.table = RankTable(key, _interval(env, often, len(allocation.nodes)), nudge)
+        self.table = RankTable(key, max(0.02, often, len(allocation.nodes) / _RATE), wake)
         self._nodes, self._node, self._silence = allocation.nodes, here or os.uname().nodename, silence
         self._attempt = ObservedAttempt(monotonic())
         self._said: set[str] = set()
@@ -230,8 +230,8 @@ class Agents:
             except OSError as error:
                 self._say_once(f"cannot open a socket for the node agents: {error.strerror}")
         else:
-            self._lock = shm_dir.own(self.base)
-            shm_dir.sweep()
+            self._lock = shm_dir.create_locked(self.base)
+            shm_dir.remove_stale()
         self.ring = SnapshotRing(lambda: tuple(self.present()), self._order_copies)
         self._snapshots = snapshots
         self.table.on[protocol.COPIES] = self._hear_copies
@@ -299,21 +299,21 @@ class Agents:
         now = self._attempt
         if not self.remote:
             if not now.killed:
-                now.dying = [death_of(one, self._node) for one in self._listener.dying()]
+                now.dying = self._listener.dying()
             now.killed = True
             return frozenset()
         done: set[str] = set()
         for node, text in self.ask(dict.fromkeys(nodes, f"kill {attempt_dir}"), timeout).items():
-            killed, dying = read_killed(text)
-            now.dying += [death_of(one, node) for one in dying]
+            killed, dying = read_killed(text, node)
+            now.dying += dying
             done.update({node} if killed else ())
         return frozenset(done)
 
     def kill_survivors(self, attempt_dir: Path, nodes: Sequence[str]) -> None:
         """``kill`` on nodes that Slurm has lost but whose agent still reports; a silent agent is not waited for."""
-        heard = set(nodes) - set(self.table.silent(nodes, _ALIVE * self.table.every)) if self.remote else ()
-        if heard:
-            self.kill(attempt_dir, sorted(heard), AT_ONCE)
+        reporting = set(nodes) - set(self.table.silent(nodes, _ALIVE * self.table.every)) if self.remote else ()
+        if reporting:
+            self.kill(attempt_dir, sorted(reporting), AT_ONCE)
 
     def first_failure_before_kill(self, reported: RankExit) -> RankExit:
         """The rank that failed first. A killed process closes its connections before it is gone, and other ranks may report the
@@ -369,15 +369,6 @@ def _answer_here(question: str, timeout: float) -> str | None:
     except OSError:
         return None
     return done.stdout if done.code == 0 or done.stdout else None
-
-
-def _interval(env: Mapping[str, str], often: float, nodes: int) -> float:
-    """Seconds between two reports of a node."""
-    try:
-        wanted = float(env.get(ENV_EVERY, ""))
-    except ValueError:
-        wanted = often
-    return max(0.02, wanted, nodes / _RATE)
 
 
 def _closer(every: float, nodes: int) -> float:

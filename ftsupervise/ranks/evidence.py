@@ -59,7 +59,7 @@ class EvidenceHeader(NamedTuple):
 _LINE = re.compile(r"pid (\d+) state (\S+) syscall (\S+) wchan (\S+) waits (yes|no) at (.*)")
 
 
-def parse(line: str) -> EvidenceHeader | None:
+def parse_header(line: str) -> EvidenceHeader | None:
     """What ``EvidenceHeader.line`` wrote; None for anything else."""
     found = _LINE.match(line)
     if found is None:
@@ -71,13 +71,13 @@ def parse(line: str) -> EvidenceHeader | None:
 def evidence(pid: int, within: float = WITHIN) -> str:
     """The evidence of process ``pid`` that can be gathered within ``within`` seconds."""
     until = time.monotonic() + within
-    told: list[str] = []
+    sections: list[str] = []
     stack: list[str] = [""]
-    worker = threading.Thread(target=_tell, args=(pid, until, told, stack), daemon=True)
+    worker = threading.Thread(target=_gather, args=(pid, until, sections, stack), daemon=True)
     worker.start()
     worker.join(within)
     missing = "\n== the rest was read too late: a question was not answered in time\n" if worker.is_alive() else ""
-    return "\n".join((sight(pid, stack[0]).line(), *told)) + missing
+    return "\n".join((header_of(pid, stack[0]).line(), *sections)) + missing
 
 
 def evidence_of(pids: Sequence[int]) -> str:
@@ -97,13 +97,13 @@ def evidence_of(pids: Sequence[int]) -> str:
     return BETWEEN.join(text.replace(BETWEEN, " ")[:most] for text in texts)
 
 
-def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
+def _gather(pid: int, until: float, sections: list[str], stack: list[str]) -> None:
     """Gather the evidence, the reads that cannot hang first."""
 
     def add(title: str, text: str) -> None:
-        told.append(f"\n== {title}\n{text.rstrip()}")
+        sections.append(f"\n== {title}\n{text.rstrip()}")
 
-    add("process", _read(f"/proc/{pid}/status"))
+    add("process", _shown(f"/proc/{pid}/status"))
     directory = _directory_of(pid)
     page = next((one for one in _pages(directory) if one.pid == pid), None)
     if page is None:
@@ -115,7 +115,7 @@ def _tell(pid: int, until: float, told: list[str], stack: list[str]) -> None:
         add("Python stacks (the main thread is the last one)", stack[0] or f"none: {asked.problem}")
     add("threads: name, state, where in the kernel", _threads(pid))
     add("open files", _files(pid))
-    add("kernel stack", _read(f"/proc/{pid}/stack"))
+    add("kernel stack", _shown(f"/proc/{pid}/stack"))
     if spy := shutil.which("py-spy"):
         add("py-spy", _spy(spy, pid, until))
 
@@ -129,7 +129,7 @@ def _pages(directory: str) -> tuple[HeartbeatSample, ...]:
 
 def _directory_of(pid: int) -> str:
     """The directory of the process's page, from its environment."""
-    words = _read(f"/proc/{pid}/environ", 1_000_000).split("\0")
+    words = _text(f"/proc/{pid}/environ", 1_000_000).split("\0")
     return next((word.partition("=")[2] for word in words if word.startswith(f"{heartbeat_page.ENV_PAGES}=")), "")
 
 
@@ -139,17 +139,15 @@ def _of_page(page: HeartbeatSample) -> str:
     return f"rank {page.rank}, step {page.step}, phase {page.phase}, {last}{', leaving' if page.leaving else ''}"
 
 
-def sight(pid: int, stack: str) -> EvidenceHeader:
+def header_of(pid: int, stack: str) -> EvidenceHeader:
     """The line that shows how this rank differs from the others."""
     found = processes.process(pid)
     frames = _FRAME.findall(_main_thread(stack))
     at = f"{os.path.basename(frames[0][0])}:{frames[0][1]} {frames[0][2]}" if frames else ""
     waits = any(_WAITS.search(line) for line in _main_thread(stack).splitlines())
-    syscall = _read(f"/proc/{pid}/syscall").split() or [""]
-    wchan = _read(f"/proc/{pid}/wchan")
-    plain = "" if wchan in ("", "0") or wchan.startswith("cannot") else wchan
-    number = "" if syscall[0] == "cannot" else syscall[0]
-    return EvidenceHeader(-1, pid, found.state if found else "X", number, plain, waits, at)
+    number, *_ = _text(f"/proc/{pid}/syscall").split() or [""]
+    wchan = _text(f"/proc/{pid}/wchan")
+    return EvidenceHeader(-1, pid, found.state if found else "X", number, "" if wchan == "0" else wchan, waits, at)
 
 
 class _Stacks:
@@ -188,7 +186,7 @@ class _Stacks:
 
     def _ask(self, pid: int) -> bool:
         bit = 1 << (heartbeat_page.STACK_SIGNAL - 1)
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status"), re.M)
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", _text(f"/proc/{pid}/status"), re.M)
         if self._before < 0 or caught is None or not int(caught[1], 16) & bit:
             return False
         try:
@@ -216,11 +214,10 @@ def _threads(pid: int) -> str:
     except OSError as error:
         return f"cannot read: {error.strerror}"
     for name in names[:_THREADS]:
-        stat = _read(f"/proc/{pid}/task/{name}/stat").rpartition(")")[2].split()
-        comm = _read(f"/proc/{pid}/task/{name}/comm").strip()
-        lines.append(
-            f"{name} {comm} {stat[0] if stat else '?'} {_read(f'/proc/{pid}/task/{name}/wchan').strip() or '?'}"
-        )
+        found = processes.stat_fields(f"/proc/{pid}/task/{name}/stat")
+        if found is not None:
+            where = _text(f"/proc/{pid}/task/{name}/wchan").strip() or "?"
+            lines.append(f"{name} {found[0]} {found[1][0]} {where}")
     if len(names) > _THREADS:
         lines.append(f"… and {len(names) - _THREADS} more")
     return "\n".join(lines)
@@ -259,9 +256,23 @@ def _spy(program: str, pid: int, until: float) -> str:
         return f"no answer within {patience:.1f} s"
 
 
-def _read(path: str, limit: int = 64_000) -> str:
+def _read(path: str, limit: int = _TEXT) -> str:
+    """Raises OSError."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        return file.read(limit).decode("utf-8", "replace")
+
+
+def _shown(path: str) -> str:
+    """The text of a file, or why it cannot be read."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read(limit).decode("utf-8", "replace")
+        return _read(path)
     except OSError as error:
         return f"cannot read: {error.strerror}"
+
+
+def _text(path: str, limit: int = _TEXT) -> str:
+    """The text of a file; "" if it cannot be read."""
+    try:
+        return _read(path, limit)
+    except OSError:
+        return ""

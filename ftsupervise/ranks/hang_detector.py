@@ -29,14 +29,14 @@ from ftsupervise.truth import RankState
 
 START = "start"
 FINISHED = "finished"
-_LEAVING, _UNHEARD = "leaving", "unheard of"  # in place of a phase
+_LEAVING, _SILENT = "leaving", "silent"  # in place of a phase
 
 _KNOWN_GAPS, _KNOWN_VISITS = 10, 3  # a phase is known after so many gaps, or so many ends
 _SURE_GAPS, _SURE_VISITS = 100, 30  # the factor is used unchanged after so many gaps
 _FIRST_GAPS = 3  # first gaps of a phase in each attempt, while caches are cold
 _SLOWER = 6.0  # floors: the least for those, and for ranks that use CPU
 _BUSY = 3.0  # times the bound for ranks that use CPU
-_HEARD = 10.0  # seconds without a report after which a rank counts as silent
+_REPORTED_WITHIN = 10.0  # seconds without a report after which a rank counts as silent
 _IDLE = 0.05  # share of a core below which a process counts as idle
 JITTER = 0.05  # seconds of jitter in the times of another node
 _AGAIN = 3.0  # times the bound at the place of the last alarm
@@ -138,18 +138,18 @@ class _RunView:
     """A summary of all rank states."""
 
     progress: float  # when any rank last made progress
-    heard_until: float  # up to when all reporting ranks are known
+    reported_until: float  # up to when all reporting ranks are known
     step: int | None
     phases: dict[str, int]  # how many ranks are in each
     active: tuple[RankState, ...]  # ranks that report and are meant to make steps
-    unheard: int
+    silent: int
 
 
 class Detector:
-    """One attempt's. ``look`` is to be called once a ``patience.period``."""
+    """One attempt's. ``look`` is to be called once a ``limits.period``."""
 
-    def __init__(self, patience: HangLimits, past: GapHistory) -> None:
-        self.patience, self.past = patience, past
+    def __init__(self, limits: HangLimits, past: GapHistory) -> None:
+        self.limits, self.past = limits, past
         self.seen_here: dict[str, int] = {}  # phase -> gaps seen in this attempt
         self._progress: float | None = None
         self._step: int | None = None
@@ -162,44 +162,44 @@ class Detector:
         self._marks: dict[int, _Mark] = {}
         self._busy: dict[int, float] | None = None  # rank -> when it last used CPU; None before the first whole window
 
-    def look(self, now: float, pulses: Sequence[RankState], due: float | None = None) -> HangVerdict:
+    def look(self, now: float, states: Sequence[RankState], due: float | None = None) -> HangVerdict:
         """Judge the run at monotonic ``now``; ``due``: when this check was planned (a period after the last)."""
         if due is None:
-            due = now if self._looked is None else self._looked + self.patience.period
+            due = now if self._looked is None else self._looked + self.limits.period
         self._looked = now
-        late = now - due if now - due > 2 * self.patience.period else 0.0
-        sight = _see(now, pulses)
+        late = now - due if now - due > 2 * self.limits.period else 0.0
+        view = _see(now, states)
         self._late += late
-        if sight is None:
+        if view is None:
             self._stopped, self._before = {}, ()
             return HangVerdict(HangState.FINE)
-        self._follow(sight)
-        self._note_who_is_stopped(sight.active)
-        if self._stopped and not sight.unheard:
-            return self._judge_stopped(sight)
-        bound = self._bound(self._phase, sight.step)
-        if sight.unheard:
-            bound = max(bound, self.patience.unknown)
-        verdict = HangVerdict(HangState.FINE, self._phase, sight.step, sight.progress, self._age, bound)
-        if self._age < bound / 2 or not sight.active:
+        self._follow(view)
+        self._note_stopped_ranks(view.active)
+        if self._stopped and not view.silent:
+            return self._judge_stopped(view)
+        bound = self._bound(self._phase, view.step)
+        if view.silent:
+            bound = max(bound, self.limits.unknown)
+        verdict = HangVerdict(HangState.FINE, self._phase, view.step, view.progress, self._age, bound)
+        if self._age < bound / 2 or not view.active:
             self._marks, self._busy = {}, None
             return verdict
-        self._watch(sight.active, min(5.0, bound / 4))
-        return self._judge(verdict, sight)
+        self._watch(view.active, min(5.0, bound / 4))
+        return self._judge(verdict, view)
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def _follow(self, sight: _RunView) -> None:
+    def _follow(self, view: _RunView) -> None:
         """Was there progress since the last check, and how long did it take?"""
-        phase = max(sorted(sight.phases), key=lambda name: (self._bound(name, sight.step), -sight.phases[name]))
+        phase = max(sorted(view.phases), key=lambda name: (self._bound(name, view.step), -view.phases[name]))
         before = self._progress
-        moved = before is None or sight.progress > before + JITTER or sight.step != self._step
+        moved = before is None or view.progress > before + JITTER or view.step != self._step
         if before is not None and moved:
-            self._learn(sight.progress - before - self._late, _steps(self._step, sight.step), phase != self._phase)
+            self._learn(view.progress - before - self._late, _steps(self._step, view.step), phase != self._phase)
         if moved:
-            self._progress, self._late = sight.progress, 0.0
-        self._phase, self._step = phase, sight.step
-        self._age = max(0.0, sight.heard_until - (self._progress or 0.0) - self._late)
+            self._progress, self._late = view.progress, 0.0
+        self._phase, self._step = phase, view.step
+        self._age = max(0.0, view.reported_until - (self._progress or 0.0) - self._late)
 
     def _learn(self, seconds: float, steps: int, left: bool) -> None:
         """Record the end of a gap. Several steps between two checks give two gaps: the age at the last check, and the mean."""
@@ -211,21 +211,21 @@ class Detector:
         self.seen_here[self._phase] = self.seen_here.get(self._phase, 0) + max(1, steps)
 
     def _bound(self, phase: str, step: int | None) -> float:
-        patience = self.patience
+        limits = self.limits
         again = self.past.times(phase, step)
         if phase == START:
-            return patience.start * again
+            return limits.start * again
         gaps = self.past.phases.get(phase)
-        if gaps is None or not gaps.known or phase in (_LEAVING, _UNHEARD):
-            return max(patience.unknown, patience.factor * gaps.largest if gaps else 0.0) * again
-        bound = max(patience.floor, patience.factor * gaps.largest * (1 if gaps.sure else 2))
+        if gaps is None or not gaps.known or phase in (_LEAVING, _SILENT):
+            return max(limits.unknown, limits.factor * gaps.largest if gaps else 0.0) * again
+        bound = max(limits.floor, limits.factor * gaps.largest * (1 if gaps.sure else 2))
         if self.seen_here.get(phase, 0) < _FIRST_GAPS:
-            bound = max(bound, _SLOWER * patience.floor)
+            bound = max(bound, _SLOWER * limits.floor)
         return bound * again
 
     # -------------------------------------------------------------------------------------------------- confirming
 
-    def _note_who_is_stopped(self, active: Sequence[RankState]) -> None:
+    def _note_stopped_ranks(self, active: Sequence[RankState]) -> None:
         """Remember since when each rank has been in state T. The start is the last report in which it was not stopped."""
         stopped = [one for one in active if one.state == "T"]
         if stopped:
@@ -253,17 +253,17 @@ class Detector:
             self._marks = {}
             self._watch(active, window)
 
-    def _judge_stopped(self, sight: _RunView) -> HangVerdict:
+    def _judge_stopped(self, view: _RunView) -> HangVerdict:
         """A stopped rank makes no progress in any phase, but it may be continued shortly."""
         gaps = self.past.phases.get(self._phase, PhaseStats())
-        bound = max(_STOPPED * self.patience.floor, self.patience.factor * gaps.largest)
-        stood = min(self._age, max(0.0, sight.heard_until - min(self._stopped.values()) - self._late))
-        odd = tuple(one for one in sight.active if one.rank in self._stopped)
+        bound = max(_STOPPED * self.limits.floor, self.limits.factor * gaps.largest)
+        stood = min(self._age, max(0.0, view.reported_until - min(self._stopped.values()) - self._late))
+        odd = tuple(one for one in view.active if one.rank in self._stopped)
         verdict = HangVerdict(
             HangState.SUSPECT,
             self._phase,
-            sight.step,
-            sight.progress,
+            view.step,
+            view.progress,
             self._age,
             bound,
             odd,
@@ -273,9 +273,9 @@ class Detector:
         enough = min(_begin(bound), bound - _TAKES * min(1.0, bound))
         return verdict._replace(health=HangState.HUNG) if stood >= enough else verdict
 
-    def _judge(self, so_far: HangVerdict, sight: _RunView) -> HangVerdict:
+    def _judge(self, so_far: HangVerdict, view: _RunView) -> HangVerdict:
         verdict = so_far._replace(health=HangState.SUSPECT)
-        active = sight.active
+        active = view.active
         behind = _behind(active)
         stopped = tuple(one for one in active if one.state in ("T", "t"))  # (T: when some do not report)
         gone = tuple(one for one in active if one.state in ("X", "Z"))
@@ -286,12 +286,12 @@ class Detector:
         if self._busy is None:
             return verdict
         suspects = behind or active
-        rested = {rank for rank, at in self._busy.items() if sight.heard_until - at >= _REST * so_far.bound}
+        rested = {rank for rank, at in self._busy.items() if view.reported_until - at >= _REST * so_far.bound}
         at_work = tuple(one for one in suspects if one.rank in self._busy and one.rank not in rested)
         if at_work:
             few = at_work if 2 * len(at_work) <= len(active) else ()
             verdict = verdict._replace(odd=behind or few, how=Standstill.BUSY)
-            least = _SLOWER * self.patience.floor
+            least = _SLOWER * self.limits.floor
             return self._hung_after(verdict, max(least, _BUSY * so_far.bound))
         return self._hung_after(verdict._replace(odd=behind or _different(active), how=Standstill.IDLE), so_far.bound)
 
@@ -305,18 +305,18 @@ def _begin(bound: float) -> float:
     return bound - min(_LEAD * bound, _MOST_LEAD)
 
 
-def _see(now: float, pulses: Sequence[RankState]) -> _RunView | None:
+def _see(now: float, states: Sequence[RankState]) -> _RunView | None:
     """None when no rank reports."""
     progress, until, top = float("-inf"), now, None
     phases: dict[str, int] = {}
-    active, unheard = [], 0
-    for one in pulses:
+    active, silent = [], 0
+    for one in states:
         progress = max(progress, one.stepped, one.beaten)
         if one.step is not None and (top is None or one.step > top):
             top = one.step
         phase = one.phase
-        if now - one.seen > _HEARD:
-            unheard += 1
+        if now - one.seen > _REPORTED_WITHIN:
+            silent += 1
             continue
         until = min(until, one.seen)
         if one.leaving or phase == FINISHED:
@@ -324,7 +324,7 @@ def _see(now: float, pulses: Sequence[RankState]) -> _RunView | None:
         else:
             active.append(one)
         phases[phase] = phases.get(phase, 0) + 1
-    return _RunView(progress, until, top, phases, tuple(active), unheard) if phases else None
+    return _RunView(progress, until, top, phases, tuple(active), silent) if phases else None
 
 
 def _steps(before: int | None, after: int | None) -> int:

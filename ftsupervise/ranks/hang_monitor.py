@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
-from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse
+from ftsupervise.ranks.evidence import BETWEEN, WITHIN, EvidenceHeader, parse_header
 from ftsupervise.ranks.hang_detector import CLOSER, JITTER, Detector, HangLimits, HangState, HangVerdict
 from ftsupervise.rundir.paths import write_whole
 from ftsupervise.truth import RankState
@@ -34,9 +34,9 @@ Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> questio
 class HangMonitor:
     """The hang monitor of one attempt. ``due`` is the time of its next check."""
 
-    def __init__(self, detector: Detector, pulses: RankStates, ask: Ask, folder: Path) -> None:
+    def __init__(self, detector: Detector, states: RankStates, ask: Ask, folder: Path) -> None:
         self.due = time.monotonic()
-        self._detector, self._pulses, self._ask = detector, pulses, ask
+        self._detector, self._states, self._ask = detector, states, ask
         self._folder = folder / "evidence"
 
     def alarm(self) -> HangVerdict | None:
@@ -44,29 +44,29 @@ class HangMonitor:
         now = time.monotonic()
         if now < self.due:
             return None
-        verdict = self._detector.look(now, self._pulses(), self.due)
+        verdict = self._detector.look(now, self._states(), self.due)
         took = time.monotonic() - now
         fine = verdict.health is HangState.FINE
-        period = self._detector.patience.period
+        period = self._detector.limits.period
         period = period if fine else min(period, CLOSER)
         self.due = now + min(_FAR, max(period, (_COST if fine else _CLOSER_COST) * took))
-        return self._testify(verdict) if verdict.health is HangState.HUNG else None
+        return self._capture_evidence(verdict) if verdict.health is HangState.HUNG else None
 
-    def _testify(self, verdict: HangVerdict) -> HangVerdict | None:
+    def _capture_evidence(self, verdict: HangVerdict) -> HangVerdict | None:
         """Write the evidence and find the odd ranks. None when the run went on meanwhile. Bounded; raises nothing."""
-        before = self._pulses()
+        before = self._states()
         odd = {one.rank for one in verdict.odd}
-        sights = self._gather(sorted(before, key=lambda one: one.rank not in odd)[:_RANKS])
-        if self._went_on(verdict):
+        headers = self._collect(sorted(before, key=lambda one: one.rank not in odd)[:_RANKS])
+        if self._progressed(verdict):
             return None
         if not verdict.odd:
-            ranks = strange(sights)
+            ranks = outliers(headers)
             verdict = verdict._replace(odd=tuple(one for one in before if one.rank in ranks))
-        self._write("hang.txt", describe(verdict, before, sights))
+        self._write("hang.txt", describe(verdict, before, headers))
         self._detector.past.remember(verdict)
         return verdict
 
-    def _gather(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:
+    def _collect(self, ranks: Sequence[RankState]) -> list[EvidenceHeader]:
         """Ask the nodes of these ranks, all at once, and keep their answers."""
         nodes: dict[str, list[RankState]] = {}
         for one in ranks:
@@ -75,8 +75,8 @@ class HangMonitor:
         found = []
         for node, answer in self._ask(questions, _BOUND).items():
             for one, text in zip(nodes[node], answer.split(BETWEEN), strict=False):
-                if (sight := parse(text)) is not None:
-                    found.append(sight._replace(rank=one.rank))
+                if (header := parse_header(text)) is not None:
+                    found.append(header._replace(rank=one.rank))
                 self._write(f"rank-{one.rank}.txt", text)
         return found
 
@@ -87,32 +87,34 @@ class HangMonitor:
         except OSError:  # the disk is full, or cannot be reached: the ranks wait for us
             pass
 
-    def _went_on(self, verdict: HangVerdict) -> bool:
-        pulses, now = self._pulses(), time.monotonic()
-        again = self._detector.look(now, pulses, now)
+    def _progressed(self, verdict: HangVerdict) -> bool:
+        states, now = self._states(), time.monotonic()
+        again = self._detector.look(now, states, now)
         if verdict.how is Standstill.STOPPED:
-            still = {one.rank for one in pulses if one.state in ("T", "t")}
+            still = {one.rank for one in states if one.state in ("T", "t")}
             if not still & {one.rank for one in verdict.odd}:  # the rank was continued
                 return True
         return again.since > verdict.since + JITTER or again.step != verdict.step
 
 
-def often(patience: HangLimits | None) -> float:
+def report_interval(limits: HangLimits | None) -> float:
     """Seconds between two reports of a node: one, and less where hangs are to be found sooner."""
-    return 1.0 if patience is None else min(1.0, patience.floor / 10)
+    return 1.0 if limits is None else min(1.0, limits.floor / 10)
 
 
-def strange(sights: Sequence[EvidenceHeader]) -> frozenset[int]:
+def outliers(headers: Sequence[EvidenceHeader]) -> frozenset[int]:
     """Ranks in another place than the others: those not waiting among some that wait, else the smaller group."""
-    waiting = [one for one in sights if one.waits]
-    free = [one for one in sights if not one.waits]
+    waiting = [one for one in headers if one.waits]
+    free = [one for one in headers if not one.waits]
     if waiting and free and len(free) <= len(waiting):
         return frozenset(one.rank for one in free)
     groups: dict[object, list[int]] = {}
-    for one in sights:
+    for one in headers:
         groups.setdefault((one.state, one.syscall, one.at), []).append(one.rank)
     most = max(groups.values(), key=len, default=[])
-    return frozenset(one.rank for one in sights if one.rank not in most) if 2 * len(most) > len(sights) else frozenset()
+    return (
+        frozenset(one.rank for one in headers if one.rank not in most) if 2 * len(most) > len(headers) else frozenset()
+    )
 
 
 def cause_of(verdict: HangVerdict) -> Cause:
@@ -128,11 +130,11 @@ def cause_of(verdict: HangVerdict) -> Cause:
     )
 
 
-def describe(verdict: HangVerdict, pulses: Sequence[RankState], sights: Sequence[EvidenceHeader]) -> str:
+def describe(verdict: HangVerdict, states: Sequence[RankState], headers: Sequence[EvidenceHeader]) -> str:
     """The page for people."""
     now, odd = time.monotonic(), {one.rank for one in verdict.odd}
     since = datetime.fromtimestamp(time.time() - (now - verdict.since), timezone.utc)
-    at = {one.rank: one for one in sights}
+    at = {one.rank: one for one in headers}
     sure, how = " (sure)" if verdict.sure else "", verdict.how.value if verdict.how is not None else ""
     lines = [
         cause_of(verdict).words(),
@@ -140,7 +142,7 @@ def describe(verdict: HangVerdict, pulses: Sequence[RankState], sights: Sequence
         "",
         "   rank  node  step  phase  last step  last sign  state  CPU s  where",
     ]
-    for one in pulses[:10_000]:
+    for one in states[:10_000]:
         seen = at.get(one.rank)
         place = f"{seen.at or '?'}{', waits for others' if seen.waits else ''}" if seen else ""
         lines.append(

@@ -17,8 +17,8 @@ from time import monotonic
 
 from ftsupervise.host import processes
 from ftsupervise.host.processes import ProcessStat, process_stat
-from ftsupervise.ranks.protocol import ExitRecord
-from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt, ours_alone
+from ftsupervise.ranks.protocol import RankExit
+from ftsupervise.ranks.shm_dir import ExitFifo, is_private, newest_attempt
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample, RankState
 
@@ -32,16 +32,16 @@ _EARLY = 60.0  # seconds
 class _Rank:
     """One page and the processes behind it."""
 
-    __slots__ = ("code", "cpu", "fd", "final", "inode", "pidfd", "reading", "state", "task", "taskfd", "told")
+    __slots__ = ("code", "cpu", "fd", "final", "inode", "pidfd", "reported", "sample", "state", "task", "taskfd")
 
-    def __init__(self, fd: int, inode: int, reading: HeartbeatSample) -> None:
-        self.fd, self.inode, self.reading = fd, inode, reading
+    def __init__(self, fd: int, inode: int, sample: HeartbeatSample) -> None:
+        self.fd, self.inode, self.sample = fd, inode, sample
         self.pidfd = self.taskfd = self.task = -1
         self.state = ""  # unknown
         self.cpu: float | None = None
         self.code: int | None = None
         self.final = False  # no parent on this node would restart it
-        self.told = 0  # 1: its death, 2: that it is final too
+        self.reported = 0  # 1: its death, 2: that it is final too
 
     def close(self) -> None:
         for fd in (self.fd, self.pidfd, self.taskfd):
@@ -58,20 +58,20 @@ class RankObserver:
         self.attempt: int | None = None
         self._ranks: dict[str, _Rank] = {}
         self._fds: dict[int, _Rank] = {}
-        self._alien: dict[str, int] = {}  # pages that are not this node's, by name: their inode
-        self._bell: ExitFifo | None = None
-        self._news: list[ExitRecord] = []
+        self._of_other_nodes: dict[str, int] = {}  # pages that are not this node's, by name: their inode
+        self._exit_fifo: ExitFifo | None = None
+        self._exits: list[RankExit] = []
         self._all_found = False
         self._since = monotonic()  # when we first searched for this attempt's pages
 
     # ------------------------------------------------------------------------------------------------------- looking
 
-    def look(self) -> list[RankState]:
+    def check(self) -> list[RankState]:
         """The state of each rank now. Finds new pages and drops removed ones. Never blocks."""
-        if not self._all_found and not self._look_for_pages():
+        if not self._all_found and not self._find_attempt():
             return []
         now = monotonic()
-        found = [self._pulse(one, now) for one in self._ranks.values()]
+        found = [self._state_of(one, now) for one in self._ranks.values()]
         found.sort()
         return found
 
@@ -81,33 +81,34 @@ class RankObserver:
 
     def close_fifo(self) -> None:
         """Close the exit FIFO and remove it."""
-        if self._bell is not None and self._bell.fd >= 0:
-            self._poll.unregister(self._bell.fd)
-            self._bell.close()
+        if self._exit_fifo is not None and self._exit_fifo.fd >= 0:
+            self._poll.unregister(self._exit_fifo.fd)
+            self._exit_fifo.close()
 
-    def heard(self, fd: int) -> bool:
-        """Handle a ready descriptor: a rank has died, or will. False when it is none of ours. Then call ``news``."""
-        if self._bell is not None and fd == self._bell.fd:
-            self._on_bell(self._bell)
+    def on_ready(self, fd: int) -> bool:
+        """Handle a ready descriptor: a rank has died, or will. False when it is none of ours. Then call ``exits``."""
+        if self._exit_fifo is not None and fd == self._exit_fifo.fd:
+            self._exit_fifo.drain()
+            self.check()
             return True
         one = self._fds.get(fd)
         if one is None:
             return False
         self._forget(fd)
         if fd == one.pidfd:
-            one.code = _exit_code(fd, one.reading.pid)
+            one.code = _exit_code(fd, one.sample.pid)
             one.state = "X"
         else:
             one.final = True
-        self._tell(one)
+        self._add_exit(one)
         return True
 
-    def news(self) -> list[ExitRecord]:
+    def exits(self) -> list[RankExit]:
         """Deaths since the last call."""
-        news, self._news = self._news, []
-        return news
+        exits, self._exits = self._exits, []
+        return exits
 
-    def dying(self) -> list[ExitRecord]:
+    def dying(self) -> list[RankExit]:
         """Ranks that have exited or are exiting without a reported reason: killed from outside. Ask before we kill any."""
         found = []
         for one in list(self._ranks.values()):
@@ -122,7 +123,7 @@ class RankObserver:
             else:
                 continue
             if code != 0:
-                found.append(ExitRecord(last.rank, last.pid, 0.0, code, leaving=False, failed=False, final=one.final))
+                found.append(self._exit(last, code, leaving=False, failed=False, final=one.final))
         return found
 
     def is_early(self) -> bool:
@@ -141,21 +142,21 @@ class RankObserver:
         for one in self._ranks.values():
             self._drop(one)
         self._ranks.clear()
-        self._alien.clear()
+        self._of_other_nodes.clear()
 
     # --------------------------------------------------------------------------------------------------------- pages
 
-    def _look_for_pages(self) -> bool:
+    def _find_attempt(self) -> bool:
         newest = newest_attempt(self.base)
         if newest != self.attempt:
             self._drop_all()
             self.attempt, self._since = newest, monotonic()
-        if newest is None or not ours_alone(f"{self.base}/{newest}"):
+        if newest is None or not is_private(f"{self.base}/{newest}"):
             return False
-        if self._bell is None:
-            self._bell = ExitFifo(self.base, self.node)
-            if self._bell.fd >= 0:
-                self._poll.register(self._bell.fd, select.POLLIN)
+        if self._exit_fifo is None:
+            self._exit_fifo = ExitFifo(self.base, self.node)
+            if self._exit_fifo.fd >= 0:
+                self._poll.register(self._exit_fifo.fd, select.POLLIN)
         self._find(f"{self.base}/{newest}")
         return True
 
@@ -167,7 +168,7 @@ class RankObserver:
         for name in [name for name, one in self._ranks.items() if names.get(name) != one.inode]:
             self._drop(self._ranks.pop(name))
         for name, inode in names.items():
-            if name not in self._ranks and self._alien.get(name) != inode:
+            if name not in self._ranks and self._of_other_nodes.get(name) != inode:
                 self._open(f"{folder}/{name}", name)
 
     def _open(self, path: str, name: str) -> None:
@@ -176,45 +177,45 @@ class RankObserver:
         except OSError:
             return
         found = os.fstat(fd)
-        reading = heartbeat_page.read_open(fd) if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None
-        if reading is None or reading.attempt != self.attempt:
+        sample = heartbeat_page.read_open(fd) if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() else None
+        if sample is None or sample.attempt != self.attempt:
             os.close(fd)
             return
-        one = _Rank(fd, found.st_ino, reading)
+        one = _Rank(fd, found.st_ino, sample)
         if self._watch(one):
             self._ranks[name] = one
         else:
             one.close()
-            self._alien[name] = found.st_ino
+            self._of_other_nodes[name] = found.st_ino
 
-    def _pulse(self, one: _Rank, now: float) -> RankState:
+    def _state_of(self, one: _Rank, now: float) -> RankState:
         if one.state != "X":
-            one.reading = heartbeat_page.read_open(one.fd) or one.reading
-            self._look_at_process(one)
-        if one.reading.code is not None:
-            self._tell_last_words(one)
-        reading = one.reading
+            one.sample = heartbeat_page.read_open(one.fd) or one.sample
+            self._check_process(one)
+        if one.sample.code is not None:
+            self._add_failure(one)
+        sample = one.sample
         return RankState(
-            reading.rank,
+            sample.rank,
             self.node,
-            reading.step,
-            reading.phase,
-            reading.stepped,
-            reading.beaten,
+            sample.step,
+            sample.phase,
+            sample.stepped,
+            sample.beaten,
             now,
-            reading.pid,
+            sample.pid,
             one.state,
             one.cpu,
-            reading.leaving,
+            sample.leaving,
         )
 
     # ----------------------------------------------------------------------------------------------------- processes
 
     def _watch(self, one: _Rank) -> bool:
         """Find the process of a new page. False when it is another node's (several share this host)."""
-        pid = one.reading.pid
+        pid = one.sample.pid
         seen = process_stat(pid)
-        if seen is None or seen.start != one.reading.pid_start or seen.gone:
+        if seen is None or seen.start != one.sample.pid_start or seen.gone:
             return True  # a page without a process that we can see: unknown
         env = processes.environment(pid)
         if self.node and env.get("SLURMD_NODENAME", self.node) != self.node:
@@ -231,7 +232,7 @@ class RankObserver:
     def _follow(self, one: _Rank, pid: int, start: int) -> int:
         try:
             fd = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # an older kernel: each look asks
+        except (AttributeError, OSError):  # an older kernel: each check asks
             return -1
         seen = processes.process(pid)
         if seen is None or seen.start != start:
@@ -241,38 +242,35 @@ class RankObserver:
         self._poll.register(fd, select.POLLIN)
         return fd
 
-    def _look_at_process(self, one: _Rank) -> None:
+    def _check_process(self, one: _Rank) -> None:
         if not one.state:
             return
-        seen = process_stat(one.reading.pid)
-        if seen is not None and seen.start == one.reading.pid_start and not seen.gone:
+        seen = process_stat(one.sample.pid)
+        if seen is not None and seen.start == one.sample.pid_start and not seen.gone:
             one.state, one.cpu = seen.state, seen.cpu
         elif one.pidfd < 0 or one.pidfd not in self._fds:
             one.state = "X"
-            one.code = _code_of(seen) if seen is not None and seen.start == one.reading.pid_start else None
-            self._tell(one)
+            one.code = _code_of(seen) if seen is not None and seen.start == one.sample.pid_start else None
+            self._add_exit(one)
 
-    def _tell(self, one: _Rank) -> None:
-        if one.state != "X" or one.told >= 1 + one.final:
+    def _add_exit(self, one: _Rank) -> None:
+        if one.state != "X" or one.reported >= 1 + one.final:
             return
-        one.told = 1 + one.final
-        last = heartbeat_page.read_open(one.fd) or one.reading
-        one.reading = last
+        one.reported = 1 + one.final
+        last = heartbeat_page.read_open(one.fd) or one.sample
+        one.sample = last
         leaving = last.leaving or last.phase == "finished"
         code = last.code if one.code is None else one.code
-        self._news.append(ExitRecord(last.rank, last.pid, 0.0, code, leaving, last.failed, one.final))
+        self._exits.append(self._exit(last, code, leaving=leaving, failed=last.failed, final=one.final))
 
-    def _on_bell(self, bell: ExitFifo) -> None:
-        bell.hush()
-        self.look()
-
-    def _tell_last_words(self, one: _Rank) -> None:
+    def _add_failure(self, one: _Rank) -> None:
         """Count a rank as dead whose interpreter exits after a failure: its process may take long to end."""
-        if one.final and one.state and not one.told:
-            one.told = 2
-            self._news.append(
-                ExitRecord(one.reading.rank, one.reading.pid, 0.0, one.reading.code, True, True, final=True)
-            )
+        if one.final and one.state and not one.reported:
+            one.reported = 2
+            self._exits.append(self._exit(one.sample, one.sample.code, leaving=True, failed=True, final=True))
+
+    def _exit(self, page: HeartbeatSample, code: int | None, *, leaving: bool, failed: bool, final: bool) -> RankExit:
+        return RankExit(page.rank, self.node, page.pid, monotonic(), code, leaving, failed, final)
 
     def _drop(self, one: _Rank) -> None:
         for fd in (one.pidfd, one.taskfd):
@@ -307,8 +305,8 @@ def _exit_code(pidfd: int, pid: int) -> int | None:
         fcntl.ioctl(pidfd, _GET_INFO, raw)
     except OSError:
         return None
-    told = _INFO.unpack(raw)
-    return os.waitstatus_to_exitcode(told[13]) if told[0] & _INFO_EXIT else None
+    info = _INFO.unpack(raw)
+    return os.waitstatus_to_exitcode(info[13]) if info[0] & _INFO_EXIT else None
 
 
 def _code_of(ended: ProcessStat) -> int | None:

@@ -1,4 +1,4 @@
-"""The protocol of agents and supervisor: numbered, authenticated datagrams, and the agent's end of them.
+"""The protocol of agents and supervisor: numbered, authenticated datagrams.
 
     magic, kind, part, parts, generation, attempt, number | node name | body | seal
 
@@ -10,14 +10,15 @@ twice. Times are ages in milliseconds: the clocks of two hosts need not agree.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from time import monotonic
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.truth import RankState
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Cause
 
 try:  # hashlib and hmac load OpenSSL: 5 ms and 3 MB on every node
     from _blake2 import blake2b
@@ -56,17 +57,29 @@ class Datagram(NamedTuple):
     body: bytes
 
 
-class ExitRecord(NamedTuple):
-    """A rank's process that has ended, or whose interpreter ends for a failure. ``code``: its exit code, negative for a
-    signal, None when nobody could see it."""
+class RankExit(NamedTuple):
+    """A rank's process that has ended, or whose interpreter ends for a failure."""
 
     rank: int
+    node: str
     pid: int
-    age: float  # seconds since it was noticed
-    code: int | None
+    at: float  # monotonic, when its node noticed
+    code: int | None  # negative for a signal, None when it could not be seen
     leaving: bool  # it reported that it stops or has finished, or its interpreter exited normally
     failed: bool  # an exception was being raised through
     final: bool  # no parent will restart it: the process that Slurm started for it on this node has ended
+
+    @property
+    def crash(self) -> bool:
+        """Did it exit abnormally, with no parent on its node to restart it? Unknown is no crash."""
+        # a process that exits with 0 has handled its exception
+        in_order = self.code == 0 or (self.leaving and not self.failed)
+        return self.final and not in_order
+
+    def cause(self) -> Cause:
+        from ftsupervise.model import ended  # the agents need none of it
+
+        return ended(self.code, self.node, str(self.rank))
 
 
 class Seal:
@@ -87,7 +100,7 @@ class Seal:
         return data + self._of(data)
 
     def open(self, data: bytes) -> Datagram | None:
-        """None for what is not whole, or not sealed with our key."""
+        """The datagram; None when it is not whole, or not sealed with our key."""
         end = len(data) - _SEAL
         if end < _HEAD.size or data[:4] != _MAGIC or not same(self._of(data[:end]), data[end:]):
             return None
@@ -169,12 +182,13 @@ def read_states(body: bytes, node: str, seen: float) -> list[RankState]:
         raise ValueError(f"no rank states: {error}") from None
 
 
-def pack_exits(exits: Iterable[ExitRecord]) -> bytes:
+def pack_exits(exits: Iterable[RankExit], now: float) -> bytes:
+    """The body that carries ``exits`` at monotonic ``now``; their node is named beside it."""
     return b"".join(
         _EXIT.pack(
             one.rank,
             one.pid,
-            _ms(one.age),
+            _ms(now - one.at),
             one.code or 0,
             (one.code is not None) | one.leaving << 1 | one.failed << 2 | one.final << 3,
         )
@@ -182,24 +196,27 @@ def pack_exits(exits: Iterable[ExitRecord]) -> bytes:
     )
 
 
-def read_exits(body: bytes) -> Iterator[ExitRecord]:
-    """Raises ValueError for any other body."""
+def read_exits(body: bytes, node: str, now: float) -> list[RankExit]:
+    """Unpack a body of ``pack_exits`` received at monotonic ``now``. Raises ValueError for any other body."""
     if len(body) % _EXIT.size:
         raise ValueError("no exits")
-    for rank, pid, age, code, flags in _EXIT.iter_unpack(body):
-        yield ExitRecord(
-            rank, pid, age * 0.001, code if flags & 1 else None, bool(flags & 2), bool(flags & 4), bool(flags & 8)
+    return [
+        RankExit(
+            *(rank, node, pid, now - age * 0.001, code if flags & 1 else None),
+            *(bool(flags & 2), bool(flags & 4), bool(flags & 8)),
         )
+        for rank, pid, age, code, flags in _EXIT.iter_unpack(body)
+    ]
 
 
 def chunks(text: bytes, room: int = LARGEST - 128, most: int = 200) -> list[bytes]:
-    """A text in pieces, each with its place; what is beyond ``most`` pieces is cut."""
+    """A text in pieces, each with its place; it is cut after ``most`` pieces."""
     pieces = [text[at : at + room] for at in range(0, len(text), room)][:most] or [b""]
     return [_CHUNK.pack(index, len(pieces)) + piece for index, piece in enumerate(pieces)]
 
 
 def read_chunk(body: bytes) -> tuple[int, int, bytes]:
-    """Its place, how many there are, the piece. Raises ValueError for what is none."""
+    """Its place, how many there are, the piece. Raises ValueError when it is no piece."""
     if len(body) < _CHUNK.size:
         raise ValueError("no piece of a text")
     index, count = _CHUNK.unpack_from(body)
@@ -270,115 +287,3 @@ def own_addresses() -> list[str]:
         except OSError:
             continue
     return list(dict.fromkeys(found))
-
-
-# The agent's end: it sends to all addresses of the supervisor until one has answered, and to that one from then on.
-
-_REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
-
-
-class SupervisorLink:
-    """Sends to the supervisor and hears from it. Registers its descriptors with ``poll``."""
-
-    def __init__(
-        self, seal: Seal, node: bytes, generation: int, hosts: Iterable[str], port: int, poll: select.poll
-    ) -> None:
-        """Raises OSError when there can be no socket."""
-        self._seal, self.node, self._generation, self._poll = seal, node, generation, poll
-        self._sock = udp()
-        poll.register(self._sock, select.POLLIN)
-        self._hosts = resolve(self._sock, hosts, port)
-        self._address: Address | None = None  # where it answered from
-        self._connected: socket.socket | None = None  # to that address: the kernel reports a closed port
-        self._refusals = 0
-        self._sent = self._acked = 0  # our newest number, and the newest that was acknowledged
-        self._asked = 0  # the newest request taken
-        self.heard = monotonic()
-
-    def say(self, kind: int, attempt: int, body: bytes, part: int = 0, parts: int = 1) -> None:
-        self._sent += 1
-        self._send(Datagram(kind, part, parts, self._generation, attempt, self._sent, self.node, body))
-
-    def reply(self, number: int, attempt: int, piece: bytes) -> None:
-        """Send one piece of the answer to question ``number``."""
-        self._send(Datagram(REPLY, 0, 1, self._generation, attempt, number, self.node, piece))
-
-    def _send(self, message: Datagram) -> None:
-        data = self._seal.pack(message)
-        if self._connected is None:
-            for address in self._hosts:
-                send_datagram(self._sock, data, address)
-            return
-        try:
-            self._connected.send(data)
-        except ConnectionRefusedError:
-            self._refusals += 1
-        except OSError:  # lost, as any may be
-            return
-
-    @property
-    def refused(self) -> bool:
-        """Has the supervisor gone? Its port is closed."""
-        return self._refusals >= _REFUSED
-
-    def owns(self, fd: int) -> bool:
-        return fd == self._sock.fileno() or (self._connected is not None and fd == self._connected.fileno())
-
-    def receive(self, fd: int) -> Iterator[Datagram]:
-        """What has arrived at ``fd`` for this start of this agent: acknowledgements and requests, each request once, and again
-        while the supervisor has no answer."""
-        sock = self._connected if self._connected is not None and self._connected.fileno() == fd else self._sock
-        for _ in range(100):
-            try:
-                data, sender = sock.recvfrom(4096)
-            except ConnectionRefusedError:
-                self._refusals += 1
-                return
-            except OSError:  # none left, or another address has answered
-                return
-            message = self._seal.open(data)
-            if message is None or message.kind not in TO_AGENT or message.node != self.node:
-                continue
-            if message.generation == self._generation and self._is_timely(message, sender):
-                yield message
-
-    def _is_timely(self, message: Datagram, sender: Address) -> bool:
-        """Not of a number that we have not sent; and note that the supervisor has been heard."""
-        if message.kind == ACK:
-            if message.number > self._sent:
-                return False
-            if self._acked < message.number:
-                self._acked, self.heard, self._refusals = message.number, monotonic(), 0
-                self._send_to(sender)
-        elif message.kind == COPY:  # has a number of its own
-            self.heard = monotonic()
-        elif message.number > self._asked:
-            self._asked, self.heard = message.number, monotonic()
-        else:
-            return message.kind == ASK and message.number == self._asked
-        return True
-
-    def send_to_all(self) -> None:
-        """Another address may reach it."""
-        self._send_to(None)
-
-    def _send_to(self, address: Address | None) -> None:
-        if address == self._address:
-            return
-        if self._connected is not None:
-            self._poll.unregister(self._connected)
-            self._connected.close()
-        self._address, self._connected = address, None
-        if address is None:
-            return
-        one = socket.socket(self._sock.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            one.connect(address)
-        except OSError:
-            one.close()
-            return
-        self._connected = one
-        self._poll.register(one, select.POLLIN)
-
-    def close(self) -> None:
-        self._sock.close()

@@ -15,47 +15,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import NamedTuple
 
-from ftsupervise.model import Cause, ended
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.protocol import Address, Datagram, ExitRecord, Seal
+from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal
 from ftsupervise.truth import RankState
 
 _SLICE = 32  # nodes unpacked between two checks for waiting datagrams
 _LAST_WORD = 1 << 62  # above the number of any question
 _ACKS = 10  # beats between two messages to an agent
-
-
-class RankExit(NamedTuple):
-    """A rank's process that has ended, or whose interpreter exits after a failure, with the known reason. ``at``: monotonic,
-    when its node noticed."""
-
-    rank: int
-    node: str
-    pid: int
-    at: float
-    code: int | None
-    leaving: bool
-    failed: bool
-    final: bool
-
-    @property
-    def crash(self) -> bool:
-        """Did it exit abnormally, with no parent on its node to restart it? Unknown is no crash."""
-        in_order = self.code == 0 or (
-            self.leaving and not self.failed
-        )  # a process that exits with 0 has handled its exception
-        return self.final and not in_order
-
-    def cause(self) -> Cause:
-        return ended(self.code, self.node, str(self.rank))
-
-
-def death_of(gone: ExitRecord, node: str, at: float | None = None) -> RankExit:
-    """The death as the supervisor records it: ``at`` is when its node noticed, now if that is not known."""
-    when = monotonic() if at is None else at
-    return RankExit(gone.rank, node, gone.pid, when, gone.code, gone.leaving, gone.failed, gone.final)
 
 
 class Node:
@@ -110,7 +77,7 @@ def first_failure(crashes: Sequence[RankExit]) -> RankExit | None:
 class RankTable:
     """All ranks of the current attempt. Only the listening thread calls ``take`` and ``put``; any thread may call the rest."""
 
-    def __init__(self, key: bytes, every: float = 1.0, nudge: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, key: bytes, every: float = 1.0, wake: Callable[[], None] = lambda: None) -> None:
         self.attempt = 0
         self.generation = 0
         self.every = every
@@ -118,9 +85,9 @@ class RankTable:
         self.taken = 0
         self.draining = False  # the listener receives waiting datagrams
         self.nodes: dict[bytes, Node] = {}
-        self.replies: dict[int, Reply] = {}  # number of the question -> its answer; only what is waited for
+        self.replies: dict[int, Reply] = {}  # number of the question -> its answer, while it is waited for
         self._seal = Seal(key)
-        self._nudge = nudge
+        self._wake = wake
         self.local: Sequence[RankState] = ()  # of our own node, when we observe it ourselves
         self._slow: Sequence[RankState] = ()
         self._dead: dict[tuple[int, int], RankExit] = {}
@@ -234,12 +201,11 @@ class RankTable:
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
-    def put(self, states: Sequence[RankState], deaths: Iterable[ExitRecord], node: str) -> None:
+    def put(self, states: Sequence[RankState], exits: Iterable[RankExit]) -> None:
         """Store the states that we observed ourselves."""
         self.local = states
-        now = monotonic()
-        for one in deaths:
-            self._tell(death_of(one, node, now - one.age))
+        for one in exits:
+            self._add_exit(one)
 
     def put_slow(self, states: Sequence[RankState]) -> None:
         """Store states from the run directory, for ranks without another report."""
@@ -250,24 +216,24 @@ class RankTable:
 
     def _take_exits(self, message: Datagram, node: Node, now: float) -> bytes | None:
         try:
-            told = list(protocol.read_exits(message.body))
+            exits = protocol.read_exits(message.body, node.name, now)
         except ValueError:
             self.dropped["nonsense"] += 1
             return None
         if message.attempt == self.attempt:
-            for one in told:
-                self._tell(death_of(one, node.name, now - one.age))
+            for one in exits:
+                self._add_exit(one)
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, message.body)
 
-    def _tell(self, death: RankExit) -> None:
-        key = (death.rank, death.pid)
+    def _add_exit(self, one: RankExit) -> None:
+        key = (one.rank, one.pid)
         known = self._dead.get(key)
-        if known is not None and known.final >= death.final:
+        if known is not None and known.final >= one.final:
             return
-        self._dead[key] = death
-        self._news.append(death)
-        self._nudge()
+        self._dead[key] = one
+        self._news.append(one)
+        self._wake()
 
     def _take_reply(self, message: Datagram, node: Node) -> None:
         reply = self.replies.get(message.number)

@@ -2,7 +2,7 @@
 
 evidence PID…    the state of those ranks, as text (``evidence.py``)
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
-                 that was dying before: " RANK:PID:CODE", the code "" when nobody can tell it (from an agent only)
+                 that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
 ping             "here"
 snapshots…       what lies in this node's memory, and what shall (``snapshot_relay.py``)
 """
@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from ftsupervise.ranks.protocol import ExitRecord, chunks
+from ftsupervise.ranks.protocol import RankExit, chunks, pack_exits, read_exits
 from ftsupervise.rundir.records import as_count
 
 _BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0, "snapshots": 5.0, "snapshots-begin": 300.0}  # seconds
@@ -76,7 +76,7 @@ class Answers:
         self,
         node: str,
         poll: select.poll,
-        dying: Callable[[], Iterable[ExitRecord]],
+        dying: Callable[[], Iterable[RankExit]],
         snapshots: Callable[[str, str], str],
     ) -> None:
         self._node, self._poll, self._dying, self._snapshots = node, poll, dying, snapshots
@@ -91,7 +91,7 @@ class Answers:
         self.close()
         self.number, self.pieces = number, []
         if question.startswith("kill ") and self._killed[0] != question:
-            self._killed = (question, pack_dying(self._dying()))
+            self._killed = (question, f" {pack_exits(self._dying(), monotonic()).hex()}".rstrip())
         try:
             by = self._snapshots if question.startswith("snapshots") else answer
             self._request = Request(question, self._node, self._poll, by)
@@ -158,21 +158,13 @@ def answer(question: str, node: str) -> str:
     return f"no such question: {verb}"
 
 
-def pack_dying(ranks: Iterable[ExitRecord]) -> str:
-    return "".join(f" {one.rank}:{one.pid}:{'' if one.code is None else one.code}" for one in ranks)
-
-
-def read_killed(text: str) -> tuple[bool, list[ExitRecord]]:
+def read_killed(text: str, node: str) -> tuple[bool, list[RankExit]]:
     """Parse the agent's answer to "kill": was it done, and which ranks were dying before?"""
     count, _, rest = text.partition(" ")
-    dying = []
-    for word in rest.split():
-        rank, pid, code = (*word.split(":"), "", "")[:3]
-        numbers = as_count(rank), as_count(pid)
-        if numbers[0] is not None and numbers[1] is not None:
-            size = as_count(code.removeprefix("-"))
-            left = -size if size is not None and code.startswith("-") else size
-            dying.append(ExitRecord(numbers[0], numbers[1], 0.0, left, leaving=False, failed=False, final=True))
+    try:
+        dying = read_exits(bytes.fromhex(rest), node, monotonic())
+    except ValueError:
+        dying = []
     return as_count(count) is not None, dying
 
 

@@ -1,7 +1,7 @@
 """The directory of a run's heartbeat pages on a node: its name, its ownership, and its removal.
 
     /dev/shm/ftsupervise-UID-TOKEN/ATTEMPT/rank-N
-    /dev/shm/ftsupervise-UID-TOKEN/bell-NODE-PID
+    /dev/shm/ftsupervise-UID-TOKEN/exits-NODE-PID
 
 The token is new for each ``ftsupervise run``, so that no other account can take the name before us. Each reader of the pages
 holds a shared lock on the directory; an unlocked one was left by a killed process, and the next one removes it.
@@ -16,7 +16,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from ftsupervise.rundir.heartbeat_page import BELL
+from ftsupervise.rundir.heartbeat_page import EXIT_FIFO
 
 SHARED_MEMORY = "/dev/shm"
 STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/standbys.py)
@@ -28,7 +28,7 @@ def new_base(top: str = SHARED_MEMORY) -> str:
     return f"{top}/ftsupervise-{os.getuid()}-{os.urandom(8).hex()}"
 
 
-def own(base: str) -> int | None:
+def create_locked(base: str) -> int | None:
     """Make ``base``, ours alone whatever the umask, and hold it: a descriptor to keep open. None when it cannot be had."""
     try:
         os.mkdir(base, 0o700)  # noqa: PTH102
@@ -47,12 +47,12 @@ def own(base: str) -> int | None:
     return fd
 
 
-def sweep(top: str = SHARED_MEMORY) -> None:
+def remove_stale(top: str = SHARED_MEMORY) -> None:
     """Remove the directories that killed runs of ours have left on this node."""
     mine = re.compile(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}")
     for name in _names(top):
         base = f"{top}/{name}"
-        if not mine.fullmatch(name) or not ours_alone(base):
+        if not mine.fullmatch(name) or not is_private(base):
             continue
         try:
             fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -70,7 +70,7 @@ def sweep(top: str = SHARED_MEMORY) -> None:
 
 def newest_attempt(base: str) -> int | None:
     """The attempt whose pages count; None when there is none, or ``base`` is not ours alone."""
-    if not ours_alone(base):
+    if not is_private(base):
         return None
     try:
         return max((int(name) for name in os.listdir(base) if name.isascii() and name.isdigit()), default=None)
@@ -78,7 +78,7 @@ def newest_attempt(base: str) -> int | None:
         return None
 
 
-def ours_alone(folder: str) -> bool:
+def is_private(folder: str) -> bool:
     """Is it a directory that only this account may write?"""
     try:
         found = os.lstat(folder)
@@ -89,24 +89,26 @@ def ours_alone(folder: str) -> bool:
 
 def clear(base: str, before: int | None = None) -> None:
     """Remove the pages of attempts before ``before``, or all there is. What is not ours alone stays."""
-    if not ours_alone(base):
+    if not is_private(base):
         return
     for name in _names(base):
         # of standbys (warm/standbys.py), and of agents that were killed
-        if before is None and (name.endswith((".sock", ".coming")) or name == STANDBY_LOG or name.startswith(BELL)):
+        if before is None and (
+            name.endswith((".sock", ".coming")) or name == STANDBY_LOG or name.startswith(EXIT_FIFO)
+        ):
             _quietly(os.unlink, f"{base}/{name}")
         if not (name.isascii() and name.isdigit()) or (before is not None and int(name) >= before):
             continue
         folder = f"{base}/{name}"
-        if ours_alone(folder):
+        if is_private(folder):
             for page in _names(folder):
                 _quietly(os.unlink, f"{folder}/{page}")
         _quietly(os.rmdir, folder)
     if before is None:
-        leave(base)
+        remove_empty(base)
 
 
-def leave(base: str) -> None:
+def remove_empty(base: str) -> None:
     """Remove the place itself if there is nothing in it."""
     _quietly(os.rmdir, base)
 
@@ -127,7 +129,7 @@ def _quietly(do: Callable[[str], None], path: str) -> None:
 
 # A FIFO through which a failed rank announces its exit, so that the agent need not wait for its process to end.
 #
-#     BASE/bell-NODE-PID   a FIFO of the node's agent (several nodes may share a host); the rank writes a byte into each
+#     BASE/exits-NODE-PID   a FIFO of the node's agent (several nodes may share a host); the rank writes a byte into each
 #
 # With torch and a communicator loaded the process takes a second to die, or for ever: its teardown may wait for peers. The
 # rank's state is on its heartbeat page; a lost announcement costs that second, nothing else.
@@ -137,14 +139,14 @@ class ExitFifo:
     """The reading end. ``fd`` is ready when a rank has written; -1 when no FIFO can be made here."""
 
     def __init__(self, base: str, node: str) -> None:
-        self.fd, self._path = -1, f"{base}/{BELL}{node}-{os.getpid()}"
+        self.fd, self._path = -1, f"{base}/{EXIT_FIFO}{node}-{os.getpid()}"
         try:
             os.mkfifo(self._path, 0o600)
         except FileExistsError:  # of an agent that was killed, or in another container
             pass
         except OSError:
             return
-        self._sweep(base, f"{BELL}{node}")
+        self._sweep(base, f"{EXIT_FIFO}{node}")
         try:
             # for writing too, so that the last rank to close it does not leave it ready for ever
             self.fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -161,7 +163,7 @@ class ExitFifo:
                 except OSError:
                     continue
 
-    def hush(self) -> None:
+    def drain(self) -> None:
         """Empty the FIFO after an announcement."""
         try:
             os.read(self.fd, 4096)

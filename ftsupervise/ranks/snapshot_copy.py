@@ -35,7 +35,7 @@ from ftsupervise.checkpoints.memory_slots import (
 from ftsupervise.ranks.snapshot_wire import PIECE, ChannelBroken, SnapshotChannel
 from ftsupervise.rundir.records import as_count
 
-CPU_PER_BYTE = 0.7e-9  # seconds of both ends together: sealed, with the digest
+CPU_PER_BYTE = 1.1e-9  # seconds of both ends together: sealed, with the digest
 _BURST = 2 * PIECE
 _FLOCK = struct.Struct("hhlli")
 _RESERVED = 2  # slots of a copy: the one that is kept, and the one that comes

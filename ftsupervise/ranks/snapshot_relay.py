@@ -22,6 +22,7 @@ from ftsupervise.checkpoints.memory_choice import HeldSnapshot
 from ftsupervise.rundir.records import as_count
 
 _TRIES = 5  # starts of an exchange that ends by itself
+NOT_COPIED = b"{}"  # a report without a port
 QUESTION, BEGIN = "snapshots", "snapshots-begin"
 
 
@@ -47,9 +48,13 @@ class SnapshotRelay:
         return memory_folder.node_folder(self._folder, self._node) if self._folder else ""
 
     def beat(self) -> None:
-        """Start the exchange once the ranks here make snapshots."""
-        if self._talk is None and self._held is not None and memory_folder.ranks_in(self.place):
+        """Once the ranks here make snapshots, start the exchange, or say that there are some where nothing is copied."""
+        if self._talk is not None or self._held is None or not memory_folder.ranks_in(self.place):
+            return
+        if self._share > 0:
             self._start()
+        else:
+            self._say(NOT_COPIED)
 
     def heard(self, fd: int) -> bool:
         """Handle a ready descriptor; False when it is not ours."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from ftsupervise.ranks.observe import RankObserver
-from ftsupervise.ranks.protocol import ExitRecord, send_datagram
+from ftsupervise.ranks.protocol import RankExit, send_datagram
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
@@ -54,7 +54,7 @@ class Listener:
         except OSError:
             return
 
-    def dying(self) -> list[ExitRecord]:
+    def dying(self) -> list[RankExit]:
         """As ``RankObserver.dying``, of our own node."""
         return self._observer.dying() if self._observer is not None else []
 
@@ -77,15 +77,15 @@ class Listener:
                     os.read(self._read, 4096)
                 elif self._sock is not None and fd == self._sock.fileno():
                     self._drain(self._sock)
-                elif observer is not None and observer.heard(fd):
+                elif observer is not None and observer.on_ready(fd):
                     self._put(observer, self._table.local)
             if observer is not None and monotonic() >= self._due:
-                self._put(observer, observer.look())
+                self._put(observer, observer.check())
                 self._due = monotonic() + (min(_NEW, self._table.every) if observer.is_early() else self._table.every)
 
     def _put(self, observer: RankObserver, states: Sequence[RankState]) -> None:
         if observer.attempt == self._table.attempt:
-            self._table.put(states, observer.news(), observer.node)
+            self._table.put(states, observer.exits())
 
     def _drain(self, sock: socket.socket) -> None:
         table, receive = self._table, sock.recvfrom

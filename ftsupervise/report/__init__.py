@@ -41,7 +41,7 @@ class Status(NamedTuple):
     finished: bool
     not_read: int = 0  # attempts that are not in ``attempts``
     warnings: tuple[str, ...] = ()  # warnings of Slurm's commands beside their answers
-    telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each (alerts/standing.py)
+    telling: tuple[str, ...] = ()  # receivers that are in trouble, a sentence each
 
     @property
     def step(self) -> int | None:

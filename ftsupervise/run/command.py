@@ -16,7 +16,8 @@ from ftsupervise.host import processes
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
-from ftsupervise.ranks.rank_table import RankExit, first_failure
+from ftsupervise.ranks.protocol import RankExit
+from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import exit_analysis
 from ftsupervise.run.cause import cause, failure
 from ftsupervise.run.exit_analysis import CommandSpec, Touched

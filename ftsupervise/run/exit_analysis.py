@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
-from ftsupervise.ranks.rank_table import RankExit
+from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.gate import SignalQueue

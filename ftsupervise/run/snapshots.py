@@ -11,7 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
@@ -135,7 +137,7 @@ class SnapshotKeeper:
         refused = self._doubted(chosen_without)
         while True:
             chosen = chosen_without(refused)
-            problem = self._carry_out(chosen)
+            problem = self._carry_out(chosen, held)
             if not problem or chosen.source is not Source.MEMORY:
                 return chosen
             tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
@@ -155,6 +157,9 @@ class SnapshotKeeper:
         if not self._agents.remote:
             return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
         nodes = self._agents.present()
+        until = monotonic() + _ASK  # agents that have just been started again have not reported yet
+        while self._agents.table.silent(nodes, inf) and monotonic() < until:
+            sleep(0.02)
         answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
         silent = [node for node in nodes if node not in answers]
         if silent:
@@ -172,7 +177,7 @@ class SnapshotKeeper:
         now = dict(zip(before, nodes, strict=True))
         return {rank: now.get(node, node) for rank, node in self._last.homes.items()}
 
-    def _carry_out(self, chosen: MemoryChoice) -> str:
+    def _carry_out(self, chosen: MemoryChoice, held: Sequence[HeldSnapshot]) -> str:
         """Invalidate what is newer, and fetch what is elsewhere. Why that failed, "" if it did not."""
         attempt = chosen.attempt or self._last.number
         if not self._agents.remote:
@@ -189,7 +194,9 @@ class SnapshotKeeper:
                     if where is None:
                         return f"{pull.source} does not say where it gives snapshots away"
                     supplies.append(Supply(pull.rank, *where))
-            questions[node] = begin_question(chosen.step, attempt, supplies)
+            mine = [one for one in held if one.node == node]
+            if supplies or not mine or any(one.step > chosen.step or one.attempt > attempt for one in mine):
+                questions[node] = begin_question(chosen.step, attempt, supplies)
         answers = self._agents.ask(questions, _FETCH if chosen.pulls else _TELL)
         wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls}}
         wrong = {node: text for node, text in wrong.items() if text != "done"}

@@ -22,7 +22,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKi
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.hang_detector import GapHistory
-from ftsupervise.ranks.hang_monitor import often
+from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
 from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
@@ -140,7 +140,7 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
-    agents = Agents(options.rundir, allocation, env, signals.wake, often=often(options.hang), snapshots=place)
+    agents = Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang), snapshots=place)
     return Services(
         options=options,
         env=dict(env),

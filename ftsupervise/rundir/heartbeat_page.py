@@ -33,7 +33,7 @@ ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on ever
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # asks a rank for its stacks (guard/heartbeat.py); no known program uses it
 
-BELL = "bell-"  # begins the names of the exit FIFOs beside the pages' directory (ranks/shm_dir.py)
+EXIT_FIFO = "exits-"  # begins the names of the exit FIFOs beside the pages' directory (ranks/shm_dir.py)
 
 SIZE = 256  # bytes
 _MAGIC = 0x3147504554535446  # "FTSETPG1"
@@ -127,10 +127,10 @@ class HeartbeatPage:
         self._q[_FLAGS] |= _LEAVING | _FAILED | _ENDS
         base = self.path.parent.parent
         try:
-            bells = [name for name in os.listdir(base) if name.startswith(BELL)]
+            fifos = [name for name in os.listdir(base) if name.startswith(EXIT_FIFO)]
         except OSError:
             return
-        for name in bells:
+        for name in fifos:
             try:
                 fd = os.open(base / name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:  # it has no reader any more

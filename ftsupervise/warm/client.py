@@ -220,9 +220,9 @@ def start_cold(command: list[str], why: str) -> NoReturn:
 
 def follow(link: _socket.socket, child: int) -> NoReturn:
     """Let the child start; pass signals on; exit as it exits."""
-    heard, tell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    keep = {link.fileno(), child, heard, tell}
-    _signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    keep = {link.fileno(), child, signals, wakeup}
+    _signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     for number in _signal.valid_signals():
         if number not in _UNCATCHABLE:
             try:
@@ -243,11 +243,11 @@ def follow(link: _socket.socket, child: int) -> NoReturn:
     link.settimeout(None)
     poll = select.poll()
     poll.register(link.fileno(), select.POLLIN)
-    poll.register(heard, select.POLLIN)
+    poll.register(signals, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poll.poll()}
-        if heard in ready:
-            _pass_on(os.read(heard, 4096), child)
+        if signals in ready:
+            _pass_on(os.read(signals, 4096), child)
         if link.fileno() in ready:
             break
     try:
@@ -289,7 +289,7 @@ def _leave_by(number: int) -> NoReturn:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a signal that ends nobody
+    os._exit(128 + number)  # a signal that ends no process
 
 
 def _ignored(number: int) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftsupervise.host import processes
-from ftsupervise.warm import client as proxy
+from ftsupervise.warm import client
 
 # The environment of one rank and one attempt. Everything else must be as it was when the modules were imported.
 _OF_A_RANK = (
@@ -34,11 +34,9 @@ _OF_A_RANK_WHOLE = {b"_", b"PWD", b"OLDPWD", b"SHLVL", b"RANK", b"LOCAL_RANK", b
                     b"NODE_RANK", b"GROUP_RANK", b"MASTER_ADDR", b"MASTER_PORT", b"HOSTNAME"}  # fmt: skip
 # With these a thread pool depends on the CPUs themselves, not only on their number.
 _PINNED = (b"OMP_PROC_BIND", b"OMP_PLACES", b"GOMP_CPU_AFFINITY", b"KMP_AFFINITY")
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_MM_MAP = 14
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-_sbrk = _libc.sbrk
+_sbrk = ctypes.CDLL(None).sbrk
 _sbrk.restype, _sbrk.argtypes = ctypes.c_size_t, [ctypes.c_ssize_t]
 _kept: list[object] = []  # lives as long as the process
 
@@ -72,8 +70,8 @@ class RankRequest:
 
 def read_request(data: bytearray) -> RankRequest | None:
     """The request once it is complete. Raises nothing: an invalid one is dropped at its bound."""
-    head = len(proxy.PROTOCOL)
-    if len(data) < head + 8 or not data.startswith(proxy.PROTOCOL):
+    head = len(client.PROTOCOL)
+    if len(data) < head + 8 or not data.startswith(client.PROTOCOL):
         return None
     size = int.from_bytes(data[head : head + 8], "little")
     if len(data) < head + 8 + size:
@@ -93,9 +91,11 @@ class Incompatible(Exception):
 
 
 class Judge:
-    """The standby's state when its modules were imported. ``env``: its environment before that."""
+    """The standby's state when its modules were imported. ``env``: its environment before that. ``flags``: words after its
+    interpreter that are the interpreter's options."""
 
-    def __init__(self, cpus: int, env: Mapping[bytes, bytes]) -> None:
+    def __init__(self, cpus: int, env: Mapping[bytes, bytes], flags: int) -> None:
+        self.program = sys.orig_argv[1 + flags :]
         self.cpus = cpus or len(os.sched_getaffinity(0))
         self.env = {key: value for key, value in env.items() if not _of_a_rank(key)}
         every = {*env, *os.environb}
@@ -114,10 +114,10 @@ class Judge:
             raise Incompatible("another command")
         if request.groups != sorted(os.getgroups()):
             raise Incompatible("other groups")
-        here = proxy.held_to()
+        here = client.held_to()
         if other := [name for name, value in request.held.items() if here.get(name) != value]:
             raise Incompatible(f"another container, cgroup or set of rights: {', '.join(other)}")
-        if other := sorted(set(request.devices).symmetric_difference(proxy.devices())):
+        if other := sorted(set(request.devices).symmetric_difference(client.devices())):
             raise Incompatible(f"other devices: {', '.join(other[:5])}")
         theirs = {key: value for key, value in request.env.items() if not _of_a_rank(key)}
         if theirs != self.env:
@@ -139,7 +139,7 @@ class Judge:
 
     def _shadow(self) -> str:
         """A module beside the program that an import here would have used instead, maybe a new one; "" if there is none."""
-        first = _first_on_path()
+        first = _first_on_path(self.program)
         if first is None:
             return ""
         try:
@@ -156,23 +156,13 @@ class Judge:
         return ""
 
 
-def _first_on_path() -> str | None:
-    """The folder that the interpreter will put first in ``sys.path``; None for none. Raises Incompatible."""
+def _first_on_path(words: list[str]) -> str | None:
+    """The folder that the interpreter will put first in ``sys.path``; None for none. ``words``: the program and its arguments.
+    Raises Incompatible."""
     if getattr(sys.flags, "safe_path", False):
         return None
-    words = sys.orig_argv[1:]
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        if word.startswith("--"):
-            words = words[1:]
-            continue
-        for at, letter in enumerate(word[1:], 1):
-            if letter in "mc":
-                return os.getcwd()
-            if letter in "WX":
-                if at + 1 == len(word):
-                    words = words[1:]
-                break
+    if words and words[0].startswith(("-c", "-m")):
+        return os.getcwd()
     if not words or os.path.isdir(words[0]):
         return words[0] if words else None
     try:
@@ -219,12 +209,12 @@ def become(request: RankRequest, imported: Mapping[bytes, bytes | None]) -> None
             os.environb.pop(key, None)
         else:
             os.environb[key] = value
-    _name_it(request)
+    _set_command_line(request)
     _fresh_standard_files()
     _fresh_seeds()
 
 
-def hear(request: RankRequest, ours: Iterable[int]) -> None:
+def restore_signals(request: RankRequest, ours: Iterable[int]) -> None:
     """Set signals as a fresh interpreter has them. Call it last: from here on signals reach this rank."""
     for number in ours:
         signal.signal(number, signal.SIG_DFL)
@@ -236,7 +226,7 @@ def hear(request: RankRequest, ours: Iterable[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
 
 
-def take_over(numbers: list[int], received: list[int], here: int, link: int) -> int:
+def adopt_descriptors(numbers: list[int], received: list[int], here: int, link: int) -> int:
     """Each received descriptor under its own number, inheritable, and the working directory ``here``; of all others only
     the connection stays open: its number from now on."""
     os.fchdir(here)
@@ -266,7 +256,7 @@ def _set_oom(wanted: str) -> None:
         return
 
 
-def _name_it(request: RankRequest) -> None:
+def _set_command_line(request: RankRequest) -> None:
     """Let ``ps`` and ``/proc/PID/environ`` (by which we kill lost ranks) show the rank, not the standby."""
     processes.set_name(os.path.basename(os.fsencode(sys.executable or request.command[0])))
     words = b"\0".join(request.command) + b"\0"
@@ -283,7 +273,7 @@ def _name_it(request: RankRequest) -> None:
     areas = [*map(int, (*code, *data, heap)), _sbrk(0), int(stack)]
     middle, end = start + len(words), start + len(words) + len(block)
     asked = struct.pack("=11QQIi", *areas, start, middle, middle, end, 0, 0, -1)  # struct prctl_mm_map
-    _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked), 0)
+    processes.prctl(processes.PR_SET_MM, _PR_SET_MM_MAP, asked, len(asked))
 
 
 def _fresh_standard_files() -> None:

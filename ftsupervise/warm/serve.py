@@ -18,13 +18,12 @@ from typing import Any
 
 from ftsupervise.host import processes
 from ftsupervise.ranks import shm_dir
-from ftsupervise.warm import client as proxy
-from ftsupervise.warm import rank_setup
+from ftsupervise.warm import client, rank_setup
 from ftsupervise.warm.rank_setup import Incompatible, Judge, RankRequest, read_request
 
 _LARGEST = 64 << 20  # bytes of a request
 _MOST_FDS = 4096
-_READ_WITHIN = 5.0  # seconds from the connection to the whole request
+_READ_WITHIN = 5.0  # seconds from the connection to the complete request
 _GO_WITHIN = 10.0  # seconds a child waits for the start message
 _CLEAR_WITHIN = 15.0  # seconds for processes of an older attempt to die of SIGKILL; less than client.py waits
 _REFUSE_WITHIN = 5.0  # the same, before a rank that does not fit is refused; less than client.py waits for that
@@ -43,7 +42,7 @@ class Caller:
     data: bytearray = field(default_factory=bytearray)
     request: RankRequest | None = None
     fds: list[int] = field(default_factory=list)
-    whole: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
+    complete: bool = False  # its request is complete; the fork waits until no process of an older attempt lives
     refused: str = ""  # or it gets this refusal then: its cold start must not meet an older attempt either
     pid: int = 0
 
@@ -52,9 +51,9 @@ class Caller:
         return self.request.attempt if self.request is not None else 0
 
     def receive(self) -> bool:
-        """Take what it has sent. False when it has ended, or has sent too much."""
+        """Take the data it has sent. False when it has ended, or has sent too much."""
         try:
-            data, received, flags, _ = socket.recv_fds(self.link, 1 << 20, proxy.FDS_AT_ONCE)
+            data, received, flags, _ = socket.recv_fds(self.link, 1 << 20, client.FDS_AT_ONCE)
         except BlockingIOError:
             return True
         except OSError:
@@ -106,7 +105,7 @@ class Entrance:
             link, _ = self.listener.accept()
         except OSError:
             return None
-        if proxy.peer(link)[1] != os.geteuid():
+        if client.peer(link)[1] != os.geteuid():
             link.close()
             return None
         link.setblocking(False)
@@ -145,22 +144,22 @@ class Leftovers:
 
 
 class Serving:
-    """A standby that serves. ``fresh(attempt)`` names a module that changed on disk since its import. ``coming``: the
+    """A standby that serves. ``changed_module(attempt)`` names a module that changed on disk since its import. ``coming``: the
     descriptor whose lock has said until now that this process is on its way."""
 
     def __init__(
         self,
         place: str,
         judge: Judge,
-        tell: Callable[[dict[str, Any]], None],
-        fresh: Callable[[bytes], str],
+        report: Callable[[dict[str, Any]], None],
+        changed_module: Callable[[bytes], str],
         coming: int | None = None,
     ) -> None:
-        self.judge, self.tell, self.fresh = judge, tell, fresh
+        self.judge, self.report, self.changed_module = judge, report, changed_module
         processes.become_subreaper()
         processes.set_name(processes.STANDBY.encode())
-        if shm_dir.own(place) is None or not shm_dir.ours_alone(place):
-            self.tell({"refused": f"cannot make {place}, or another user owns it"})
+        if shm_dir.create_locked(place) is None or not shm_dir.is_private(place):
+            self.report({"refused": f"cannot make {place}, or another user owns it"})
             os._exit(1)
         self.poll = select.poll()
         self.entrance = Entrance(place, self.poll)
@@ -174,41 +173,41 @@ class Serving:
 
     def serve(self) -> None:
         """Serve. Returns only in a child that continues as a rank."""
-        self.tell({"ready": True})
+        self.report({"ready": True})
         while True:
-            for fd, event in self.poll.poll(self._patience()):
+            for fd, event in self.poll.poll(self._poll_timeout()):
                 if fd == self.entrance.listener.fileno():
                     self._accept()
                 elif fd == self.entrance.signals:
                     self._on_signal(os.read(fd, 4096))
                 elif fd in self.callers:
                     self._on_caller(self.callers[fd], event)
-            if self._fork_for_those_who_wait():
+            if self._fork_waiting():
                 return
             self._check_bounds()
 
     # -------------------------------------------------------------------------------------------------------- waiting
 
-    def _patience(self) -> float | None:
+    def _poll_timeout(self) -> float | None:
         """Milliseconds until the next bound."""
         bounds = [caller.until for caller in self.callers.values() if not caller.pid]
         if self.leftovers.kill_at is not None:
             bounds.append(self.leftovers.kill_at)
-        if any(one.whole and not one.pid for one in self.callers.values()):
+        if any(one.complete and not one.pid for one in self.callers.values()):
             return _LOOK
         return max(0.0, (min(bounds) - time.monotonic()) * 1000 + 1) if bounds else None
 
     def _check_bounds(self) -> None:
         now = time.monotonic()
         for caller in [one for one in self.callers.values() if not one.pid and now >= one.until]:
-            late = "processes of an older attempt do not die" if caller.whole else "timed out"
+            late = "processes of an older attempt do not die" if caller.complete else "timed out"
             self._refuse(caller, caller.refused or late)
         if self.leftovers.kill_at is not None and now >= self.leftovers.kill_at:
             self.leftovers.kill()
         if (self.leaving or self.stale) and not self.callers:
             self.entrance.path.unlink(missing_ok=True)
             self.leftovers.kill()
-            shm_dir.leave(str(self.entrance.path.parent))
+            shm_dir.remove_empty(str(self.entrance.path.parent))
             os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:
@@ -232,7 +231,7 @@ class Serving:
                 self._drop(caller)
 
     def _drop(self, caller: Caller) -> None:
-        self._hear_no_more(caller)
+        self._unwatch(caller)
         del self.callers[caller.link.fileno()]
         caller.close()
         if caller.pid and not any(one.pid for one in self.callers.values()):
@@ -254,7 +253,7 @@ class Serving:
         """Read on, or act on its end."""
         if caller.pid:
             if event & (select.POLLHUP | select.POLLRDHUP | select.POLLERR):  # the rank's client was killed
-                self._end(caller)
+                self._kill_rank(caller)
             return
         if not caller.receive():
             self._drop(caller)
@@ -263,8 +262,8 @@ class Serving:
             if request is not None:
                 caller.data.clear()
                 self._judge(caller, request)
-        elif not caller.whole and len(caller.fds) > len(caller.request.fds):
-            caller.whole, caller.until = True, time.monotonic() + _CLEAR_WITHIN
+        elif not caller.complete and len(caller.fds) > len(caller.request.fds):
+            caller.complete, caller.until = True, time.monotonic() + _CLEAR_WITHIN
 
     def _judge(self, caller: Caller, request: RankRequest) -> None:
         """Ask for the descriptors of a rank that fits. Another one is refused once no process of an older attempt lives."""
@@ -274,45 +273,49 @@ class Serving:
             return
         self.newest = caller.attempt
         try:
-            if not self.stale and (changed := self.fresh(request.env.get(b"FTSUPERVISE_ATTEMPT", b""))):
-                self.tell({"refused": f"{changed} has changed"})
+            if not self.stale and (changed := self.changed_module(request.env.get(b"FTSUPERVISE_ATTEMPT", b""))):
+                self.report({"refused": f"{changed} has changed"})
                 self.stale = changed
             if self.stale:
                 raise Incompatible(f"{self.stale} has changed since it was imported")
             if request.cold:
                 raise Incompatible("an attempt that began warm took no step")
             self.judge.fits(request)
-            caller.until = time.monotonic() + _READ_WITHIN  # for what it sends now
+            caller.until = time.monotonic() + _READ_WITHIN  # for the descriptors
             caller.link.send(b"send")
         except (Incompatible, OSError, TypeError, AttributeError) as problem:
             caller.refused = str(problem) or type(problem).__name__
-            caller.whole, caller.until = True, time.monotonic() + _REFUSE_WITHIN
+            caller.complete, caller.until = True, time.monotonic() + _REFUSE_WITHIN
 
-    def _end(self, caller: Caller) -> None:
+    def _kill_rank(self, caller: Caller) -> None:
         """SIGKILL to the rank and its group; its end is reaped as any other."""
-        self._hear_no_more(caller)
+        self._unwatch(caller)
         for kill in (os.killpg, os.kill):
             try:
                 kill(caller.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
 
-    def _hear_no_more(self, caller: Caller) -> None:
+    def _unwatch(self, caller: Caller) -> None:
         """Send the rank's end repeatedly, whatever else is asked."""
         try:
             self.poll.unregister(caller.link)
         except KeyError:
             return
 
-    def _fork_for_those_who_wait(self) -> bool:
+    def _fork_waiting(self) -> bool:
         """True in a child that continues as a rank."""
-        for caller in [one for one in self.callers.values() if one.whole and not one.pid]:
+        for caller in [one for one in self.callers.values() if one.complete and not one.pid]:
             if caller.attempt < self.newest:
                 self._refuse(caller, "a newer attempt has begun")
             elif caller.refused:
-                if self._way_is_clear(caller):
+                if self._older_attempts_are_gone(caller):
                     self._refuse(caller, caller.refused)
-            elif self._way_is_clear(caller) and caller.request is not None and self._fork(caller, caller.request):
+            elif (
+                self._older_attempts_are_gone(caller)
+                and caller.request is not None
+                and self._fork(caller, caller.request)
+            ):
                 return True
         return False
 
@@ -328,7 +331,7 @@ class Serving:
             self._refuse(caller, str(problem) or type(problem).__name__)
             return False
         if pid == 0:
-            self._go_on_as(caller, request, die_with_parent)
+            self._become(caller, request, die_with_parent)
             return True
         for fd in caller.fds:
             os.close(fd)
@@ -341,7 +344,7 @@ class Serving:
         caller.send(f"{why}\n".encode("utf-8", "replace")[:4000])
         self._drop(caller)
 
-    def _way_is_clear(self, caller: Caller) -> bool:
+    def _older_attempts_are_gone(self, caller: Caller) -> bool:
         """Is no process of an older attempt alive?"""
         if any(one.pid and one.attempt == caller.attempt for one in self.callers.values()):
             return True
@@ -350,14 +353,14 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------------------- the child
 
-    def _go_on_as(self, caller: Caller, request: RankRequest, die_with_parent: Callable[[], None]) -> None:
+    def _become(self, caller: Caller, request: RankRequest, die_with_parent: Callable[[], None]) -> None:
         """In the child: become the rank, report it, wait for the start message. Returns only then."""
         link = caller.link
         try:
             signal.set_wakeup_fd(self.entrance.old_wakeup)
             here, *fds = caller.fds
-            number = rank_setup.take_over(request.fds, fds, here, caller.link.fileno())
-            self._forget_numbers()
+            number = rank_setup.adopt_descriptors(request.fds, fds, here, caller.link.fileno())
+            self._forget_descriptors()
             link = socket.socket(fileno=number)
             link.settimeout(_GO_WITHIN)
             die_with_parent()
@@ -365,7 +368,7 @@ class Serving:
             me = os.pidfd_open(os.getpid())
             socket.send_fds(link, [b"ready"], [me])
             os.close(me)
-            rank_setup.hear(request, (signal.SIGCHLD, signal.SIGTERM, *_IGNORED))
+            rank_setup.restore_signals(request, (signal.SIGCHLD, signal.SIGTERM, *_IGNORED))
             if link.recv(2) != b"go":
                 os._exit(1)
             link.close()
@@ -379,7 +382,7 @@ class Serving:
             traceback.print_exc()
             os._exit(1)
 
-    def _forget_numbers(self) -> None:
+    def _forget_descriptors(self) -> None:
         """Forget these descriptors in the child, which has closed them: their numbers may be reused."""
         self.entrance.listener.detach()
         for caller in self.callers.values():

@@ -31,46 +31,47 @@ _LEAST_SHARE = 0.1  # of the memory
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
 
 
-def stand_by(orders: str) -> None:
-    """Comes back in a child that is to go on as a rank. ``orders``: JSON, see ``warm/standbys.py``."""
-    told: dict[str, Any] = json.loads(orders)
-    _forget(told)
-    coming = told.pop("coming", None)
+def stand_by(text: str) -> None:
+    """Comes back in a child that is to go on as a rank. ``text``: its orders as JSON, see ``warm/standbys.py``."""
+    orders: dict[str, Any] = json.loads(text)
+    _set_environment(orders)
+    coming = orders.pop("coming", None)
     if coming is not None:
         os.set_inheritable(coming, False)  # a new start gives up the lock: clients have waited long enough
-    learned = json.loads(ownership.read_trusted(told["imports"])) if told.get("imports") else {}
-    here = Standby(told, learned)
-    if here.tight():
-        here.tell({"refused": "there is too little free memory on this node"})
+    listed = json.loads(ownership.read_trusted(orders["imports"])) if orders.get("imports") else {}
+    standby = Standby(orders, listed)
+    if standby.memory_is_tight():
+        standby.report({"refused": "there is too little free memory on this node"})
         os._exit(0)
-    here.load()
-    Serving(told["place"], Judge(here.cpus, here.env), here.tell, here.fresh, coming).serve()
+    standby.load()
+    judge = Judge(standby.cpus, standby.env, int(orders["flags"]))
+    Serving(orders["place"], judge, standby.report, standby.changed_module, coming).serve()
 
 
-def _forget(told: dict[str, Any]) -> None:
+def _set_environment(orders: dict[str, Any]) -> None:
     """Set the environment of the ranks: modules read it when they are imported."""
     del os.environ[ENV]
-    if told.get("pythonpath") is None:
+    if orders.get("pythonpath") is None:
         os.environ.pop("PYTHONPATH", None)
     else:
-        os.environ["PYTHONPATH"] = told["pythonpath"]
+        os.environ["PYTHONPATH"] = orders["pythonpath"]
 
 
 class Standby:
     """One process of one node, until it serves."""
 
-    def __init__(self, told: dict[str, Any], learned: dict[str, Any]) -> None:
-        self.told = told
-        self.modules: list[str] = told.get("modules") or learned.get("modules", [])  # what is declared wins
-        self.cpus = int(learned.get("cpus") or told.get("cpus") or 0)  # that a rank has; 0: not known
-        self.rss = int(learned.get("rss", 0))
-        self.skipped: dict[str, str] = told.setdefault("skipped", {})
-        self.missing: dict[str, str] = {}  # of the modules that somebody has named
+    def __init__(self, orders: dict[str, Any], listed: dict[str, Any]) -> None:
+        self.orders = orders
+        self.modules: list[str] = orders.get("modules") or listed.get("modules", [])  # a declared list wins
+        self.cpus = int(listed.get("cpus") or orders.get("cpus") or 0)  # that a rank has; 0: not known
+        self.rss = int(listed.get("rss", 0))
+        self.skipped: dict[str, str] = orders.setdefault("skipped", {})
+        self.missing: dict[str, str] = {}  # of the modules that the user has named
         self.env = dict(os.environb)
         self.stamps: dict[str, int] = {}
-        self._looked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
+        self._checked: bytes | None = None  # for the ranks of this attempt, and nothing had changed
 
-    def tell(self, facts: dict[str, Any]) -> None:
+    def report(self, facts: dict[str, Any]) -> None:
         """Send one line to the supervisor, on standard output."""
         node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}" if "SLURM_STEP_ID" in os.environ else ""
@@ -80,7 +81,7 @@ class Standby:
         except OSError:
             return
 
-    def tight(self) -> bool:
+    def memory_is_tight(self) -> bool:
         """Is memory tight here, the host's or the job's? Unknown counts as enough: an error costs one process."""
         try:
             rooms = HostMemory().rooms()
@@ -101,14 +102,14 @@ class Standby:
         if found:
             self.skipped.update(found)
             if len(self.skipped) < _TRIES:
-                self._again()
-            self.tell({"refused": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
+                self._start_again()
+            self.report({"refused": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
             os._exit(0)
         os.sched_setaffinity(0, everywhere)
         self.stamps = _stamps()
         gc.collect()
         gc.freeze()  # the collector of a child need not touch, and so copy, what all share
-        self.tell(
+        self.report(
             {
                 "modules": len(sys.modules),
                 "seconds": round(time.monotonic() - started, 2),
@@ -117,38 +118,38 @@ class Standby:
         )
 
     def _import(self, before: set[str]) -> dict[str, str]:
-        """Top-level name -> what it left behind, for the first that leaves something."""
+        """The first top-level name whose import leaves something behind, with a description of it."""
         last = ""
         for name in self.modules:
             top = name.partition(".")[0]
             if top in self.skipped or top in _NEVER or name in self.skipped or name in sys.modules:
                 continue
-            if last and top != last and (left := _left(before)):
+            if last and top != last and (left := _left_behind(before)):
                 return {last: left}
             last = top
             try:
                 with warnings.catch_warnings():
                     importlib.import_module(name)
             except Exception as problem:  # the rank may fail on it too: that is not for the standby to decide
-                if self.told.get("modules"):  # but a person who named it is notified
+                if self.orders.get("modules"):  # but a user who named it is notified
                     self.missing[name] = f"cannot be imported here: {problem}"[:200]
-        left = _left(before) or _bad_fork()
+        left = _left_behind(before) or _bad_fork()
         return {last or "the interpreter's start": left} if left else {}
 
-    def _again(self) -> NoReturn:
+    def _start_again(self) -> NoReturn:
         os.environ.clear()
         os.environb.update(self.env)
         hook = str(Path(__file__).parent)
-        path = self.told.get("pythonpath")
+        path = self.orders.get("pythonpath")
         os.environ["PYTHONPATH"] = f"{hook}{os.pathsep}{path}" if path else hook
-        os.environ[ENV] = json.dumps(self.told)
+        os.environ[ENV] = json.dumps(self.orders)
         words = sys.orig_argv
         os.execvp(words[0], words)
 
-    def fresh(self, attempt: bytes) -> str:
+    def changed_module(self, attempt: bytes) -> str:
         """The module that changed on disk since its import, or "". Checked once for all ranks of an attempt (b"": unknown),
         for as long as ranks can wait."""
-        if attempt and attempt == self._looked:
+        if attempt and attempt == self._checked:
             return ""
         until = time.monotonic() + _LOOK_WITHIN
         for path, stamp in self.stamps.items():
@@ -156,7 +157,7 @@ class Standby:
                 return path
             if time.monotonic() > until:  # ranks wait for it
                 break
-        self._looked = attempt
+        self._checked = attempt
         return ""
 
 
@@ -171,7 +172,7 @@ def _traces() -> set[str]:
     return found
 
 
-def _left(before: set[str]) -> str:
+def _left_behind(before: set[str]) -> str:
     """The new resources since the last snapshot, in words; "" if none."""
     new = sorted(_traces() - before)
     if new:

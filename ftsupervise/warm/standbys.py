@@ -84,7 +84,7 @@ def _after_srun(command: Sequence[str]) -> int | str:
         name = word.partition("=")[0]
         long = word.startswith("--")
         if word.startswith("-D") or (long and any(name.startswith(one) or one.startswith(name) for one in _NEVER)):
-            return f"srun {name} changes what a rank gets"
+            return f"srun {name} changes the environment of a rank"
         alone = "=" in word or name[2:] in _SRUN_LONG_FLAGS if long else len(word) > 2 or word[1] in _SRUN_FLAGS
         at += 1 if alone else 2
     return at
@@ -125,7 +125,7 @@ class StandbyFolder:
         top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"
         self.path = Path(shm_dir.new_base(top))
         self.log = self.path / shm_dir.STANDBY_LOG
-        lock = shm_dir.own(str(self.path))  # as long as it is held, the folder is not removed as a leftover
+        lock = shm_dir.create_locked(str(self.path))  # as long as it is held, the folder is not removed as a leftover
         if lock is None:
             raise OSError(errno.ENOSPC, f"cannot make {self.path}")
         self._lock = lock
@@ -173,13 +173,13 @@ class Standbys:
         self._refused: set[str] = set()  # nodes without warm start
         self._ready_by = monotonic() + order.within
         with self._log.open("ab") as log:
-            self._heard = log.tell()  # bytes of the log that have been read
+            self._bytes_read = log.tell()  # bytes of the log that have been read
             self._process = self._start(order, folder.path, log)
 
     def _start(self, order: StandbyOrder, folder: Path, log: IO[bytes]) -> processes.Process:
-        told = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
+        orders = {"place": str(folder), "imports": str(order.imports), "modules": list(order.modules)}
         its = order.command
-        words = [its.python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(told)]
+        words = [its.python, "-IS", str(PROGRAMS / "sitecustomize.py"), json.dumps(orders)]
         words += [str(its.flags), "--", *its.words]
         env = dict(order.env)
         if self._by_srun:
@@ -220,18 +220,18 @@ class Standbys:
             size = self._log.stat().st_size
         except OSError:
             size = 0
-        return size != self._heard or not self.alive
+        return size != self._bytes_read or not self.alive
 
     def read(self) -> None:
-        """Read what they have reported."""
+        """Read their reports."""
         try:
             with self._log.open("rb") as file:
-                file.seek(self._heard)
+                file.seek(self._bytes_read)
                 text = file.read()
         except OSError:
             return
         whole = text[: text.rfind(b"\n") + 1]
-        self._heard += len(whole)
+        self._bytes_read += len(whole)
         other = []
         for line in whole.splitlines():
             try:

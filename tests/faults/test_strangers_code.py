@@ -135,7 +135,7 @@ def test_a_standby_imports_nothing_from_the_current_directory(trap: Trap, path: 
     place = trap.folder.parent / "place"
     orders = json.dumps({"place": str(place), "imports": None, "modules": ["no_such_module_anywhere"]})
     (trap.folder.parent / "train.py").write_text("raise SystemExit(7)\n")
-    start = str(ROOT / "ftsupervise" / "warm" / "start.py")
+    start = str(ROOT / "ftsupervise" / "warm" / "sitecustomize.py")
     argv = [sys.executable, "-IS", start, orders, "0", "--", sys.executable, str(trap.folder.parent / "train.py")]
     env = environment(**({} if path is None else {"PYTHONPATH": path}))
     child = subprocess.Popen(

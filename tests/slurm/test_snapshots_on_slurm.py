@@ -76,6 +76,7 @@ def assert_every_step_counts_once(here: Scene, steps: int) -> None:
         assert f"rank {rank} sum {3 * sum(range(steps + 1))}" in here.log()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_goes_on_from_memory_and_makes_two_steps_again_at_most(
     scene: Callable[..., Scene], until: Until
 ) -> None:

@@ -45,6 +45,7 @@ def test_the_list_is_newest_first_and_says_which_have_no_manifest(folder: Path) 
     assert "step 200" in lines[1] and lines[1].endswith("1 kB  1 file  files")
     listed = told("list", str(folder))["checkpoints"]
     assert [one["step"] for one in listed] == [300, 200, 100]
+    assert [one["path"] for one in listed] == [str(folder / f"step-{step}") for step in (300, 200, 100)]
     assert listed[0]["manifest"] is None and listed[1]["manifest"]["size"] == 1000
 
 

@@ -138,7 +138,7 @@ def test_who_was_dying_before_is_told_with_a_kill(stage: Stage, until: Until, tm
     heavy.kill()
     for number in (7, 8):
         answer = stage.ask(number, f"kill {tmp_path / '1'}")
-        done, dying = read_killed(str(until(answer)))
+        done, dying = read_killed(str(until(answer)), "node-1")
         assert done
         assert [(one.rank, one.pid) for one in dying] == [(0, heavy.pid)], "and not who was killed by the first kill"
         assert dying[0].code in (-9, None)
@@ -286,7 +286,7 @@ def test_who_lacks_the_key_is_neither_heard_nor_obeyed(stage: Stage, until: Unti
             (protocol.ACK, b"x" * 3),
         ):
             stranger.sendto(forged.pack(Datagram(kind, 0, 1, 1, 1, 99, b"node-1", body)), node.address)
-        gone_ = protocol.pack_exits([protocol.ExitRecord(0, rank.pid, 0.0, -9, False, False, True)])
+        gone_ = protocol.pack_exits([protocol.RankExit(0, "", rank.pid, 0.0, -9, False, False, True)], 0.0)
         for _ in range(50):
             stranger.sendto(forged.pack(Datagram(protocol.EXIT, 0, 1, 1, 1, 99, b"node-1", gone_)), ("::1", stage.port))
             stranger.sendto(b"\0" * 1000, ("::1", stage.port))
@@ -321,9 +321,9 @@ def test_what_a_killed_run_left_in_memory_is_swept_by_the_next(tmp_path: Path) -
         base.chmod(0o700)
         (base / "1" / "rank-0").touch()
         os.utime(base, (1, 1))
-    fd = shm_dir.own(str(held))
+    fd = shm_dir.create_locked(str(held))
     try:
-        shm_dir.sweep(str(tmp_path))
+        shm_dir.remove_stale(str(tmp_path))
     finally:
         os.close(fd or 0)
     assert os.listdir(tmp_path) == [held.name]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ftsupervise.errors import Error
-from ftsupervise.ranks.rank_table import RankExit, first_failure
+from ftsupervise.ranks.protocol import RankExit
+from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import Options, gate, supervisor
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import Budgets

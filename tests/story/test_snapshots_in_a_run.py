@@ -129,6 +129,7 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: Super
     assert not set(mine) & set(memory_folder.folders())
 
 
+@pytest.mark.slow
 def test_without_room_or_by_a_setting_there_are_none_and_the_run_goes_on(run: SupervisedRun) -> None:
     fault = "if attempt == 1 and step == 47 and rank == 1: os.kill(os.getpid(), 9)"
     one = run.start("--in-place", "5", "--guard-memory", "0.06", "--warm", "off", "--", *ranks(fault))

@@ -15,6 +15,7 @@ from ftsupervise.watch.watchdogs import WATCHDOGS
 
 CRON = Path(__file__).parents[2] / "cron"
 SCRIPTS = sorted(path for path in CRON.glob("cron.*/*") if path.is_file())
+WATCH = CRON / "cron.hourly" / "watch-disk"
 JOBS = sorted(CRON.glob("as-jobs/*/*"))
 
 
@@ -54,7 +55,7 @@ def test_it_is_shell_and_names_real_watchdogs(script: Path) -> None:
     assert set(re.findall(r"--only (\S+)", script.read_text())) <= set(WATCHDOGS)
 
 
-@pytest.mark.parametrize("script", [SCRIPTS[0], JOBS[0]], ids=lambda path: path.name)
+@pytest.mark.parametrize("script", [WATCH, JOBS[0]], ids=lambda path: path.name)
 def test_it_watches_every_launched_run_and_a_finding_is_no_failure(
     script: Path, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -63,16 +64,34 @@ def test_it_watches_every_launched_run_and_a_finding_is_no_failure(
     assert (tmp_path / "the run" / "watch" / "journal").is_dir()
 
 
+def test_checkpoints_are_cared_for_as_the_settings_of_each_run_say(env: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "the run"
+    settings = (
+        f"{{path: {run}/checkpoints, adopt: true, offload: {{to: {tmp_path}/far}}, retain: {{last: 2, copied: true}}}}"
+    )
+    (run / "run.yaml").write_text((run / "run.yaml").read_text() + f"checkpoints: {settings}\n")
+    for step in range(1, 5):
+        folder = run / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+    script = CRON / "cron.hourly" / "checkpoints"
+    done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["checkpoint-3", "checkpoint-4"]
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == [f"checkpoint-{step}" for step in range(1, 5)]
+
+
 def test_no_runs_is_nothing_to_do(env: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
-        ["sh", str(SCRIPTS[0])], env={**env, "FTSUPERVISE_STATE_DIR": str(tmp_path / "none")}, timeout=60, check=False
+        ["sh", str(WATCH)], env={**env, "FTSUPERVISE_STATE_DIR": str(tmp_path / "none")}, timeout=60, check=False
     )
     assert done.returncode == 0
 
 
 def test_a_watch_that_fails_is_a_failure(env: dict[str, str]) -> None:
     done = subprocess.run(
-        ["sh", str(SCRIPTS[0])],
+        ["sh", str(WATCH)],
         env={**env, "FTSUPERVISE_RUNS": "nothing-of-that-name"},
         capture_output=True,
         text=True,

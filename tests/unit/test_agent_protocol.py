@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ftsupervise.ranks import protocol
-from ftsupervise.ranks.protocol import Datagram, ExitRecord, Seal
-from ftsupervise.ranks.rank_table import RankExit, RankTable
+from ftsupervise.ranks.protocol import Datagram, RankExit, Seal
+from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.truth import RankState
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
@@ -88,7 +88,7 @@ def test_an_attempt_that_is_over_says_nothing_any_more(pulses: RankTable) -> Non
     pulses.begin(4)
     assert pulses.newest() == []
     pulses.take(told(9, 2), SENDER, 101.0)
-    gone = protocol.pack_exits([ExitRecord(0, 4000, 0.0, -9, False, False, True)])
+    gone = protocol.pack_exits([RankExit(0, "", 4000, 0.0, -9, False, False, True)], 0.0)
     assert pulses.take(told(0, 3, kind=protocol.EXIT, body=gone), SENDER, 101.0), "or it would be told for ever"
     assert (pulses.newest(), pulses.deaths()) == ([], [])
     pulses.take(told(1, 4, attempt=4), SENDER, 102.0)
@@ -129,8 +129,8 @@ def test_nonsense_that_is_sealed_is_dropped_too(pulses: RankTable) -> None:
 
 def test_a_death_is_told_once_and_the_rank_is_gone_from_then_on(pulses: RankTable) -> None:
     pulses.take(told(7, 1), SENDER, 100.0)
-    body = protocol.pack_exits([ExitRecord(1, 4001, 0.02, None, False, False, False)])
-    final = protocol.pack_exits([ExitRecord(1, 4001, 0.04, -9, False, False, True)])
+    body = protocol.pack_exits([RankExit(1, "", 4001, 0.0, None, False, False, False)], 0.02)
+    final = protocol.pack_exits([RankExit(1, "", 4001, 0.0, -9, False, False, True)], 0.04)
     for number, data in ((2, body), (3, body), (4, final), (5, final), (5, final)):
         assert pulses.take(told(0, number, kind=protocol.EXIT, body=data), SENDER, 101.0), "acknowledged each time"
     first, second = pulses.deaths()

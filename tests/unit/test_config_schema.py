@@ -68,7 +68,15 @@ launch:
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
 guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}
-checkpoints: {path: ckpt, pattern: "step-*", verify: full, snapshot_every: 4, snapshot_copies: 1%}
+checkpoints:
+  path: ckpt
+  pattern: "step-*"
+  verify: full
+  adopt: true
+  snapshot_every: 4
+  snapshot_copies: 1%
+  retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
+  offload: {to: [/archive/run, "s3://bucket/run"], rate: 200MB}
 watch:
 alerts:
 cron:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftsupervise.ranks.rank_table import RankExit
+from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run.exit_analysis import cause_of, first_death
 
 

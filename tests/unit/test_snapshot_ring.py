@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ftsupervise.ranks.snapshot_copy import TokenBucket, rate_of
 from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport, pack, read_order
 from ftsupervise.ranks.snapshot_ring import SnapshotRing
 
@@ -110,3 +113,14 @@ def test_words_that_make_no_sense_are_not_obeyed() -> None:
     assert read_order(b"{") is None
     assert read_order(b'{"number": "x"}') is None
     assert read_order(pack(CopyOrder(3, 2))) == CopyOrder(3, 2)
+
+
+def test_no_more_bytes_are_sent_than_the_share_of_the_cores_allows() -> None:
+    assert rate_of(0.02, 64) == pytest.approx(1.16e9, rel=0.01)
+    assert rate_of(0.0, 64) == 1e6, "never so slow that a copy has no end"
+    slept: list[float] = []
+    bucket = TokenBucket(1e6, slept.append)
+    for _ in range(20):
+        bucket.take(1_000_000)
+    assert sum(slept) > 15 * 17 / 2, "each wait is for the whole debt: nobody has really slept here"
+    TokenBucket(None, slept.append).take(1 << 40)

@@ -1,0 +1,284 @@
+"""Copy checkpoints to a second place: resumable, and verified there before the copy counts.
+
+The copy of ``step-00000100`` lies in the store's folder of that name, as it is here. Its manifest is written last, after every
+file was read back and had the digest that the manifest gives it; so a folder with a manifest is a whole copy. What was read
+back is remembered beside the checkpoint, so that a copy that was interrupted goes on where it was.
+
+A copy that counts is never written over. When another checkpoint of that name was copied before (an attempt went back and made
+the step again), the new one goes to ``step-00000100~2``.
+
+Nothing here deletes a checkpoint. Retention does, and it may require a copy first (``retain.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from ftsupervise.checkpoints import digest
+from ftsupervise.checkpoints.manifest import (
+    FOLDER_NAME,
+    LIMIT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    encoded,
+    manifest_of,
+    parse_manifest,
+    read_manifest,
+    root_of,
+)
+from ftsupervise.checkpoints.stores import Store, file_pieces, inside
+from ftsupervise.errors import Error, NotFound
+from ftsupervise.host.files import TEMPORARY
+from ftsupervise.host.rate import RateLimit
+from ftsupervise.rundir.records import read_record, write_json
+
+_MANIFEST = f"{FOLDER_NAME}/{MANIFEST}"
+_GENERATIONS = 100  # checkpoints of one name in one store
+WORKERS = 4  # files under way at once
+_REMEMBER = 1 << 30  # bytes read back between two writes of what was
+
+
+class CopyRecord(NamedTuple):
+    """A copy of a checkpoint, whole or under way."""
+
+    url: str
+    folder: str
+    of: str  # the identity of the manifest that is copied
+    at: datetime | None = None  # when all of it had been read back; None: under way
+    read_back: Annotated[tuple[str, ...], 1_000_000] = ()  # files that had, while it is under way
+
+
+class CopyRecords(NamedTuple):
+    copies: tuple[CopyRecord, ...] = ()
+
+
+class OffloadReport(NamedTuple):
+    """What one call did for one checkpoint; bytes."""
+
+    name: str
+    folder: str
+    sent: int
+    there: int  # found there already, by this or an earlier call
+
+
+class CopyDamaged(Error):
+    """What was read is not what the manifest says, here or there."""
+
+
+class _Job(NamedTuple):
+    checkpoint: Path
+    manifest: Manifest
+    store: Store
+    folder: str
+    limit: RateLimit
+    progress: Callable[[int], object]
+
+
+def copies_of(checkpoint: Path, manifest: Manifest) -> tuple[CopyRecord, ...]:
+    """The copies of a checkpoint that were whole when they were made. Raises ValueError, OSError."""
+    of = identity(manifest)
+    return tuple(copy for copy in _records(checkpoint) if copy.at is not None and copy.of == of)
+
+
+def identity(manifest: Manifest) -> str:
+    """Names the content: two checkpoints of one name with the same files have the same one."""
+    named = hashlib.blake2b(manifest.algorithm.encode(), digest_size=16)
+    for entry in manifest.files:
+        named.update(f"\0{entry.path}\0{entry.size}\0{entry.digest}".encode())
+    return named.hexdigest()
+
+
+def offload(
+    checkpoint: Path,
+    store: Store,
+    *,
+    now: Callable[[], datetime],
+    rate: float | None = None,
+    workers: int = WORKERS,
+    progress: Callable[[int], object] = lambda size: None,
+) -> OffloadReport:
+    """Copy ``checkpoint`` into ``store`` and read the copy back. A copy that is there already is left as it is.
+
+    ``rate``: bytes a second at most, reading back not counted. ``progress`` hears of bytes as they are sent and read back:
+    twice the checkpoint's size in all. Raises NotFound for a checkpoint without a manifest, CopyDamaged when a file here or
+    there is not what the manifest says, OSError when either place cannot be read or written.
+    What was copied stays for the next call.
+    """
+    manifest = read_manifest(checkpoint)
+    if manifest is None:
+        raise NotFound(
+            f"{checkpoint} has no manifest, so a copy of it could not be verified",
+            hint=f"ftsupervise checkpoints commit {checkpoint}",
+        )
+    folder, whole = _folder_for(manifest, checkpoint.name, store)
+    job = _Job(checkpoint, manifest, store, folder, RateLimit(rate), progress)
+    if whole:
+        progress(2 * manifest.size)
+        _remember(job, now())
+        return OffloadReport(checkpoint.name, folder, 0, manifest.size)
+    return _copy(job, now, workers)
+
+
+def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]:
+    """The store's folder for this content, and whether it holds it whole."""
+    names = set(store.names())
+    for number in range(1, _GENERATIONS):
+        folder = name if number == 1 else f"{name}~{number}"
+        there = manifest_in(store, folder) if folder in names else None
+        if there is None:
+            return folder, False
+        if identity(there) == identity(manifest):
+            return folder, True
+    raise Error(f"{store.url} holds {_GENERATIONS - 1} other checkpoints called {name}", hint="copy to another place")
+
+
+def manifest_in(store: Store, folder: str) -> Manifest | None:
+    """The manifest of a whole copy; None where there is none. Raises ValueError for a damaged one, OSError."""
+    parts, left = [], LIMIT
+    try:
+        for piece in store.read(f"{folder}/{_MANIFEST}"):
+            parts.append(piece)
+            left -= len(piece)
+            if left < 0:
+                raise ValueError(f"the manifest in {store.url}/{folder} is larger than {LIMIT} bytes")
+    except FileNotFoundError:
+        return None
+    return parse_manifest(b"".join(parts), f"{store.url}/{folder}/{_MANIFEST}")
+
+
+def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport:
+    there = job.store.sizes(job.folder)
+    missing = [entry for entry in job.manifest.files if there.get(entry.path) != entry.size]
+    lying = [entry for entry in job.manifest.files if there.get(entry.path) == entry.size]
+    job.progress(sum(entry.size for entry in lying))
+    proved = _under_way(job) & {entry.path for entry in lying}
+    job.progress(sum(entry.size for entry in lying if entry.path in proved))
+    try:
+        unproved = [entry for entry in lying if entry.path not in proved]
+        wrong = _each(job, workers, proved, {_send: missing, _read_back: unproved})
+        wrong = _each(job, workers, proved, {_send: wrong})
+    except BaseException:
+        _remember(job, None, proved)
+        raise
+    if wrong:
+        _remember(job, None, proved)
+        raise CopyDamaged(
+            f"{wrong[0].path} of {job.checkpoint.name} does not come back from {job.store.url} as it was sent",
+            hint=f"check that place; ftsupervise checkpoints verify {job.checkpoint} checks the one here",
+        )
+    for name in there:
+        if name.rpartition("/")[2].startswith(TEMPORARY):  # of a copy that was killed
+            job.store.remove(f"{job.folder}/{name}")
+    job.store.write(f"{job.folder}/{_MANIFEST}", [encoded(job.manifest)])
+    _remember(job, now())
+    sent = sum(entry.size for entry in missing)
+    return OffloadReport(job.checkpoint.name, job.folder, sent, job.manifest.size - sent)
+
+
+def _each(
+    job: _Job, workers: int, proved: set[str], work: Mapping[Callable[[_Job, FileEntry], bool], list[FileEntry]]
+) -> list[FileEntry]:
+    """Do ``work`` for its files, several at once; those for which it said no. What went well is added to ``proved``."""
+    wrong, since = [], 0
+    with ThreadPoolExecutor(workers, thread_name_prefix="copy") as pool:
+        pending = {pool.submit(do, job, entry): entry for do, entries in work.items() for entry in entries}
+        try:
+            for done in as_completed(pending):
+                entry = pending[done]
+                if not done.result():
+                    wrong.append(entry)
+                    continue
+                proved.add(entry.path)
+                since += entry.size
+                if since >= _REMEMBER:
+                    since = 0
+                    _remember(job, None, proved)
+        except BaseException:
+            for one in pending:
+                one.cancel()
+            raise
+    return wrong
+
+
+def _send(job: _Job, entry: FileEntry) -> bool:
+    """Send one file and read it back. Raises CopyDamaged when it is not what the manifest says here."""
+    job.store.write(f"{job.folder}/{inside(entry.path)}", _as_committed(job, entry))
+    return _read_back(job, entry)
+
+
+def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
+    hasher, size = digest.hasher(job.manifest.algorithm), 0
+    for piece in pieces_of(root_of(job.checkpoint), entry):
+        hasher.update(piece)
+        size += len(piece)
+        job.limit.take(len(piece))
+        job.progress(len(piece))
+        yield piece
+    if size != entry.size or hasher.hexdigest() != entry.digest:
+        raise CopyDamaged(
+            f"{root_of(job.checkpoint) / entry.path} is not what was committed: it is damaged and was not copied",
+            hint=f"ftsupervise checkpoints verify {job.checkpoint}",
+        )
+
+
+def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
+    """What is copied of a file: its bytes, and of a link where it leads. Raises OSError."""
+    path = root / entry.path
+    return iter((os.fsencode(path.readlink()),)) if entry.link else file_pieces(path)
+
+
+def _read_back(job: _Job, entry: FileEntry) -> bool:
+    hasher, size = digest.hasher(job.manifest.algorithm), 0
+    try:
+        for piece in job.store.read(f"{job.folder}/{entry.path}"):
+            hasher.update(piece)
+            size += len(piece)
+            job.progress(len(piece))
+    except FileNotFoundError:
+        return False
+    return size == entry.size and hasher.hexdigest() == entry.digest
+
+
+# ----------------------------------------------------------------------------------------------- what is known of the copies
+
+
+def _page_of(checkpoint: Path) -> Path:
+    """Beside the manifest: where copies of this checkpoint lie."""
+    manifest = manifest_of(checkpoint)
+    return manifest.with_name(f"{manifest.stem}.copies")
+
+
+def _records(checkpoint: Path) -> tuple[CopyRecord, ...]:
+    found = read_record(CopyRecords, _page_of(checkpoint), limit=LIMIT)
+    return found.copies if found is not None else ()
+
+
+def _under_way(job: _Job) -> set[str]:
+    try:
+        known = _records(job.checkpoint)
+    except (OSError, ValueError):
+        return set()
+    of = identity(job.manifest)
+    mine = [copy for copy in known if (copy.url, copy.folder, copy.of) == (job.store.url, job.folder, of)]
+    return {path for copy in mine if copy.at is None for path in copy.read_back}
+
+
+def _remember(job: _Job, at: datetime | None, read_back: Iterable[str] = ()) -> None:
+    """Replace what is known of this copy. Not being able to is no reason to fail: it would be read back once more."""
+    try:
+        known = _records(job.checkpoint)
+    except (OSError, ValueError):
+        known = ()
+    others = tuple(copy for copy in known if (copy.url, copy.folder) != (job.store.url, job.folder))
+    mine = CopyRecord(job.store.url, job.folder, identity(job.manifest), at, tuple(sorted(read_back)))
+    try:
+        write_json(_page_of(job.checkpoint), CopyRecords((*others, mine)))
+    except OSError:
+        return

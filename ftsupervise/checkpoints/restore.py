@@ -1,0 +1,201 @@
+"""Bring a checkpoint back from a copy: resumable, and under its name only when every file has its digest.
+
+It is made in ``.restoring-NAME`` beside the checkpoints and renamed at the end. What lies there already, with the right digest,
+is not read again. A damaged checkpoint in its place goes into quarantine; nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.checkpoints import digest
+from ftsupervise.checkpoints.manifest import FileEntry, Manifest, read_manifest, write_manifest
+from ftsupervise.checkpoints.offload import WORKERS, CopyDamaged, identity, manifest_in
+from ftsupervise.checkpoints.quarantine import set_aside
+from ftsupervise.checkpoints.stores import FolderStore, Store
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.errors import NotFound, NotPermitted
+from ftsupervise.host.modes import make_folder
+from ftsupervise.host.rate import RateLimit
+from ftsupervise.rundir.paths import sync_directory
+
+RESTORING = ".restoring-"  # + the name; a restore that was interrupted goes on there
+_GENERATION = re.compile(r"(.+)~\d+")
+
+
+class FoundCopy(NamedTuple):
+    """A whole copy in a store."""
+
+    name: str
+    folder: str
+    manifest: Manifest
+    store: Store
+
+    @property
+    def is_file(self) -> bool:
+        """Is the checkpoint one file, not a folder?"""
+        return [entry.path for entry in self.manifest.files] == [self.name]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Orders copies by what they are copies of: by step, and of one step by time."""
+        at = self.manifest.at
+        return (-1 if self.manifest.step is None else self.manifest.step, at.timestamp() if at else 0.0)
+
+
+class StoreUnseen(NamedTuple):
+    """A store, or a copy in it, that could not be looked at."""
+
+    where: str
+    why: str
+
+
+def copies_in(stores: Iterable[Store]) -> tuple[tuple[FoundCopy, ...], tuple[StoreUnseen, ...]]:
+    """The whole copies, newest first and of one checkpoint in the order of ``stores``, and what could not be seen."""
+    found: list[FoundCopy] = []
+    unseen: list[StoreUnseen] = []
+    for store in stores:
+        try:
+            folders = store.names()
+        except OSError as error:
+            unseen.append(StoreUnseen(store.url, str(error.strerror or error)))
+            continue
+        for folder in folders:
+            try:
+                manifest = manifest_in(store, folder)
+            except (OSError, ValueError) as error:
+                unseen.append(StoreUnseen(f"{store.url}/{folder}", str(error)))
+                continue
+            if manifest is not None:
+                match = _GENERATION.fullmatch(folder)
+                found.append(FoundCopy(match[1] if match else folder, folder, manifest, store))
+    found.sort(key=lambda copy: copy.rank, reverse=True)
+    return tuple(found), tuple(unseen)
+
+
+def restore(
+    copy: FoundCopy,
+    folder: Path,
+    *,
+    now: Callable[[], datetime],
+    rate: float | None = None,
+    workers: int = WORKERS,
+    progress: Callable[[int], object] = lambda size: None,
+) -> Path:
+    """Make ``folder/NAME`` from ``copy``; its path. One that is there and has all its digests is left as it is.
+
+    ``rate``: bytes a second at most. ``progress`` hears of bytes, the size of the checkpoint in all. Raises CopyDamaged when
+    the copy is not what its manifest says, NotPermitted when a stranger could have changed it, OSError.
+    """
+    if reason := copy.store.distrusted(copy.folder):
+        raise NotPermitted(
+            f"the copy {copy.store.url}/{copy.folder} is not trusted: {reason}", hint="restore from another copy"
+        )
+    target = folder / copy.name
+    if _is_whole(target, copy.manifest):
+        progress(copy.manifest.size)
+        return target
+    partial = folder / f"{RESTORING}{copy.name}"
+    make_folder(partial, parents=True)
+    _fetch(copy, partial, RateLimit(rate), workers, progress)
+    _drop_others(partial, copy.manifest)
+    if not copy.is_file:
+        write_manifest(partial, copy.manifest)
+    for here, _, _ in os.walk(partial, topdown=False):
+        sync_directory(Path(here))
+    if os.path.lexists(target):
+        set_aside(target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now())
+    if copy.is_file:
+        os.rename(partial / copy.name, target)
+        write_manifest(target, copy.manifest)
+        partial.rmdir()
+    else:
+        os.rename(partial, target)
+    sync_directory(folder)
+    return target
+
+
+def _fetch(copy: FoundCopy, partial: Path, limit: RateLimit, workers: int, progress: Callable[[int], object]) -> None:
+    with ThreadPoolExecutor(workers, thread_name_prefix="restore") as pool:
+        pending = [pool.submit(_fetch_one, copy, entry, partial, limit, progress) for entry in copy.manifest.files]
+        try:
+            for done in as_completed(pending):
+                done.result()
+        except BaseException:
+            for one in pending:
+                one.cancel()
+            raise
+
+
+def _fetch_one(
+    copy: FoundCopy, entry: FileEntry, partial: Path, limit: RateLimit, progress: Callable[[int], object]
+) -> None:
+    if _has_digest(partial / entry.path, entry, copy.manifest.algorithm):
+        progress(entry.size)
+        return
+    hasher, size = digest.hasher(copy.manifest.algorithm), 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size
+        for piece in copy.store.read(f"{copy.folder}/{entry.path}"):
+            hasher.update(piece)
+            size += len(piece)
+            limit.take(len(piece))
+            progress(len(piece))
+            yield piece
+        if size != entry.size or hasher.hexdigest() != entry.digest:
+            raise CopyDamaged(
+                f"{entry.path} in {copy.store.url}/{copy.folder} is not what its manifest says",
+                hint="ftsupervise checkpoints restore --from PLACE takes another copy, --name NAME another checkpoint",
+            )
+
+    try:
+        if entry.link:
+            _make_link(partial / entry.path, b"".join(pieces()))
+        else:
+            FolderStore(partial).write(entry.path, pieces())
+    except FileNotFoundError:
+        raise NotFound(f"{copy.store.url}/{copy.folder} lacks {entry.path}", hint="restore another copy") from None
+
+
+def _make_link(path: Path, target: bytes) -> None:
+    make_folder(path.parent, parents=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(os.fsdecode(target))
+
+
+def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
+    """Does it hold this very content, every byte of it?"""
+    try:
+        here = read_manifest(checkpoint)
+    except (OSError, ValueError):
+        return False
+    if here is None or identity(here) != identity(manifest):
+        return False
+    return verify(checkpoint, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+
+
+def _has_digest(path: Path, entry: FileEntry, algorithm: str) -> bool:
+    try:
+        if path.lstat().st_size != entry.size:
+            return False
+        found = (digest.hash_link if entry.link else digest.hash_file)(path, algorithm)
+    except FileNotFoundError:
+        return False
+    return found.digest == entry.digest
+
+
+def _drop_others(partial: Path, manifest: Manifest) -> None:
+    """Remove what an earlier restore of another checkpoint of that name left behind, and halves of files."""
+    known = {entry.path for entry in manifest.files}
+    for here, _, names in os.walk(partial):
+        for name in names:
+            path = Path(here, name)
+            if path.relative_to(partial).as_posix() not in known:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""Which checkpoints are kept and which may go, and how they go.
+
+``plan`` decides and touches nothing. Kept are always the two newest that were verified, each one in use, and each one younger
+than the newest verified; with fewer than two verified ones nothing goes at all. What is removed is renamed first
+(``.removing-NAME``), so that no reader finds half of it, and deleted then. A removal that was interrupted goes on at the next
+call.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host.rate import RateLimit
+from ftsupervise.rundir.paths import sync_directory
+
+REMOVING = ".removing-"  # + the name; it has gone, and what is left of it is being deleted
+ALWAYS = 2  # newest verified checkpoints that are never removed
+FILES_A_SECOND = 500.0  # deletions: a metadata server is everybody's
+
+
+class Better(str, Enum):
+    """Which end of a metric is the better one."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class Retention(NamedTuple):
+    """What to keep; a checkpoint that no rule keeps may go."""
+
+    last: int = ALWAYS  # the newest ones
+    every: int | None = None  # steps: of each stretch of so many steps the first one
+    best: int = 0  # by ``metric``
+    metric: str = ""
+    better: Better = Better.LOW
+    copied: bool = False  # only what has a copy elsewhere may go
+
+
+class Candidate(NamedTuple):
+    """A checkpoint as retention sees it."""
+
+    name: str
+    step: int | None
+    at: float  # epoch seconds
+    size: int | None  # bytes
+    verified: bool | None  # None: it was not looked at, or could not be seen
+    metrics: Mapping[str, float] = {}
+    copied: bool = False
+    used_by: str = ""  # a clause, when it is in use
+
+
+class RetentionPlan(NamedTuple):
+    """What stays with the reasons, and what goes, oldest first. ``refused``: why nothing may go at all, "" if it may."""
+
+    keep: Mapping[str, tuple[str, ...]]
+    remove: tuple[Candidate, ...]
+    refused: str = ""
+
+    @property
+    def frees(self) -> int:
+        """Bytes, as far as they are known."""
+        return sum(one.size or 0 for one in self.remove)
+
+
+def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
+    """What goes by ``policy``. ``candidates``: all of one folder, damaged ones too, which count for no rule and stay."""
+    ordered = sorted(candidates, key=_age, reverse=True)
+    verified = [one for one in ordered if one.verified]
+    reasons: dict[str, list[str]] = {one.name: [] for one in ordered}
+    for one in verified[:ALWAYS]:
+        reasons[one.name].append(f"one of the {ALWAYS} newest that are verified")
+    for one in ordered:
+        if one.verified is False:
+            reasons[one.name].append("not whole: ftsupervise checkpoints verify says why")
+        elif one.used_by:
+            reasons[one.name].append(one.used_by)
+        elif verified and _age(one) > _age(verified[0]):
+            reasons[one.name].append("newer than the newest that is verified")
+        elif policy.copied and not one.copied:
+            reasons[one.name].append("no copy elsewhere yet")
+    whole = [one for one in ordered if one.verified is not False]
+    for name, reason in _by_rule(whole, policy):
+        reasons[name].append(reason)
+    if len(verified) < ALWAYS:
+        why = f"{len(verified)} of {len(ordered)} checkpoints verified; nothing is removed before {ALWAYS} are"
+        return RetentionPlan({name: tuple(said) or (why,) for name, said in reasons.items()}, (), why)
+    remove = tuple(one for one in reversed(ordered) if not reasons[one.name])
+    return RetentionPlan({name: tuple(said) for name, said in reasons.items() if said}, remove)
+
+
+def _age(one: Candidate) -> tuple[int, float, str]:
+    """Newest last: by step, where it is known, and by time."""
+    return (-1 if one.step is None else one.step, one.at, one.name)
+
+
+def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[str, str]]:
+    for one in whole[: max(policy.last, ALWAYS)]:
+        yield one.name, f"one of the last {max(policy.last, ALWAYS)}"
+    if policy.every:
+        first: dict[int, Candidate] = {}
+        for one in whole:  # newest first, so the first of each stretch is what remains
+            if one.step is not None:
+                first[one.step // policy.every] = one
+        for one in first.values():
+            yield one.name, f"one every {policy.every} steps"
+    if policy.best:
+        measured = [one for one in whole if policy.metric in one.metrics]
+        sign = 1.0 if policy.better is Better.LOW else -1.0
+        measured.sort(key=lambda one: sign * one.metrics[policy.metric])
+        for one in measured[: policy.best]:
+            value = one.metrics[policy.metric]
+            yield one.name, f"one of the best {policy.best} by {policy.metric} ({value:g})"
+
+
+# ------------------------------------------------------------------------------------------------------------- removing
+
+
+def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Take checkpoints out of ``folder``: from now on they are none. The names that were there. Raises OSError.
+
+    Their files are still to be deleted (``sweep``).
+    """
+    gone = []
+    for name in names:
+        for turn in range(1, 1000):
+            aside = folder / (f"{REMOVING}{name}" if turn == 1 else f"{REMOVING}{name}~{turn}")
+            if os.path.lexists(aside):  # an earlier removal of the same name is still under way
+                continue
+            try:
+                os.rename(folder / name, aside)
+            except FileNotFoundError:  # another one was faster
+                break
+            gone.append(name)
+            break
+    if gone:
+        sync_directory(folder)
+    return tuple(gone)
+
+
+def sweep(
+    folder: Path,
+    *,
+    rate: float = FILES_A_SECOND,
+    progress: Callable[[int], object] = lambda size: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> int:
+    """Delete what ``remove`` took out, by this call or an earlier one, at ``rate`` files a second; bytes freed.
+
+    Links are removed, not followed. Raises OSError for the first file that cannot be deleted; the rest stays for the next call.
+    """
+    limit = RateLimit(rate, clock=clock, sleep=sleep)
+    freed = 0
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if entry.name.startswith(REMOVING)]
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in sorted(names):
+            for size in _delete(name, fd, limit):
+                freed += size
+                progress(size)
+    finally:
+        os.close(fd)
+    return freed
+
+
+def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
+    """Delete ``name`` below the open folder ``at``, the bytes of each file as it goes. Another sweep may do the same."""
+    try:
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode):
+            limit.take(1)
+            os.unlink(name, dir_fd=at)
+            yield found.st_size if found.st_nlink == 1 else 0  # a hard link's bytes stay with the other name
+            return
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    except FileNotFoundError:
+        return
+    try:
+        for inner in os.listdir(fd):
+            yield from _delete(inner, fd, limit)
+    finally:
+        os.close(fd)
+    try:
+        os.rmdir(name, dir_fd=at)
+    except FileNotFoundError:
+        return

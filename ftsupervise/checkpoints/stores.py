@@ -1,0 +1,274 @@
+"""Where copies of checkpoints lie: another folder, or an object store by way of fsspec. Each with the same few verbs.
+
+A file is there as a whole or not at all, under its name: a folder gets it by rename, an object store by the end of the upload.
+Names are relative, with "/", and come from manifests; ``inside`` refuses one that leads out of the place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ftsupervise.errors import Error, NotFound, UsageError
+from ftsupervise.host import files
+from ftsupervise.host.modes import PAGE, is_shared, make_folder, set_file_mode
+from ftsupervise.host.ownership import distrust, distrust_route
+from ftsupervise.rundir.paths import sync_directory
+from ftsupervise.secrecy import masked
+
+PIECE = 4 << 20  # bytes that are read or written at once
+
+
+def inside(name: str) -> str:
+    """``name`` if it leads to a file below the place it is used in. Raises ValueError for one that may not."""
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r} is no path of a file inside a checkpoint")
+    return name
+
+
+class Store(Protocol):
+    """A place for copies. All methods raise OSError when the place cannot be reached or refuses."""
+
+    url: str  # harmless to show
+
+    def names(self) -> tuple[str, ...]:
+        """The folders at the top, sorted. Raises OSError; a place that does not exist yet has none."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files below ``folder``, relative to it, with their sizes in bytes; {} where there is none."""
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        """Make the file ``name`` of ``pieces``, replacing one that is there. What the pieces raise leaves nothing new."""
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The file ``name``, piece by piece. Raises FileNotFoundError."""
+
+    def remove(self, name: str) -> None:
+        """Remove the file ``name``; one that is not there is no error."""
+
+    def distrusted(self, folder: str) -> str:
+        """Why what lies in ``folder`` is not trusted, as a clause; "" when it is."""
+
+
+def open_store(url: str | os.PathLike[str]) -> Store:
+    """The store at ``url``: a path, ``file:///path``, or what fsspec knows (``s3://bucket/prefix``, ``gs://…``, ``memory://…``).
+
+    Raises UsageError for an address that is none, Error when a package is missing for it.
+    """
+    text = os.fspath(url)
+    protocol, found, rest = text.partition("://")
+    if not found:
+        return FolderStore(Path(text).expanduser().absolute())
+    if protocol == "file":
+        if not rest.startswith("/"):
+            raise UsageError(
+                f"{text} names no absolute path", hint="write file:///scratch/ada/copies, or the path alone"
+            )
+        return FolderStore(Path(rest))
+    return ObjectStore(text)
+
+
+class FolderStore:
+    """Copies in a folder of this machine or of a mounted file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def names(self) -> tuple[str, ...]:
+        try:
+            with os.scandir(self.root) as found:
+                return tuple(sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False)))
+        except FileNotFoundError:
+            return ()
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        top = self.root / folder
+        pending = [top]
+        while pending:
+            here = pending.pop()
+            try:
+                found = os.scandir(here)
+            except FileNotFoundError:
+                continue
+            with found:
+                for entry in found:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(Path(entry.path))
+                    elif entry.is_file(follow_symlinks=False):
+                        size = entry.stat(follow_symlinks=False).st_size
+                        sizes[Path(entry.path).relative_to(top).as_posix()] = size
+        return sizes
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        target = self.root / inside(name)
+        make_folder(target.parent, parents=True)
+        fd, temporary = files.create_temporary(target.parent, target.name, PAGE)
+        try:
+            try:
+                set_file_mode(fd, PAGE)
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, target)
+        except BaseException:
+            try:
+                os.unlink(temporary)
+            except OSError:
+                pass
+            raise
+        sync_directory(target.parent)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        return file_pieces(self.root / inside(name))
+
+    def remove(self, name: str) -> None:
+        (self.root / inside(name)).unlink(missing_ok=True)
+
+    def distrusted(self, folder: str) -> str:
+        """Somebody who may write the files or rename the folders on the way could have exchanged the checkpoint. In a place
+        that is shared with a group its members are trusted."""
+        top = self.root / folder
+        here = self.root.stat()
+        group = here.st_gid if is_shared(here) else None
+        if reason := distrust_route(top, group=group):
+            return reason
+        for inner, folders, names in os.walk(top):
+            for name in (*folders, *names):
+                path = Path(inner, name)
+                found = path.lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    return f"{path} is a symbolic link"
+                if reason := distrust(found, path, group=group):
+                    return reason
+        return ""
+
+
+class ObjectStore:
+    """Copies in an object store, with fsspec and its package for that store. Credentials are the package's own matter:
+    environment variables, a profile, the node's role."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped]
+        except ImportError:
+            raise _missing("fsspec", url) from None
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise _missing(str(error), url) from None
+        except ValueError as error:
+            raise UsageError(
+                f"{masked(url)}: {error}", hint="give a path, or an address such as s3://bucket/prefix"
+            ) from None
+        self._root = self._root.rstrip("/")
+        self.url = masked(url).rstrip("/")
+
+    def names(self) -> tuple[str, ...]:
+        with _as_os_error(self.url):
+            self._fs.invalidate_cache()
+            try:
+                listed = self._fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return ()
+        found = {str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"}
+        return tuple(sorted(found))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        top = f"{self._root}/{folder}"
+        with _as_os_error(self.url):
+            self._fs.invalidate_cache()
+            try:
+                listed = self._fs.find(top, detail=True)
+            except FileNotFoundError:
+                return {}
+        start = len(top.lstrip("/")) + 1
+        return {str(name).lstrip("/")[start:]: int(entry["size"]) for name, entry in listed.items()}
+
+    def write(self, name: str, pieces: Iterable[bytes]) -> None:
+        path = f"{self._root}/{inside(name)}"
+        with _as_os_error(self.url):
+            file: Any = self._fs.open(path, "wb", autocommit=False) if self._discards() else self._fs.open(path, "wb")
+            try:
+                for piece in pieces:
+                    file.write(piece)
+                file.close()
+                if self._discards():
+                    file.commit()
+            except BaseException:
+                self._discard(file, path)
+                raise
+
+    def _discards(self) -> bool:
+        """Can an upload be given up? S3's can, piece by piece, before its end makes the object."""
+        return "s3" in _protocols(self._fs)
+
+    def _discard(self, file: Any, path: str) -> None:
+        try:
+            if self._discards():
+                file.discard()
+                file.closed = True  # else it uploads what it holds when it is collected
+            else:
+                file.close()
+                self._fs.rm_file(path)
+        except Exception:  # the first error is the one that counts
+            return
+
+    def read(self, name: str) -> Iterator[bytes]:
+        path = f"{self._root}/{inside(name)}"
+        with _as_os_error(self.url), self._fs.open(path, "rb", cache_type="readahead", block_size=PIECE) as file:
+            while piece := file.read(PIECE):
+                yield piece
+
+    def remove(self, name: str) -> None:
+        with _as_os_error(self.url):
+            try:
+                self._fs.rm_file(f"{self._root}/{inside(name)}")
+            except FileNotFoundError:
+                return
+
+    def distrusted(self, folder: str) -> str:
+        """An account that may write into the store has its credentials: the store's own rules say who that is."""
+        return ""
+
+
+def file_pieces(path: Path, *, follow: bool = False) -> Iterator[bytes]:
+    """A regular file, piece by piece. Raises OSError as ``files.open_regular`` does."""
+    fd = files.open_regular(path, follow=follow)
+    try:
+        while piece := os.read(fd, PIECE):
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    named = filesystem.protocol
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+def _missing(what: str, url: str) -> Error:
+    return NotFound(
+        f"{masked(url)} needs a package that is not installed ({what})", hint='pip install "ftsupervise[offload]"'
+    )
+
+
+@contextmanager
+def _as_os_error(url: str) -> Iterator[None]:
+    """What a store's own package raises becomes an OSError with its reason; none of its kinds is known further in."""
+    try:
+        yield
+    except (OSError, Error, ValueError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise OSError(f"{url}: {masked(f'{type(error).__name__}: {error}')}") from error

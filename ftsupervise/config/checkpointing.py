@@ -1,0 +1,62 @@
+"""The ``checkpoints:`` section's parts that say which checkpoints are kept, and where copies lie."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ftsupervise.checkpoints.retain import ALWAYS, Better, Retention
+from ftsupervise.config.fields import Size, Strict
+
+
+class RetainSettings(Strict):
+    """Checkpoints to keep; the others may be removed by ``ftsupervise checkpoints prune``. The two newest verified ones, and
+    each one in use, are always kept."""
+
+    last: Annotated[int, Field(ge=ALWAYS)] = ALWAYS
+    """Keep so many of the newest."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Of each stretch of so many steps keep the first one."""
+    best: Annotated[int, Field(ge=0)] = 0
+    """Keep so many of the best by ``metric``."""
+    metric: str = ""
+    """A metric that ``guard.checkpoint(metrics=...)`` or ``ftsupervise checkpoints commit --metric`` reported."""
+    better: Literal["low", "high"] = "low"
+    """Which end of the metric is the better one."""
+    copied: bool = False
+    """Remove only checkpoints that have a copy elsewhere (``checkpoints.offload``)."""
+    before_full: bool = False
+    """The disk watchdog may prune when the disk is about to be full."""
+
+    @model_validator(mode="after")
+    def _metric_for_best(self) -> RetainSettings:
+        if self.best and not self.metric:
+            raise ValueError("best: needs metric: which one, as guard.checkpoint(metrics=...) reports it")
+        return self
+
+    @property
+    def policy(self) -> Retention:
+        return Retention(self.last, self.every, self.best, self.metric, Better(self.better), self.copied)
+
+
+class OffloadSettings(Strict):
+    """Where copies of the checkpoints lie. ``ftsupervise checkpoints offload`` makes them, from the crontab as a rule."""
+
+    to: tuple[str, ...]
+    """A folder, or an object store as fsspec writes it (s3://bucket/prefix), or a list of both. The store's package finds the
+    credentials: in the environment, in its own file."""
+    rate: Size | None = None
+    """Bytes a second at most, such as 200MB."""
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("to")
+    @classmethod
+    def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(place.strip() for place in value):
+            raise ValueError("names no place: write to: s3://bucket/prefix, or a folder")
+        return value

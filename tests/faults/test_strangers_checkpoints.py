@@ -1,0 +1,122 @@
+"""A checkpoint that another account wrote, or may change, is not resumed from: to load one is to run a program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.checkpoints.commit import commit
+from ftsupervise.checkpoints.find import choose
+from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of
+from ftsupervise.checkpoints.verify import CheckpointState as State
+from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
+from tests.neighbours.stranger import STRANGER, as_stranger
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as other accounts")]
+
+GROUP = 100  # users
+FULL = Scope(Thoroughness.FULL)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Two checkpoints of this account."""
+    top = Path(tempfile.mkdtemp(prefix="fts-", dir="/tmp"))
+    top.chmod(0o755)
+    for step in (1, 2):
+        one = top / f"step-{step}" / "sub"
+        one.mkdir(parents=True)
+        (one / "weights").write_bytes(b"w")
+        commit(one.parent)
+    yield top
+    shutil.rmtree(top)
+
+
+def given_away(path: Path) -> None:
+    os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("part", ["", "sub", "sub/weights", FOLDER_NAME, f"{FOLDER_NAME}/manifest.json"])
+@pytest.mark.parametrize("how", ["owner", "everybody"])
+def test_whatever_part_of_it_is_another_account_s_it_is_passed_over(folder: Path, part: str, how: str) -> None:
+    path = folder / "step-2" / part
+    if how == "owner":
+        given_away(path)
+    else:
+        path.chmod(0o777)
+    choice = choose(folder, FULL)
+    assert choice.verdict is not None and choice.verdict.path.name == "step-1"
+    assert [one.state for one in choice.passed] == [State.NOT_TRUSTED]
+    assert ("belongs to nobody" if how == "owner" else "everybody may write") in choice.passed[0].words()
+
+
+def test_a_new_checkpoint_of_a_stranger_in_an_open_folder_is_not_the_newest(folder: Path) -> None:
+    folder.chmod(0o1777)
+    shutil.copytree(folder / "step-2", folder / "step-99")
+    for path in (folder / "step-99", *(folder / "step-99").rglob("*")):
+        given_away(path)
+    choice = choose(folder, FULL)
+    assert choice.verdict is not None and choice.verdict.path.name == "step-2"
+    folder.chmod(0o777)  # without the sticky bit anybody may exchange any of them
+    assert choose(folder, FULL).verdict is None
+
+
+def test_a_folder_of_a_stranger_holds_nothing_to_resume_from_unless_the_run_is_theirs(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        given_away(path)
+    assert choose(folder, FULL).verdict is None
+    assert choose(folder, Scope(Thoroughness.FULL, accounts=(STRANGER,))).verdict is not None
+
+
+def test_in_a_folder_that_its_owner_shares_with_a_group_only_the_group_is_believed(folder: Path) -> None:
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2775)
+    for path in (folder / "step-2", *(folder / "step-2").rglob("*")):
+        given_away(path)
+    seen = verify(folder / "step-2", FULL)
+    assert seen.state is State.NOT_TRUSTED and "is not in the group users" in seen.words()
+    for path in (folder / "step-1", *(folder / "step-1").rglob("*")):
+        os.chown(path, 0, GROUP)
+        path.chmod(0o2775 if path.is_dir() else 0o664)
+    assert verify(folder / "step-1", FULL).state is State.VERIFIED
+
+
+def test_a_manifest_is_not_written_through_a_link_that_a_stranger_laid(folder: Path) -> None:
+    theirs = folder / "elsewhere"
+    theirs.mkdir()
+    shutil.rmtree(folder / "step-2" / FOLDER_NAME)
+    (folder / "step-2" / FOLDER_NAME).symlink_to(theirs)
+    with pytest.raises(OSError, match="is a link"):
+        commit(folder / "step-2")
+    assert not list(theirs.iterdir())
+    assert verify(folder / "step-2", FULL).state is State.NOT_TRUSTED
+
+
+def test_a_fifo_in_place_of_a_manifest_or_a_sign_is_not_waited_for(folder: Path) -> None:
+    manifest_of(folder / "step-2").unlink()
+    os.mkfifo(manifest_of(folder / "step-2"))
+    assert verify(folder / "step-2", FULL).state is State.UNSEEN
+    os.mkfifo(folder / "latest")
+    (folder / "global_step7").mkdir()
+    (folder / "global_step7" / "mp_rank_00_model_states.pt").write_bytes(b"w")
+    assert verify(folder / "global_step7").state is State.UNSEEN
+
+
+def test_what_may_not_be_read_is_unseen_and_stops_a_run_that_has_nothing_else(folder: Path) -> None:
+    """As an ordinary account: root may read all."""
+    shutil.rmtree(folder / "step-1")
+    for path in (folder, *folder.rglob("*")):
+        given_away(path)
+    (folder / "step-2" / "sub" / "weights").chmod(0)
+
+    def look() -> None:
+        assert verify(folder / "step-2").good and verify(folder / "step-2", FULL).state is State.UNSEEN
+        with pytest.raises(PermissionError):
+            choose(folder, FULL)
+
+    as_stranger(look)

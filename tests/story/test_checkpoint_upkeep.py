@@ -1,0 +1,218 @@
+"""``ftsupervise checkpoints prune|offload|restore`` as people type them, and removing that may be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ftsupervise.checkpoints.commit import Origin, commit
+from ftsupervise.checkpoints.find import newest
+from ftsupervise.checkpoints.retain import REMOVING, sweep
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.cli import ftsupervise
+
+Type = Callable[..., Any]
+
+
+def make(folder: Path, step: int, loss: float = 1.0, *, files: int = 3) -> Path:
+    checkpoint = folder / f"step-{step:08d}"
+    checkpoint.mkdir(parents=True)
+    for number in range(files):
+        (checkpoint / f"{number}.bin").write_bytes(os.urandom(5000))
+    commit(checkpoint, Origin(step=step, metrics={"loss": loss}))
+    return checkpoint
+
+
+@pytest.fixture
+def type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Type:
+    """A command, what it prints, and its exit code is the one expected. The run's settings are in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def one(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(ftsupervise, ["checkpoints", *words])
+        shown = f"{done.output}\n{done.exception!r}"
+        assert getattr(done.exception, "exit_code", done.exit_code) == code, shown
+        return shown if code else done.output
+
+    return one
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_a_dry_run_shows_what_goes_and_how_much_it_frees_and_removes_nothing(type_it: Type, tmp_path: Path) -> None:
+    for step in range(1, 6):
+        make(tmp_path, step)
+    shown = type_it("prune", ".", "--last", "2", "--dry-run")
+    assert "would go step-00000001, 15 kB" in shown
+    assert "3 checkpoints would go, which frees 45 kB" in shown
+    assert "step-00000005: one of the 2 newest that are verified" in shown
+    assert len(names(tmp_path)) == 5
+    found = json.loads(type_it("prune", ".", "--last", "2", "--dry-run", "--json"))
+    assert (found["frees"], found["freed"], len(found["remove"])) == (45000, 0, 3)
+
+
+def test_what_no_rule_keeps_goes_and_nothing_of_it_is_left(type_it: Type, tmp_path: Path) -> None:
+    for step, loss in ((100, 3.0), (200, 0.1), (300, 2.0), (400, 1.0), (500, 1.5)):
+        make(tmp_path, step, loss)
+    shown = type_it("prune", ".", "--last", "2", "--best", "1", "--metric", "loss")
+    assert "2 checkpoints removed, 31" in shown  # kB, their manifests with them
+    assert names(tmp_path) == ["step-00000200", "step-00000400", "step-00000500"]
+
+
+def test_the_rules_of_the_settings_count_and_those_typed_go_before(type_it: Type, tmp_path: Path) -> None:
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: tr11\nscheduler: local\nlaunch: {command: sleep 1}\n"
+        f"checkpoints: {{path: {tmp_path}/ckpt, retain: {{last: 4}}}}\nrun_dir: {tmp_path}/run\n"
+    )
+    done = CliRunner().invoke(ftsupervise, ["launch"])
+    assert done.exit_code == 0, done.output
+    CliRunner().invoke(ftsupervise, ["kill"])
+    for step in range(1, 7):
+        make(tmp_path / "ckpt", step)
+    assert "2 checkpoints would go" in type_it("prune", "--dry-run")
+    assert "3 checkpoints would go" in type_it("prune", "--dry-run", "--last", "3")
+
+
+def test_without_a_rule_nothing_goes(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    assert "no rule says which checkpoints to keep" in type_it("prune", ".", code=64)
+
+
+def test_a_damaged_newest_one_is_not_counted_and_not_removed(type_it: Type, tmp_path: Path) -> None:
+    for step in range(1, 5):
+        make(tmp_path, step)
+    (tmp_path / "step-00000004/1.bin").write_bytes(b"x" * 5000)
+    shown = type_it("prune", ".", "--last", "2")
+    assert "step-00000004: not whole" in shown
+    assert names(tmp_path) == ["step-00000002", "step-00000003", "step-00000004"]
+
+
+def test_with_one_verified_checkpoint_nothing_goes(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path, 1)
+    for step in (2, 3, 4):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}/w.bin").write_bytes(b"w")
+    shown = type_it("prune", ".", "--last", "2")
+    assert "1 of 4 checkpoints verified; nothing is removed before 2 are" in shown
+    assert len(names(tmp_path)) == 4
+
+
+def test_only_what_has_a_copy_goes_where_that_is_asked_for(type_it: Type, tmp_path: Path) -> None:
+    for step in range(1, 6):
+        make(tmp_path / "here", step)
+    type_it("offload", "here/step-00000002", "--to", str(tmp_path / "far"))
+    shown = type_it("prune", "here", "--last", "2", "--copied")
+    assert "step-00000001: no copy elsewhere yet" in shown
+    assert names(tmp_path / "here") == [f"step-0000000{step}" for step in (1, 3, 4, 5)]
+
+
+def test_the_newest_is_copied_and_comes_back_when_the_disk_is_lost(type_it: Type, tmp_path: Path) -> None:
+    for step in (1, 2):
+        make(tmp_path / "here", step)
+    shown = type_it("offload", "here", "--to", "far")
+    assert "step-00000002 is copied to" in shown and "15 kB sent and read back" in shown
+    assert "has its copy in" in type_it("offload", "here", "--to", "far")
+    assert type_it("offload", "here", "--to", "far", "--quiet") == ""
+    for path in (tmp_path / "here").rglob("*.bin"):
+        path.unlink()
+    shown = type_it("restore", "here", "--from", "far")
+    assert f"{tmp_path}/here/step-00000002 is here and whole" in shown
+    assert verify(tmp_path / "here/step-00000002", Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+    assert names(tmp_path / "here/.quarantine") == ["step-00000002"]
+
+
+def test_a_damaged_copy_is_passed_over_for_the_next_one(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path / "here", 1)
+    type_it("offload", "here", "--to", "near", "--to", "far")
+    (tmp_path / "near/step-00000001/1.bin").write_bytes(b"x" * 5000)
+    shown = type_it("restore", "here", "--from", "near", "--from", "far", "--to", "back")
+    assert "1.bin in" in shown and "is here and whole, as in" in shown and "far" in shown
+    assert names(tmp_path / "back") == ["step-00000001"]
+
+
+def test_a_place_that_cannot_be_seen_is_not_a_place_without_copies(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path / "here", 1)
+    (tmp_path / "far").touch()
+    assert "could not be seen: Not a directory" in type_it("restore", "here", "--from", "far", code=3)
+    assert "there is no whole copy in" in type_it("restore", "here", "--from", "nothing", code=66)
+
+
+@pytest.mark.parametrize("rate", ["0", "fast", "-1MB"])
+def test_a_rate_that_makes_no_sense_is_refused(rate: str, type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path / "here", 1)
+    type_it("offload", "here", "--to", "far", "--rate", rate, code=2)
+
+
+# ------------------------------------------------------------------------------------------------------ killed at any moment
+
+PRUNE = """
+import sys
+from pathlib import Path
+from ftsupervise.checkpoints.find import checkpoints_in
+from ftsupervise.checkpoints.retain import Candidate, Retention, plan, remove, sweep
+folder = Path(sys.argv[1])
+found = [Candidate(one.path.name, one.step, one.at.timestamp(), 1, True) for one in checkpoints_in(folder)]
+print("ready", flush=True)
+sys.stdin.readline()
+remove(folder, [one.name for one in plan(found, Retention(last=3)).remove])
+sweep(folder, rate=2000)
+print("done", flush=True)
+"""
+
+
+def kill_while_removing(tmp_path: Path, rounds: int, seed: int) -> int:
+    chance = random.Random(seed)
+    step, hit = 0, 0
+    while rounds:
+        rounds -= 1
+        for _ in range(3):
+            step += 1
+            make(tmp_path, step, files=40)
+        command = [sys.executable, "-c", PRUNE, str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdin is not None and child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            child.stdin.write("\n")
+            child.stdin.flush()
+            time.sleep(chance.random() * 0.08)
+            child.send_signal(signal.SIGKILL)
+            hit += "done" not in child.stdout.read()
+        best = newest(tmp_path, Scope(Thoroughness.FULL))
+        assert best is not None and best.step == step, "the newest one is there and whole"
+        whole = [one for one in names(tmp_path) if one.startswith("step-")]
+        assert all(verify(tmp_path / one, Scope(Thoroughness.FULL)).good for one in whole), "no half of one is left"
+    sweep(tmp_path, rate=1e9)
+    assert not [one for one in names(tmp_path) if one.startswith(REMOVING)]
+    return hit
+
+
+def test_removing_may_be_killed_at_any_moment(tmp_path: Path) -> None:
+    assert kill_while_removing(tmp_path, 6, seed=1) > 0
+
+
+@pytest.mark.slow
+def test_removing_may_be_killed_at_500_moments(tmp_path: Path) -> None:
+    assert kill_while_removing(tmp_path, 500, seed=2) > 250
+
+
+def test_a_link_in_the_place_of_a_checkpoint_is_removed_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("all of it")
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / f"ckpt/{REMOVING}step-1").symlink_to(tmp_path / "mine")
+    sweep(tmp_path / "ckpt")
+    assert names(tmp_path / "ckpt") == []
+    assert (tmp_path / "mine/thesis.txt").read_text() == "all of it"
