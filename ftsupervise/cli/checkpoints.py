@@ -61,28 +61,34 @@ def checkpoints() -> None:
 def list_checkpoints(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN, newest first (the default). Nothing is read but the first lines of their manifests."""
     from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.quarantine import quarantined
 
     place = find(run)
     found = checkpoints_in(place.folder, pattern=place.pattern)
+    aside = quarantined(place.folder)
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
-        print_json({"folder": str(place.folder), "checkpoints": listed})
+        print_json({"folder": str(place.folder), "checkpoints": listed, "set_aside": [plain(one) for one in aside]})
         return
     if not found:
         say(f"{place.folder} holds no checkpoint")
     width = max((len(one.path.name) for one in found), default=0)
     for one in found:
         say(f"{one.path.name:{width}}  {_line(one)}")
+    for each in aside:
+        say(f"set aside: {each.path}, because {each.reason}")
 
 
 def _line(one: Found) -> str:
+    from ftsupervise.checkpoints.manifest import CheckpointLayout
     from ftsupervise.units import show_size
 
     step = f"step {one.step}" if one.step is not None else "no step"
     start = f"{one.at:%Y-%m-%d %H:%M} UTC  {step:>12}"
     if one.head is None:
         return f"{start}  no manifest"
-    return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}  {one.head.layout.value}"
+    by = "" if one.head.layout is CheckpointLayout.FILES else f"  {one.head.layout.value}"
+    return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}{by}"
 
 
 @checkpoints.command()

@@ -207,7 +207,7 @@ class Guard:
         if self._in_memory is None:
             from ftsupervise.guard.snapshots import Snapshots
 
-            self._in_memory = Snapshots(self._place, self._agree, self._voice, lambda: self._outside.newer is not None)
+            self._in_memory = Snapshots(self._place, self._agree, self._voice, self._outside)
         return self._in_memory
 
     def remove(self, checkpoint: str | os.PathLike[str]) -> bool:

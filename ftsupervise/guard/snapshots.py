@@ -25,6 +25,7 @@ from ftsupervise.guard.heartbeat import whole
 from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
+from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
@@ -35,12 +36,12 @@ _WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them fr
 
 
 class Snapshots:
-    """The snapshots of this rank. ``agree``: int -> int, the maximum over all ranks; ``is_over``: has a newer attempt begun?"""
+    """The snapshots of this rank. ``agree``: int -> int, the maximum over all ranks."""
 
     def __init__(
-        self, place: RankContext, agree: Callable[[int], int] | None, voice: Voice, is_over: Callable[[], bool]
+        self, place: RankContext, agree: Callable[[int], int] | None, voice: Voice, outside: StopReasons
     ) -> None:
-        self._place, self._agree, self._voice, self._is_over = place, agree, voice, is_over
+        self._place, self._agree, self._voice, self._outside = place, agree, voice, outside
         self._pid = os.getpid()
         self._named = os.environ.get(ENV_SNAPSHOTS, "")
         self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
@@ -55,6 +56,7 @@ class Snapshots:
             self._why = "the settings say so"
 
     def _open(self) -> None:
+        most = min(MOST, self._outside.memory.limit - _BELOW)
         if not self._named:
             self._why = f"{ENV_SNAPSHOTS} is not set; `ftsupervise run` sets it"
             self._coming_until = 0.0
@@ -66,7 +68,7 @@ class Snapshots:
         self._coming_until = 0.0
         slots = _setting("SNAPSHOT_SLOTS", SLOTS_ALONE, 2, _SLOTS)
         try:
-            self._memory = SnapshotMemory(folder, self._place.rank, self._place.world, slots, _most())
+            self._memory = SnapshotMemory(folder, self._place.rank, self._place.world, slots, most)
             self._memory.find()
         except (OSError, ValueError) as error:
             self._off(f"{folder}: {error}")
@@ -200,7 +202,7 @@ class Snapshots:
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
         number, memory = whole(step), self._memory
-        if memory is None or number is None or self._is_over():
+        if memory is None or number is None or self._outside.newer is not None:
             return False
         try:
             described = describe()
@@ -257,15 +259,6 @@ class Snapshots:
     def _tell_why(self) -> None:
         if self._place.rank == 0 or self._named:
             self._voice.once(f"no snapshots in memory: {self._why}")
-
-
-def _most() -> float:
-    """The share of the memory that may be in use with snapshots: below the one at which the guard itself leaves."""
-    try:
-        limit = float(os.environ.get(f"{ENV_GUARD}MEMORY", ""))
-    except ValueError:
-        return MOST
-    return min(MOST, limit - _BELOW) if 0 < limit <= 1 else MOST
 
 
 def _setting(name: str, default: int, least: int, most: int) -> int:

@@ -143,6 +143,21 @@ guard.close()
     assert done.stdout == "given up True\ntrains on False\n" and "the snapshots are given up" in done.stderr
 
 
+def test_snapshots_stay_below_the_share_at_which_the_guard_leaves(cgroup: Path, shm: Path) -> None:
+    (shm / os.uname().nodename).mkdir(mode=0o700)
+    loop = f"""
+import os, time
+os.environ.update(FTSUPERVISE_SNAPSHOTS={str(shm)!r}, FTSUPERVISE_GUARD_SNAPSHOT_EVERY="1")
+os.environ.pop("SLURMD_NODENAME", None)
+from ftsupervise import Guard
+guard = Guard(signals=(), memory=0.6, poll=0)
+guard.restore(state={{"weights": bytearray(40 << 20)}})
+print([guard.snapshot(step) or time.sleep(0.1) for step in range(5)], guard.step(5).stop)
+"""
+    done = in_group(cgroup, loop)
+    assert done.stdout == "[None, None, None, None, None] False\n" and "45% stay free" in done.stderr, done
+
+
 def test_a_small_tmpfs_is_full_without_a_sigbus(mounted: Callable[..., Path]) -> None:
     place = mounted("-t", "tmpfs", "-o", "size=64m,mode=0700", "tmpfs")
     room = MemoryRoom(place)

@@ -147,8 +147,9 @@ def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:
     until(lambda: scene.reports.get("a") is not None and scene.reports["a"].newest > 60)
     assert scene.ring.state.held == -1
     assert scene.held("b", 0) == {}
-    wanted = max(scene.held("a", 0))
     until(lambda: scene.reports.get("b") is not None and scene.reports["b"].order > 0)
+    scene.kill_ranks(0)
+    wanted = max(scene.held("a", 0))
     channel = _channel(scene, "b", scene.key)
     channel.send({"do": "put"})
     with pytest.raises(NotTaken, match="attempt 1 is not the one that runs here"):
@@ -160,6 +161,8 @@ def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until
     scene = make("a", "b")
     both_copy(scene)
     until(lambda: scene.ring.state.held > 0)
+    scene.ranks[1].send_signal(signal.SIGSTOP)  # it holds its file, and writes over none
+    time.sleep(0.2)
     channel = _channel(scene, "b", scene.key)
     channel.send({"do": "put"})
     place = memory_folder.node_folder(scene.folder, "a")
@@ -311,7 +314,7 @@ def test_where_nothing_is_copied_the_supervisor_still_hears_that_there_are_snaps
 def test_a_rank_cannot_be_fetched_from_a_node_that_has_it_no_more(make: Make, until: Until) -> None:
     scene = make("a", "b")
     both_copy(scene)
-    until(lambda: scene.ring.port_of("b") is not None)
+    until(lambda: scene.ring.port_of("b") is not None and scene.held("b", 1))
     where = scene.ring.port_of("b")
     assert where is not None
     relay = SnapshotRelay(scene.folder, "a", scene.key, 1.0, select.poll(), lambda report: None)
