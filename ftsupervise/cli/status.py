@@ -120,23 +120,28 @@ def _progress(seen: Status) -> list[str]:
 
 
 def _attempts(seen: Status) -> list[str]:
+    from ftsupervise.rundir.resumed import read_resumed
+
     shown = seen.attempts[-5:]
     lines = []
     if earlier := seen.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.not_read} were not read" if seen.not_read else ""
         lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
-    return lines + [f"  attempt   {_attempt(attempt, seen.at)}" for attempt in shown]
+    resumed = [read_resumed(seen.rundir.attempt(attempt.number)) for attempt in shown]
+    pairs = zip(shown, resumed, strict=True)
+    return lines + [f"  attempt   {_attempt(one, seen.at, where.words() if where else '')}" for one, where in pairs]
 
 
-def _attempt(attempt: Attempt, now: datetime) -> str:
+def _attempt(attempt: Attempt, now: datetime, resumed: str) -> str:
     from ftsupervise.units import show_duration
 
     end = attempt.ended or now
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
+    steps = f", {resumed}{steps}" if resumed and attempt.begins is None else steps
     if attempt.begins is not None:
         steps = f", {attempt.begins.words()}{steps}"
-    if attempt.held is not None and attempt.ended is None:
+    if attempt.held is not None:
         steps += f", every buddy holds step {attempt.held}"
     if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"

@@ -23,6 +23,7 @@ from ftsupervise.rundir.paths import ENV_GUARD, ENV_RUN, sync_directory
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
+    from ftsupervise.checkpoints.find import Choice
 
 _REMOVED = ".removed-"  # on its way out
 _A_DAY = 86400.0  # seconds
@@ -83,7 +84,21 @@ class Checkpoints:
         if self._place.rank == 0:
             for one in choice.passed:
                 self._voice.once(f"checkpoint {one.words()}; it is passed over")
+            self._note(choice)
         return choice.verdict.path if choice.verdict is not None else None
+
+    def _note(self, choice: Choice) -> None:
+        """For the ledger: where this attempt goes on from."""
+        from ftsupervise.rundir.resumed import Resumed, write_resumed
+
+        if self._place.attempt_dir is None:
+            return
+        chosen, passed = choice.verdict, tuple(one.words() for one in choice.passed[:10])
+        name, step = ("", None) if chosen is None else (chosen.path.name, chosen.step)
+        try:
+            write_resumed(self._place.attempt_dir, Resumed(name, step, passed, datetime.now(timezone.utc)))
+        except OSError as error:
+            self._voice.once(f"cannot write down which checkpoint the attempt goes on from: {error.strerror}")
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""

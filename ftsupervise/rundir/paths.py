@@ -6,7 +6,8 @@
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
-      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, resumed.json, warning,
+                          imports.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
