@@ -4,8 +4,8 @@
 
 Each round writes and reads new files, every row in turn, so that a busy disk is busy for all. ``best`` compares the shortest
 times, to which other programs add least; ``median`` is that of the ratios within a round, with the least and the greatest of
-them. Seconds are this machine's, the ratios travel. Reading is cold: the pages are dropped before. With torch there are rows for
-``torch.save``, DCP, and DCP in the background.
+them. Seconds are this machine's, the ratios travel. Reading is cold: the pages are dropped before. With torch there are rows
+for ``torch.save``, DCP, and DCP in the background.
 
 ``--check`` exits 1 where, by ``best``, a commit adds more than 10 % to a synced save, or full verification takes more than 1.2
 times as long as reading the bytes.

@@ -55,7 +55,12 @@ def launched(begin: Callable[..., Story]) -> Callable[[str], Story]:
 
 
 def test_every_story_in_the_manual_is_told_by_a_test() -> None:
-    others = ("slurm/test_manual_slurm.py", "slurm/test_ddp_on_slurm.py", "unit/test_recovery_benchmark.py")
+    others = (
+        "slurm/test_manual_slurm.py",
+        "slurm/test_ddp_on_slurm.py",
+        "story/test_torch_dcp.py",
+        "unit/test_recovery_benchmark.py",
+    )
     here = "".join((ROOT / "tests" / name).read_text() for name in ("story/test_manual_typed.py", *others))
     names = {block.marks["run"] for block in marked("run")}
     assert {name for name in names if f'"{name}"' not in here} == set()

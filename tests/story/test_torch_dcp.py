@@ -18,6 +18,7 @@ from ftsupervise.checkpoints.find import newest
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
+from tests.manual.blocks import marked
 
 pytestmark = [
     pytest.mark.torch,
@@ -158,3 +159,30 @@ def test_a_full_disk_fails_the_save_says_so_and_gets_its_space_back(
         assert one["left"] == []
         assert one["again"] and (one["facts"]["saved"], one["facts"]["save_failed"]) == ("20", "")
     assert verify(scene.checkpoints / "step-00000020", FULL).state is CheckpointState.VERIFIED
+
+
+# What the manual's loop leaves to its reader.
+AROUND = """
+import torch, torch.distributed.checkpoint as dcp
+agree, last = (lambda vote: vote), 130
+model = torch.nn.Linear(2, 2); optimizer = torch.optim.AdamW(model.parameters())
+
+def load(newest):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    if newest is not None: dcp.load(state, checkpoint_id=newest, no_dist=True)
+    return 0
+
+def train(step):
+    optimizer.zero_grad(); model(torch.ones(2)).sum().backward(); optimizer.step()
+"""
+
+
+def test_the_loop_of_the_manual_runs_and_saves(tmp_path: Path) -> None:
+    (block,) = marked("run", "background")
+    env = {**os.environ, "FTSUPERVISE_CHECKPOINT_DIR": str(tmp_path / "ckpt")}
+    done = subprocess.run(
+        [sys.executable, "-c", AROUND + block.text], env=env, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "ckpt").glob("step-*")) == ["step-00000100", "step-00000130"]
+    assert verify(tmp_path / "ckpt" / "step-00000130", FULL).state is CheckpointState.VERIFIED
