@@ -267,7 +267,7 @@ class Attempt(NamedTuple):
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
     told: int = 0  # of one without an end: the signal that had told it to leave
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
-    held: int | None = None  # newest step whose snapshots every buddy held
+    held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
 
     @property
     def words(self) -> str:

@@ -148,7 +148,7 @@ def _attempt(attempt: Attempt, now: datetime, resumed: str) -> str:
     steps = f", {resumed}{steps}" if resumed and attempt.begins is None else steps
     if attempt.begins is not None:
         steps = f", {attempt.begins.words()}{steps}"
-    if attempt.held is not None and attempt.ended is None:
+    if attempt.held is not None:
         steps += f", every buddy holds step {attempt.held}"
     if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"

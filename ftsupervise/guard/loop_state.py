@@ -48,7 +48,11 @@ class LoopState:
 
     def __init__(self, named: Mapping[str, object]) -> None:
         self._integrations = [import_module(name).FRAMEWORK for at, name in _INTEGRATIONS.items() if at in sys.modules]
-        self._frameworks: list[Arrays] = [*(one.arrays for one in self._integrations), NumPyArrays(), Bytes()]
+        self._frameworks: list[Arrays] = [
+            *(row for one in self._integrations for row in one.arrays),
+            NumPyArrays(),
+            Bytes(),
+        ]
         self._parts = {name: self._part(name, target) for name, target in named.items()}
         self._describer = Describer(self._frameworks)
 
@@ -116,9 +120,12 @@ class LoopState:
                 for key in state:
                     if key not in own:
                         state[key] = saved.settle(state[key])
-                part.put(state)
-                return
-        part.put(saved.own(node))
+                break
+        else:
+            state = saved.own(node)
+        for one in self._integrations:
+            one.adopt(part.target, state)
+        part.put(state)
 
     def _part(self, name: str, target: Any) -> _Part:
         if callable(getattr(target, "state_dict", None)) and callable(getattr(target, "load_state_dict", None)):
@@ -147,7 +154,7 @@ class LoopState:
         if numpy is not None:
             found["numpy"] = numpy.get_state(legacy=False)
         for one in self._integrations:
-            found[one.arrays.kind] = one.rng_state()
+            found[one.name] = one.rng_state()
         return found
 
     def _set_generators(self, saved: Mapping[str, Any]) -> None:
@@ -155,8 +162,8 @@ class LoopState:
         if "numpy" in saved:
             import_module("numpy.random").set_state(saved["numpy"])
         for one in self._integrations:
-            if one.arrays.kind in saved:
-                one.set_rng_state(saved[one.arrays.kind])
+            if one.name in saved:
+                one.set_rng_state(saved[one.name])
 
 
 class _Saved:

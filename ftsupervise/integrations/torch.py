@@ -6,6 +6,7 @@ memcpy of the same bytes; ``torch.save`` into the same memory takes 7 to 11 time
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,44 @@ class TorchArrays:
             raise ValueError(f"the description of a snapshot is damaged: {error}") from None
 
 
+class ShardArrays(TorchArrays):
+    """The part of a distributed tensor (DTensor) that this rank holds, as FSDP2 and tensor parallelism shard them."""
+
+    kind = "torch-shard"
+
+    def owns(self, value: object) -> bool:
+        return _is_sharded(value)
+
+    def describe(self, value: torch.Tensor) -> StoredArray:
+        return super().describe(_local(value))._replace(kind=self.kind)
+
+    def memory(self, value: torch.Tensor) -> Hashable:
+        return super().memory(_local(value))
+
+    def address(self, value: torch.Tensor, stored: StoredArray) -> int:
+        return super().address(_local(value), stored)
+
+    def copy(self, views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        super().copy(views, [_local(value) for value in values])
+
+    def load(self, live: Any, saved: torch.Tensor) -> bool:
+        return _is_sharded(live) and super().load(_local(live), saved)
+
+    def word(self, value: object) -> tuple[str, str] | None:
+        return None
+
+
+def _is_sharded(value: object) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # a program that has such tensors has loaded it
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _local(value: Any) -> torch.Tensor:
+    """What of a tensor this rank holds: all of it, unless it is sharded."""
+    with torch.no_grad():
+        return value.to_local() if _is_sharded(value) else value
+
+
 def _dense(value: torch.Tensor) -> tuple[int, ...]:
     """The strides of ``torch.empty_like(value)``: its own where it fills its memory without holes, as channels_last does."""
     if value.is_contiguous():
@@ -90,7 +129,8 @@ def _dense(value: torch.Tensor) -> tuple[int, ...]:
 class TorchFramework:
     """What a snapshot holds of torch besides tensors, and how its objects are loaded."""
 
-    arrays = TorchArrays()
+    name = "torch"
+    arrays = (ShardArrays(), TorchArrays())
 
     def rng_state(self) -> dict[str, Any]:
         """The generators of the processor and of each GPU in use."""
@@ -109,12 +149,13 @@ class TorchFramework:
         if not isinstance(target, torch.nn.Module):
             return ""
         live = {
-            key: tuple(one.shape) if isinstance(one, torch.Tensor) else None for key, one in target.state_dict().items()
+            key: tuple(_local(one).shape) if isinstance(one, torch.Tensor) else None
+            for key, one in target.state_dict().items()
         }
         for key in sorted(live.keys() ^ names.keys()):
             return f"{key!r} is in {'the loop' if key in live else 'the snapshot'} only"
         for key, shape in live.items():
-            if shape != names[key]:
+            if shape is not None and shape != names[key]:
                 return f"{key!r} has the shape {shape} in the loop, and {names[key]} in the snapshot"
         return ""
 
@@ -129,10 +170,33 @@ class TorchFramework:
         buffers = (name for name, _ in target.named_buffers(remove_duplicate=False))
         return frozenset((*parameters, *buffers))
 
+    def adopt(self, target: object, state: Any) -> None:
+        """Make what was kept of sharded tensors into what ``load_state_dict`` of ``target`` takes."""
+        if isinstance(target, torch.nn.Module):
+            for key, live in target.state_dict().items():
+                if _is_sharded(live):
+                    _local(live).copy_(state[key])
+                    state[key] = live
+        elif isinstance(target, torch.optim.Optimizer):
+            parameters = [one for group in target.param_groups for one in group["params"]]
+            for index, entries in state["state"].items():
+                if _is_sharded(parameters[index]):
+                    entries.update({name: _like(parameters[index], one) for name, one in entries.items()})
+
     def forget_gradients(self, target: object) -> None:
         """After a warm-up pass, whose gradients belong to no step."""
         if isinstance(target, torch.nn.Module):
             target.zero_grad(set_to_none=True)
+
+
+def _like(parameter: Any, value: Any) -> Any:
+    """A moment of a sharded parameter, sharded as it is; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape != _local(parameter).shape:
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return type(parameter.data).from_local(
+        value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 FRAMEWORK = TorchFramework()

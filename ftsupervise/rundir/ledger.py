@@ -127,7 +127,6 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
         begins=_begins(start.get("begins")),
-        held=_held(folder),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -150,9 +149,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = _told_to_end(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
-    return began._replace(
-        cause=cause, first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note, told=told
-    )
+    began = began._replace(first_step=seen.first, last_step=seen.last, saved=seen.saved, held=_held(folder))
+    return began._replace(cause=cause, note=note, told=told)
 
 
 def _without_end(start: Mapping[str, object]) -> Cause | None:

@@ -127,7 +127,7 @@ state = {{"weights": bytearray(40 << 20)}}
 guard = Guard(signals=())
 guard.restore(state=state)
 while not guard.snapshot(1): time.sleep(0.01)
-hog, rounds = [os.urandom(1) * (46 << 20)], 0  # with the weights and two slots of them nearly 90 % of 200 MiB
+hog, rounds = [os.urandom(1) * (49 << 20)], 0  # with the weights and two slots of them nearly 90 % of 200 MiB
 while guard.snapshot(2) and rounds < 9:
     hog.append(os.urandom(1) * (3 << 20))
     rounds += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ if begun is None:
         old = np.load(folder / str(found[-1]) / f"{group.rank}.npy")
         state["sum"], state["done"] = float(old[0]), found[-1]
         state["weights"][:] = old[1:]
+print("snapshots in", os.environ["FTSUPERVISE_SNAPSHOTS"], flush=True)
 where = "memory" if begun is not None else "disk"
 print(f"rank {group.rank} on {os.environ['SLURMD_NODENAME']} goes on after step {state['done']} from {where}", flush=True)
 for step in range(state["done"] + 1, steps + 1):
@@ -59,11 +61,10 @@ guard.finished(steps)
 """
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_in_memory(until: Until) -> Iterator[None]:
-    before = set(memory_folder.folders())
-    yield
-    until(lambda: set(memory_folder.folders()) <= before, "the memory to be free again")
+def places(here: Scene) -> set[Path]:
+    """What the nodes have in memory for this job."""
+    found = re.findall(r"snapshots in (/dev/shm/\S+)", here.log())
+    return {place for folder in found for place in Path(folder).glob("*")}
 
 
 def launch(here: Scene, steps: int, save_every: int, **settings: Any) -> None:
@@ -92,6 +93,7 @@ def test_a_killed_rank_goes_on_from_memory_and_makes_two_steps_again_at_most(
     assert (second.begins.source, second.begins.copies) == ("memory", 0), here.log()
     assert second.begins.again is not None and second.begins.again <= 2
     assert "in memory" in here.type("status", here.name)
+    until(lambda: not places(here), "the memory to be free again")
 
 
 def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
@@ -119,10 +121,9 @@ def test_after_the_loss_of_a_node_the_spare_begins_from_what_the_buddy_held(
     print(f"steps made again: {second.begins.again}")
     until(lambda: not here.queue(), "the end of the job")
     # the crashed node's memory is this host's, and nobody was left to free it: the next job on the node does
-    until(
-        lambda: not any(any(Path(one).glob("node-[02]")) for one in memory_folder.folders()), "the other nodes' memory"
-    )
+    until(lambda: {place.name for place in places(here)} <= {"node-1"}, "the other nodes' memory to be free")
     memory_folder.remove_leftovers()
+    until(lambda: not places(here), "the lost node's memory to be free")
 
 
 def _step(here: Scene) -> int:

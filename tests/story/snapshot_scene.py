@@ -66,9 +66,16 @@ class CopyScene:
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._talks: dict[str, socket.socket] = {}
         self.ring = SnapshotRing(lambda: self.nodes, self._tell)
+        self._locks: list[int] = []
         self._over = False
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
+
+    def hold(self, node: str) -> None:
+        """Make the node's folder; while it is held no other test takes it for a leftover."""
+        fd = memory_folder.make(self.folder, node)
+        assert fd is not None
+        self._locks.append(fd)
 
     def exchange(self, node: str, share: float = 1.0) -> None:
         self.pids[node], self._talks[node] = start_exchange(self.folder, node, self.key, share)
@@ -117,6 +124,8 @@ class CopyScene:
             talk.close()
         for node in os.listdir(self.folder) if Path(self.folder).is_dir() else ():
             memory_folder.remove(self.folder, node)
+        for fd in self._locks:
+            os.close(fd)
 
     def _tell(self, node: str, body: bytes) -> None:
         talk = self._talks.get(node)

@@ -18,6 +18,7 @@ import pytest
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.memory_folder import node_folder, remove
+from ftsupervise.checkpoints.memory_pins import SLOTS, Pins, PinsPage
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 
 Until = Callable[..., Any]
@@ -350,6 +351,20 @@ def test_where_there_can_be_no_snapshots_the_guard_says_so_once_and_the_loop_tra
         Guard(signals=()).restore(step=3)
     bare = Guard(signals=())
     assert not bare.snapshot(2) and "call restore(" in capfd.readouterr().err
+
+
+def test_the_step_that_the_buddies_hold_is_not_written_over(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTSUPERVISE_GUARD_SNAPSHOT_SLOTS", str(SLOTS))
+    state, page = {"step": 0}, PinsPage(str(memory), write=True)
+    guard = Guard(signals=())
+    guard.restore(state=state)
+    for step in range(2, 30, 2):
+        state["step"] = step
+        take(guard, step)
+        if step == 6:
+            page.write(Pins(held=4, wanted=10))
+    page.close()
+    assert sorted(_steps(memory)) == [4, 10, 26, 28]
 
 
 def test_a_file_that_was_removed_under_the_loop_is_made_again(memory: Path, until: Until) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from ftsupervise.checkpoints import memory_folder
-from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
+from ftsupervise.checkpoints.memory_room import NoRoom
+from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
 from ftsupervise.ranks import snapshot_wire
-from ftsupervise.ranks.snapshot_copy import NotTaken
+from ftsupervise.ranks.snapshot_copy import NotTaken, TokenBucket, receive_snapshot, send_snapshot
 from ftsupervise.ranks.snapshot_exchange import fetch
 from ftsupervise.ranks.snapshot_relay import SnapshotRelay, Supply, begin_question, read_held
 from ftsupervise.ranks.snapshot_ring import SnapshotRing
@@ -37,9 +38,7 @@ def make() -> Iterator[Make]:
     def scene(*nodes: str, world: int = 2, size: int = 100_000, begin: int = 1) -> CopyScene:
         made.append(CopyScene(memory_folder.new_folder("test"), nodes, world, size))
         for node in nodes:
-            fd = memory_folder.make(made[-1].folder, node)
-            assert fd is not None
-            os.close(fd)
+            made[-1].hold(node)
         made[-1].ring.begin(begin, -1)
         return made[-1]
 
@@ -148,8 +147,9 @@ def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:
     until(lambda: scene.reports.get("a") is not None and scene.reports["a"].newest > 60)
     assert scene.ring.state.held == -1
     assert scene.held("b", 0) == {}
-    wanted = max(scene.held("a", 0))
     until(lambda: scene.reports.get("b") is not None and scene.reports["b"].order > 0)
+    scene.kill_ranks(0)
+    wanted = max(scene.held("a", 0))
     channel = _channel(scene, "b", scene.key)
     channel.send({"do": "put"})
     with pytest.raises(NotTaken, match="attempt 1 is not the one that runs here"):
@@ -161,6 +161,8 @@ def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until
     scene = make("a", "b")
     both_copy(scene)
     until(lambda: scene.ring.state.held > 0)
+    scene.ranks[1].send_signal(signal.SIGSTOP)  # it holds its file, and writes over none
+    time.sleep(0.2)
     channel = _channel(scene, "b", scene.key)
     channel.send({"do": "put"})
     place = memory_folder.node_folder(scene.folder, "a")
@@ -265,8 +267,6 @@ def _forger(where: tuple[str, int], at: int) -> int:
 
 
 def _send(scene: CopyScene, channel: SnapshotChannel, node: str, rank: int, wanted: SnapshotId) -> None:
-    from ftsupervise.ranks.snapshot_copy import TokenBucket, send_snapshot
-
     with open_slots(memory_folder.rank_file(memory_folder.node_folder(scene.folder, node), rank)) as file:
         send_snapshot(channel, file, wanted, TokenBucket(None))
 
@@ -314,7 +314,7 @@ def test_where_nothing_is_copied_the_supervisor_still_hears_that_there_are_snaps
 def test_a_rank_cannot_be_fetched_from_a_node_that_has_it_no_more(make: Make, until: Until) -> None:
     scene = make("a", "b")
     both_copy(scene)
-    until(lambda: scene.ring.port_of("b") is not None)
+    until(lambda: scene.ring.port_of("b") is not None and scene.held("b", 1))
     where = scene.ring.port_of("b")
     assert where is not None
     relay = SnapshotRelay(scene.folder, "a", scene.key, 1.0, select.poll(), lambda report: None)
@@ -323,3 +323,35 @@ def test_a_rank_cannot_be_fetched_from_a_node_that_has_it_no_more(make: Make, un
     assert "no connection to" in relay.answer(begin_question(2, 1, [Supply(1, "127.0.0.1", 9)]), "a")
     assert relay.answer("snapshots-begin 5/1 ../../etc,127.0.0.1,9", "a").startswith("no such question")
     relay.close(keep=True)
+
+
+def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) -> None:
+    """The kernel would end a rank for the memory that a copy takes."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        near = socket.create_connection(door.getsockname())
+        far = door.accept()[0]
+    key, place = os.urandom(32), tmp_path / "node"
+    place.mkdir(mode=0o700)
+    said: list[str] = []
+
+    def full(size: int) -> None:
+        raise NoRoom("of the job's memory 1 MB are free")
+
+    def take() -> None:
+        with pytest.raises(NotTaken, match="1 MB are free"):
+            receive_snapshot(SnapshotChannel(far, key, client=False, seal=False), str(place), (), full)
+        said.append("refused")
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with create_slots(tmp_path / "rank-0", 1, 0, room_for(1, 10, 1000)) as file:
+        turn = file.begin(0)
+        header = SlotHeader(turn, 4, 1, 1, 0, 0, 1000)
+        file.write(0, header, 0, state_of(0, 4, 1, 1000))
+        file.commit(0, header)
+        with pytest.raises(NotTaken, match="1 MB are free"):
+            send_snapshot(
+                SnapshotChannel(near, key, client=True, seal=False), file, SnapshotId(4, 1), TokenBucket(None)
+            )
+    taker.join()
+    assert said == ["refused"] and list(place.iterdir()) == []

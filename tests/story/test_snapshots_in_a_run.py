@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,16 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.host import processes
-from ftsupervise.rundir.paths import ENV_RESTART, ENV_RUN_DIR, ENV_SNAPSHOTS
+from ftsupervise.ranks.agent_pool import SnapshotPlace
+from ftsupervise.run.snapshots import place_for
+from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOTS
 from tests.neighbours.patience import wait_until
-from tests.neighbours.supervised import SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun
 
 # Ranks that count in step with each other through the file system, without any collective: rank 0 waits for the others.
 RANKS = """
 import os, random, subprocess, sys, time
+from collections.abc import Iterator
 from pathlib import Path
 from ftsupervise import Guard
 
@@ -46,6 +52,7 @@ guard = Guard(beat_every=0.05, poll=0.05)
 state = {{"sum": 0, "done": 0}}
 random.seed(rank)
 begun = guard.restore(state=state)
+print("snapshots in", os.environ["FTSUPERVISE_SNAPSHOTS"], flush=True)
 where = "memory" if begun is not None else "disk"
 if begun is None:
     found = sorted(int(p.name.partition("-")[0]) for p in folder.glob(f"*-{{rank}}"))
@@ -78,16 +85,15 @@ def ranks(fault: str, world: int = 2, steps: int = 60) -> tuple[str, ...]:
     return sys.executable, "-c", text, text
 
 
+def folders_of(one: Program) -> set[str]:
+    """The folders in memory that its ranks were given."""
+    return set(re.findall(r"snapshots in (/dev/shm/\S+)", one.said()))
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_in_memory() -> object:
-    before = set(memory_folder.folders())
+def nothing_left_in_memory(run: SupervisedRun) -> Iterator[None]:
     yield
-
-    def left() -> set[str]:
-        """Without those of runs that other tests have at the same time: their ranks live."""
-        return set(memory_folder.folders()) - before - set(processes.marked(ENV_SNAPSHOTS))
-
-    wait_until(lambda: not left(), "the removal of the snapshots")
+    assert not [folder for one in run.members for folder in folders_of(one) if Path(folder).exists()]
 
 
 def test_a_killed_rank_costs_no_more_steps_than_lie_between_two_snapshots(run: SupervisedRun) -> None:
@@ -125,13 +131,13 @@ def test_a_snapshot_from_which_attempts_fail_is_not_used_for_ever(run: Supervise
 def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(run: SupervisedRun) -> None:
     one = run.start("--grace", "0.1", "--", *ranks("", steps=100_000))
     one.until_said("rank 1 attempt 1 begins")
-    mine = wait_until(lambda: [f for f in _of(run) if any(Path(f).glob("*/rank-1"))], "snapshots")
+    mine = wait_until(lambda: [f for f in folders_of(one) if any(Path(f).glob("*/rank-1"))], "snapshots")
     one.kill()
     one.wait()
     wait_until(lambda: not [f for f in mine if _in_use(f)], "the ranks end with their supervisor")
     two = run.start("--", sys.executable, "-c", "pass")
     assert two.wait(60) == 0
-    assert not set(mine) & set(memory_folder.folders())
+    assert not [folder for folder in mine if Path(folder).exists()]
 
 
 @pytest.mark.slow
@@ -167,11 +173,17 @@ def test_ranks_that_start_before_their_nodes_agent_have_snapshots_all_the_same(
         os.close(lock)
 
 
-def _of(run: SupervisedRun) -> list[str]:
-    """The folders that the living ranks of this run were started with; other tests may have snapshots too."""
-    root = str(run.rundir.root)
-    return [
-        folder
-        for folder, ranks in processes.marked(ENV_SNAPSHOTS).items()
-        if any(processes.environment(one.pid).get(ENV_RUN_DIR) == root for one in ranks)
-    ]
+@pytest.mark.parametrize("how", ["fails", "is told to stop", "finishes"])
+def test_nothing_is_left_in_memory_when_the_job_ends(run: SupervisedRun, how: str) -> None:
+    fault = {"fails": "if step == 30: sys.exit(3)", "finishes": ""}.get(how, "")
+    one = run.start("--grace", "1", "--", *ranks(fault, steps=100_000 if how == "is told to stop" else 40))
+    mine = wait_until(lambda: [f for f in folders_of(one) if any(Path(f).glob("*/rank-0"))], "snapshots")
+    if how == "is told to stop":  # as Slurm does at the time limit
+        one.send_signal(signal.SIGTERM)
+    one.wait(60)
+    assert not [folder for folder in mine if Path(folder).exists()]
+
+
+def test_the_settings_turn_it_all_off() -> None:
+    assert place_for("7", 0.02, {"SNAPSHOT_EVERY": "off"}) == SnapshotPlace()
+    assert "-7-" in place_for("7", 0.02, {}).folder

@@ -43,7 +43,11 @@ def train(rank, world, steps, how, pace):
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(96, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.1), *(
         layer for _ in range(4) for layer in (nn.Linear(96, 96), nn.ReLU(), nn.Dropout(0.1))), nn.Linear(96, 10))
-    ddp = DDP(net, find_unused_parameters=how == "unused", bucket_cap_mb=0.05)
+    if how == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+        ddp = fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (world,)))
+    else:
+        ddp = DDP(net, find_unused_parameters=how == "unused", bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
     draw = torch.Generator().manual_seed(1)
@@ -75,6 +79,7 @@ def train(rank, world, steps, how, pace):
     sums = hashlib.sha256()
     state = [t for s in optimizer.state.values() for t in s.values()]
     for tensor in [*net.state_dict().values(), *state, torch.get_rng_state()]:
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         sums.update(tensor.detach().numpy().tobytes())
     sums.update(repr((place, schedule.state_dict(), random.random(), float(np.random.rand()))).encode())
     print("end", sums.hexdigest(), flush=True)
@@ -216,9 +221,15 @@ def test_a_ddp_training_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(
     assert again_and_again(tmp_path, memory, "warm", 2, 3, until)
 
 
+def test_a_sharded_training_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(
+    memory: Path, tmp_path: Path, until: Until
+) -> None:
+    assert again_and_again(tmp_path, memory, "fsdp", 2, 3, until)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["warm", "unused"])
-def test_a_ddp_training_of_four_ranks_that_is_killed_twenty_times_ends_with_the_bits_of_an_undisturbed_one(
+@pytest.mark.parametrize("how", ["warm", "unused", "fsdp"])
+def test_a_training_of_four_ranks_that_is_killed_twenty_times_ends_with_the_bits_of_an_undisturbed_one(
     memory: Path, tmp_path: Path, until: Until, how: str
 ) -> None:
     assert again_and_again(tmp_path, memory, how, 4, 20, until)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
@@ -66,6 +66,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@settings(max_examples=50)
 @given(VALUES)
 def test_every_value_comes_back_with_its_type_and_bits(value: Any) -> None:
     assert same(value, kept(value))
