@@ -10,6 +10,7 @@ import click
 
 from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.printable import printable
+from ftsupervise.rundir.paths import RESUMED
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
@@ -120,16 +121,22 @@ def _progress(seen: Status) -> list[str]:
 
 
 def _attempts(seen: Status) -> list[str]:
-    from ftsupervise.rundir.resumed import read_resumed
-
     shown = seen.attempts[-5:]
     lines = []
     if earlier := seen.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.not_read} were not read" if seen.not_read else ""
         lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
-    resumed = [read_resumed(seen.rundir.attempt(attempt.number)) for attempt in shown]
-    pairs = zip(shown, resumed, strict=True)
-    return lines + [f"  attempt   {_attempt(one, seen.at, where.words() if where else '')}" for one, where in pairs]
+    return lines + [f"  attempt   {_attempt(one, seen.at, _resumed(seen, one))}" for one in shown]
+
+
+def _resumed(seen: Status, attempt: Attempt) -> str:
+    folder = seen.rundir.attempt(attempt.number)
+    if not os.path.exists(folder / RESUMED):  # noqa: PTH110 - what reads it is imported where there is one
+        return ""
+    from ftsupervise.rundir.resumed import read_resumed
+
+    found = read_resumed(folder)
+    return found.words() if found is not None else ""
 
 
 def _attempt(attempt: Attempt, now: datetime, resumed: str) -> str:

@@ -10,9 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.rundir.paths import RESUMED
 from ftsupervise.rundir.records import read_record, write_json
-
-RESUMED = "resumed.json"
 
 
 class Resumed(NamedTuple):
