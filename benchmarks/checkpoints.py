@@ -109,7 +109,7 @@ def table(title: str, times: dict[str, list[float]], floor: str) -> dict[str, fl
         ratios = [one / base for one, base in zip(ones, times[floor], strict=True)]
         found[name] = min(ones) / min(times[floor])
         spread = f"{median(ratios):>8.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{name:<40}{min(ones):>7.2f}{found[name]:>8.2f}{spread}")
+        print(f"{name:<40}{min(ones):>7.3f}{found[name]:>8.2f}{spread}")
     return found
 
 
