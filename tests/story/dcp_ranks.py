@@ -122,6 +122,7 @@ def full_disk(guard: Guard) -> dict[str, Any]:
         at_fault = facts(guard)
         dist.barrier()
         left = [str(path) for path in Path(os.environ["FTSUPERVISE_STAGING"]).rglob("*")]
+        dist.barrier()  # no rank has begun the next one
         again = saves.save(20, state_of(20)) and saves.wait()
         return {
             "began": began, "failed": failed, "at_fault": at_fault, "left": left, "again": again, "facts": facts(guard)
