@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from ftsupervise.truth import Resumed
+
 
 class FailureKind(str, Enum):
     """Classes of failures. Each has a budget of its own (``launch.restart.budgets``)."""
@@ -264,6 +266,8 @@ class Attempt(NamedTuple):
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
     told: int = 0  # of one without an end: the signal that had told it to leave
+    hardware: str = ""  # what a GPU or a node said of a fault of its own
+    resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
 
     @property
     def words(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 
 class Health(Enum):
@@ -82,3 +82,27 @@ class RankState(NamedTuple):
     state: str = ""  # one letter as in /proc/PID/stat, "X" when the process is gone, "" when nobody could look
     cpu: float | None = None  # seconds of CPU it has used so far, None when nobody could look
     leaving: bool = False
+
+
+class Resumed(NamedTuple):
+    """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
+
+    checkpoint: str = ""  # its name; "": there was none
+    step: int | None = None
+    at: datetime | None = None  # when it was committed
+    why: Annotated[str, 2000] = ""
+    older: int = 0  # checkpoints behind it
+    passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
+    set_aside: str = ""  # the one that this attempt put into the quarantine
+    set_aside_step: int | None = None
+
+    def same(self, other: Resumed) -> bool:
+        """Is it the same checkpoint, not a later one of the same name?"""
+        return (self.checkpoint, self.at) == (other.checkpoint, other.at)
+
+    def words(self) -> str:
+        """ "from step-00000080 (step-00000100 was set aside)"."""
+        more = [f"{self.set_aside} was set aside"] if self.set_aside else []
+        more += [f"newer ones that were passed over: {len(self.passed)}"] if self.passed else []
+        said = f"from {self.checkpoint}" if self.checkpoint else "without a checkpoint"
+        return said + (f" ({'; '.join(more)})" if more else "")

@@ -335,6 +335,7 @@ class CheckpointSettings(Strict):
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
     verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    quarantine_after: int = declared("checkpoints.quarantine_after")
     adopt: bool = False
     """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
     retain: RetainSettings | None = None
@@ -387,3 +388,12 @@ class Run(Strict):
     """The receivers of alerts, and how often they are notified."""
     cron: Cron = Cron()
     """The crontab emulation that watches from outside, and which this run helps to keep alive."""
+
+    @model_validator(mode="after")
+    def _quarantine_before_brake(self) -> Run:
+        same, after = self.launch.restart.same_failure, self.checkpoints.quarantine_after
+        if same and after >= same and "quarantine_after" in self.checkpoints.model_fields_set:
+            most = f"give {same - 1} at most" if same > 1 else "give 0"
+            words = f"{most}: the brake comes on after {same} of the same failure (launch.restart.same_failure)"
+            raise wrong_at(("checkpoints", "quarantine_after"), words)
+        return self

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_RUN, sync_directory
+from ftsupervise.rundir.paths import ENV_RUN, sync_directory
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
@@ -57,22 +57,11 @@ class Checkpoints:
                 raise
         return staged
 
-    def latest(self, world: int | None) -> Path | None:
+    def latest(self, world: int | None, *, begun: bool) -> Path | None:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
-        from ftsupervise.checkpoints.find import choose
-        from ftsupervise.checkpoints.verify import Scope, Thoroughness
+        from ftsupervise.guard.resume import latest
 
-        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
-        try:
-            thoroughness = Thoroughness(self._place.verify)
-        except ValueError:
-            self._voice.once(f"{ENV_GUARD}VERIFY={self._place.verify!r} is not understood: every byte is verified")
-            thoroughness = Thoroughness.FULL
-        choice = choose(self.folder, Scope(thoroughness, world, owner))
-        if self._place.rank == 0:
-            for one in choice.passed:
-                self._voice.once(f"checkpoint {one.words()}; it is passed over")
-        return choice.verdict.path if choice.verdict is not None else None
+        return latest(self._place, world, self._voice, self.over, begun=begun)
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""

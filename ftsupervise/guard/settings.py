@@ -40,6 +40,7 @@ class RankContext(NamedTuple):
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
     verify: str = "sizes"  # how a checkpoint is verified before the run goes on from it
+    quarantine_after: int = 0  # attempts that fail from the same checkpoint; 0: never
 
 
 class Limits(NamedTuple):
@@ -66,6 +67,7 @@ def place(
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
         verify=env.get(ENV_GUARD + "VERIFY") or "sizes",
+        quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
     )
 
 

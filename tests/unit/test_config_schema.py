@@ -72,6 +72,7 @@ checkpoints:
   path: ckpt
   pattern: "step-*"
   verify: full
+  quarantine_after: 3
   adopt: true
   retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
   offload: {to: [/archive/run, "s3://bucket/run"], rate: 200MB}
