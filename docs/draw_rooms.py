@@ -32,6 +32,7 @@ MEANINGS = {
     "ranks": "node agents, hang detector",
     "nodes": "which nodes to use or avoid",
     "guard": "in the training loop",
+    "integrations": "torch and its like",
     "scheduler": "all that is asked of Slurm",
     "config": "ftsupervise.yaml to values",
     "checkpoints": "whole, newest, kept, copied",

@@ -89,7 +89,8 @@ class Resumed(NamedTuple):
 
     checkpoint: str = ""  # its name; "": there was none
     step: int | None = None
-    at: datetime | None = None  # when it was committed
+    committed: datetime | None = None
+    at: datetime | None = None  # when it was chosen
     why: Annotated[str, 2000] = ""
     older: int = 0  # checkpoints behind it
     passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
@@ -98,11 +99,34 @@ class Resumed(NamedTuple):
 
     def same(self, other: Resumed) -> bool:
         """Is it the same checkpoint, not a later one of the same name?"""
-        return (self.checkpoint, self.at) == (other.checkpoint, other.at)
+        return (self.checkpoint, self.committed) == (other.checkpoint, other.committed)
 
     def words(self) -> str:
         """ "from step-00000080 (step-00000100 was set aside)"."""
         more = [f"{self.set_aside} was set aside"] if self.set_aside else []
-        more += [f"newer ones that were passed over: {len(self.passed)}"] if self.passed else []
-        said = f"from {self.checkpoint}" if self.checkpoint else "without a checkpoint"
+        more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
         return said + (f" ({'; '.join(more)})" if more else "")
+
+
+class Beginning(NamedTuple):
+    """Where an attempt begins from, as its supervisor chose it. ``words()`` says it to people."""
+
+    source: str = ""  # "memory", "disk", or "start" where neither offers a step
+    step: int | None = None
+    copies: int = 0  # ranks whose snapshot came from another node
+    again: int | None = None  # steps that are made again
+    why: Annotated[str, 2000] = ""  # the memory was not used, or not its newest step
+
+    def words(self) -> str:
+        """ "from step 118 in memory (2 steps are made again)"."""
+        where = {"memory": f"from step {self.step} in memory", "disk": f"from the disk, step {self.step}"}
+        more = [f"{_ranks(self.copies)} from another node's memory"] if self.copies else []
+        if self.again is not None:
+            more.append("1 step is made again" if self.again == 1 else f"{self.again} steps are made again")
+        more += [self.why] if self.why else []
+        return where.get(self.source, "not from memory") + (f" ({'; '.join(more)})" if more else "")
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -42,6 +42,7 @@ FOLDER = Path(os.environ["RECOVERY_FOLDER"])
 STEP = 0.05
 SAVE_EVERY = 20
 VICTIM = 2  # the first rank of the second node
+_SNAPSHOTS = os.environ.get("RECOVERY_SNAPSHOTS", "")
 
 
 def join() -> tuple[int, int]:
@@ -105,6 +106,14 @@ class Peers:
         if self.guard is not None:
             self.guard.saved(step)
 
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Does it go on from the node's memory?"""
+        return self.guard is not None and bool(_SNAPSHOTS) and self.guard.restore(state=state) is not None
+
+    def snapshot(self, step: int) -> None:
+        if self.guard is not None and _SNAPSHOTS:
+            self.guard.snapshot(step)
+
 
 def save(weights: torch.Tensor, step: int) -> None:
     path = FOLDER / "newest.pt"
@@ -142,7 +151,10 @@ def main() -> None:
         team = Together()
     rank = team.rank
     peers = Peers(rank)
-    if (FOLDER / "newest.pt").exists():
+    state = {"weights": weights, "done": 0}
+    if peers.restore(state):
+        weights, step = state["weights"], state["done"] + 1
+    elif (FOLDER / "newest.pt").exists():
         loaded = torch.load(FOLDER / "newest.pt")
         weights[:], step = loaded["weights"], loaded["step"] + 1
     at = {int(text) for text in os.environ["RECOVERY_AT"].split(",")}
@@ -160,7 +172,9 @@ def main() -> None:
                 stamp("step", step)
                 if step % SAVE_EVERY == 0:
                     save(weights, step)
+            state["done"] = step
             peers.step(step)
+            peers.snapshot(step)
             if step % SAVE_EVERY == 0:
                 peers.saved(step)
             if rank == VICTIM and step in at:

@@ -93,6 +93,7 @@ launch:
 
 LAUNCHERS = (
     Launcher("ftsupervise", "ftsupervise, defaults", ours=True, at=LATE),
+    Launcher("ftsupervise-memory", "ftsupervise, with snapshots", ours=True, at=LATE, env={"RECOVERY_SNAPSHOTS": "1"}),
     Launcher("ftsupervise-early", "ftsupervise, at once", ours=True),
     Launcher("ftsupervise-cold", "ftsupervise, no standby", ours=True, extra="  restart: {warm: null}\n", tuned=True),
     Launcher(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
+from ftsupervise.checkpoints import memory_folder
 from ftsupervise.ranks import shm_dir
 from ftsupervise.sandbox import Sandbox, temporary
 
@@ -166,6 +167,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
         events.close()
         shutil.rmtree(top, ignore_errors=True)
         _clear_pages(set(Path(shm_dir.SHARED_MEMORY).iterdir()) - before)
+        memory_folder.remove_leftovers()
 
 
 def _clear_pages(found: set[Path]) -> None:

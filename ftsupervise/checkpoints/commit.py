@@ -40,9 +40,12 @@ def commit(
     checkpoint: Path,
     origin: Origin = Origin(),  # noqa: B008 - a frozen value
     *,
+    by_its_sign: bool = False,
     told: Callable[[int], object] = lambda done: None,
 ) -> Manifest:
     """Write the manifest of a checkpoint, a folder or one file. All of it is durable then.
+
+    ``by_its_sign``: only one whose own sign says that it is complete. Of any other, only a person knows that it is.
 
     Raises NotComplete, and OSError; then no manifest was written.
     """
@@ -50,6 +53,8 @@ def commit(
     found = recognise(checkpoint, contents)
     if found.complete is False:
         raise NotComplete(f"{checkpoint} is not complete: {found.why}")
+    if by_its_sign and not found.complete:
+        raise NotComplete(f"{checkpoint} may not be complete: {found.why}; name it by itself to adopt it")
     for path, kind in contents.odd.items():
         raise NotComplete(f"{checkpoint}/{path} is {kind}: a checkpoint holds files and folders only")
     for path, one in contents.files.items():

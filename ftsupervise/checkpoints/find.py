@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.layouts import step_of
-from ftsupervise.checkpoints.manifest import ManifestHead, read_head
+from ftsupervise.checkpoints.manifest import ManifestHead, manifest_of, read_head
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Verdict, verify
 from ftsupervise.rundir.records import time_of
 
@@ -30,10 +30,7 @@ class Found(NamedTuple):
     step: int | None
     at: datetime  # when it was committed, or last written
     head: ManifestHead | None = None  # None: it has no manifest, or one that cannot be read
-
-    @property
-    def committed(self) -> bool:
-        return self.head is not None
+    committed: bool = False  # it has a manifest, be it damaged
 
 
 class Choice(NamedTuple):
@@ -84,9 +81,9 @@ def _found(path: Path, facts: os.stat_result) -> Found:
     except (OSError, ValueError):  # verification says what is wrong with it
         head = None
     if head is None:
-        return Found(path, step_of(path.name), time_of(facts))
+        return Found(path, step_of(path.name), time_of(facts), None, os.path.lexists(manifest_of(path)))
     step = head.step if head.step is not None else step_of(path.name)
-    return Found(path, step, head.at or time_of(facts), head)
+    return Found(path, step, head.at or time_of(facts), head, True)
 
 
 def _age(found: Found) -> tuple[int, int, datetime, str]:

@@ -61,6 +61,8 @@ def _counts(one: Attempt, newer: Sequence[Attempt]) -> bool:
     begun, failure = one.resumed, one.failure
     if begun is None or not begun.checkpoint or failure is None or failure.kind not in _OF_THE_PROGRAM or one.hardware:
         return False
+    if one.begins is not None and one.begins.source == "memory":
+        return False
     if one.saved is not None and (begun.step is None or one.saved > begun.step):
         return False
     if not newer:

@@ -62,6 +62,7 @@ class Verdict(NamedTuple):
     files: int = 0
     size: int = 0  # bytes
     checked: Thoroughness | None = None  # None: it did not come to that
+    manifest: bool = False  # it has one
     error: int = 0  # errno where nothing could be seen; 0 where it was seen, or has no manifest
 
     @property
@@ -124,10 +125,11 @@ def _verify(checkpoint: Path, scope: Scope) -> Verdict:
     except CannotJudge:
         raise
     except ValueError as error:
-        return seen._replace(state=CheckpointState.DAMAGED, wrong=(str(error),))
+        return seen._replace(state=CheckpointState.DAMAGED, wrong=(str(error),), manifest=True)
     if manifest is None:
         return _by_layout(seen, recognise(checkpoint, contents), scope)
     seen = seen._replace(
+        manifest=True,
         layout=manifest.layout,
         step=manifest.step if manifest.step is not None else seen.step,
         world=manifest.world,

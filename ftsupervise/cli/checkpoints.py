@@ -61,28 +61,34 @@ def checkpoints() -> None:
 def list_checkpoints(run: str | None, as_json: bool) -> None:
     """List the checkpoints of RUN, newest first (the default). Nothing is read but the first lines of their manifests."""
     from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.quarantine import quarantined
 
     place = find(run)
     found = checkpoints_in(place.folder, pattern=place.pattern)
+    aside = quarantined(place.folder)
     if as_json:
         listed = [plain({"path": one.path, "step": one.step, "at": one.at, "manifest": one.head}) for one in found]
-        print_json({"folder": str(place.folder), "checkpoints": listed})
+        print_json({"folder": str(place.folder), "checkpoints": listed, "set_aside": [plain(one) for one in aside]})
         return
     if not found:
         say(f"{place.folder} holds no checkpoint")
     width = max((len(one.path.name) for one in found), default=0)
     for one in found:
         say(f"{one.path.name:{width}}  {_line(one)}")
+    for each in aside:
+        say(f"set aside: {each.path}, because {each.reason}")
 
 
 def _line(one: Found) -> str:
+    from ftsupervise.checkpoints.manifest import CheckpointLayout
     from ftsupervise.units import show_size
 
     step = f"step {one.step}" if one.step is not None else "no step"
     start = f"{one.at:%Y-%m-%d %H:%M} UTC  {step:>12}"
     if one.head is None:
-        return f"{start}  no manifest"
-    return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}  {one.head.layout.value}"
+        return f"{start}  {'a damaged manifest' if one.committed else 'no manifest'}"
+    by = "" if one.head.layout is CheckpointLayout.FILES else f"  {one.head.layout.value}"
+    return f"{start}  {show_size(one.head.size):>8}  {count(one.head.listed, 'file')}{by}"
 
 
 @checkpoints.command()
@@ -142,8 +148,8 @@ def commit(
 ) -> None:
     """Adopt checkpoints that another program wrote, as they are: read each file once, and write the manifest.
 
-    Name one checkpoint; or RUN, or a folder of them: then each that has no manifest is adopted. It is refused where its own
-    sign says that it is not complete, and while it changes.
+    Name one checkpoint; or RUN, or a folder of them: then each is adopted that has no manifest and whose own sign says that it
+    is complete. It is refused where that sign says no, and while it changes.
     """
     from ftsupervise.checkpoints.commit import NotComplete, Origin
     from ftsupervise.checkpoints.commit import commit as adopt
@@ -155,20 +161,20 @@ def commit(
         raise Refused(
             f"{place.one} has a manifest", hint=f"ftsupervise checkpoints verify {place.one}; --again replaces it"
         )
-    if place.one is None and (step is not None or metrics):
+    if place.one is None and (step is not None or metrics or again):
         raise UsageError(
-            f"--step and --metric are for one checkpoint, and {place.folder} holds several",
+            f"--step, --metric and --again are for one checkpoint, and {place.folder} holds several",
             hint=f"name one: ls {place.folder}",
         )
     found = checkpoints_in(place.folder, pattern=place.pattern)
-    wanted = (place.one,) if place.one else tuple(one.path for one in found if again or not one.committed)
+    wanted = (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
     done: dict[Path, Manifest] = {}
     refused: list[str] = []
     with bar("read", None, quiet=as_json) as told:
         for path in wanted:
             try:
-                done[path] = adopt(path, origin, told=told)
+                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told)
             except NotComplete as error:
                 refused.append(str(error))
     if as_json:

@@ -123,6 +123,8 @@ def plain(value: object) -> Any:
         return value.word if hasattr(value, "word") else value.value
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
+    if isinstance(value, os.PathLike):
+        return str(value)
     if hasattr(value, "_asdict"):
         return plain(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -134,8 +134,12 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     end = attempt.ended or now
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
-    if attempt.resumed is not None and attempt.resumed.checkpoint:
+    if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"
+    if attempt.begins is not None:
+        steps = f", {attempt.begins.words()}{steps}"
+    if attempt.held is not None:
+        steps += f", every buddy holds step {attempt.held}"
     if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
     cause = attempt.words or "ended"

@@ -35,6 +35,10 @@ _QUICK = frozenset({"status", "check", "kill", "save", "clear", "alerts", "nodes
 _QUICK_CRON = frozenset({"status", "list", "add"})
 _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
+_ACTING_CHECKPOINTS = frozenset({"verify", "commit", "prune", "offload", "restore", "upkeep"})
+_BARE = frozenset(
+    {"--all", "--sizes", "--sample", "--full", "--again", "--json", "--quiet", "--copied", "--not-copied"}
+)
 _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
 
 _board: mmap.mmap | None = None
@@ -47,6 +51,8 @@ def applies(args: Sequence[str]) -> bool:
         return False
     if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
         return True
+    if words[0] == "checkpoints":
+        return not _ACTING_CHECKPOINTS & set(words[1:2])
     return words[0] in _QUICK or (words[0] == "cron" and bool(_QUICK_CRON & set(words[1:2])))
 
 
@@ -60,6 +66,8 @@ def acts(args: Sequence[str]) -> bool:
         return True
     if words[:1] == ["sandbox"]:
         return bool(_ACTING_SANDBOX & set(words[1:2]))
+    if words[:1] == ["checkpoints"]:
+        return words[1:2] != ["upkeep"] and bool(_ACTING_CHECKPOINTS & set(words[1:2]))  # upkeep is the cron's
     return words[:1] == ["cron"] and bool(_ACTING_CRON & set(words[1:2]))
 
 
@@ -118,6 +126,9 @@ def _dry(args: Sequence[str]) -> list[str]:
     """The dry run that reads what ``args`` would read and does nothing."""
     if args[0] == "sandbox":
         return ["sandbox", "env", *(f"--dir={folder}" for folder in _folders(args))]
+    if args[0] == "checkpoints":
+        named = (word for before, word in pairwise(args[1:]) if not before.startswith("--") or before in _BARE)
+        return ["checkpoints", "list", *(word for word in named if not word.startswith("-"))]
     if args[0] != "notify":
         return [*args, "--dry-run"]
     runs = [word for before, word in pairwise(args[1:]) if before != "--receiver"]

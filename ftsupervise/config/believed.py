@@ -86,8 +86,6 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
     kept = [one for index, one in enumerate(run.watch.disk or ()) if f"watch.disk[{index}].path" not in ours]
     disks = tuple(one.model_copy(update={"quota": None}) for one in kept)
     changed: dict[str, object] = {"exec": None, **({"disk": disks or None} if run.watch.disk else {})}
-    if run.watch.checkpoints is not None and "watch.checkpoints.path" in ours:
-        changed["checkpoints"] = run.watch.checkpoints.model_copy(update={"path": None})
     for name in _READERS:
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
@@ -95,9 +93,10 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
     nodes = run.nodes.model_copy(update={"health": None})
     output = {key: None for key in ("output", "error") if f"launch.{key}" in ours}
     launch = run.launch.model_copy(update={"template": None, **output})
-    return run.model_copy(
-        update={"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
-    )
+    harmless = {"watch": watch, "nodes": nodes, "launch": launch, "alerts": own.alerts, "cron": own.cron}
+    if "checkpoints.path" in ours:
+        harmless["checkpoints"] = run.checkpoints.model_copy(update={"path": None})
+    return run.model_copy(update=harmless)
 
 
 def _is_another_of_ours(run_dir: Path | None, path: Path) -> bool:
@@ -114,8 +113,7 @@ def _paths_of_ours(run: Run) -> Iterator[tuple[str, str]]:
     root = str(run.run_dir)
     found = [(f"launch.{key}", getattr(run.launch, key)) for key in ("output", "error")]
     found += [(f"watch.disk[{index}].path", one.path) for index, one in enumerate(run.watch.disk or ())]
-    if run.watch.checkpoints is not None:
-        found.append(("watch.checkpoints.path", run.watch.checkpoints.path))
+    found.append(("checkpoints.path", run.checkpoints.path))
     for key, path in found:
         if path is not None and _is_ours_at(os.path.join(root, path)):  # noqa: PTH118 - not to be normalized
             yield key, str(path)

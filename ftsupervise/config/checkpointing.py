@@ -59,4 +59,7 @@ class OffloadSettings(Strict):
     def _some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value or not all(place.strip() for place in value):
             raise ValueError("names no place: write to: s3://bucket/prefix, or a folder")
+        for place in value:
+            if not place.startswith(("/", "~")) and "://" not in place:
+                raise ValueError(f"{place!r} is no absolute path: copies are made from wherever the command runs")
         return value

@@ -338,6 +338,8 @@ class CheckpointSettings(Strict):
     quarantine_after: int = declared("checkpoints.quarantine_after")
     adopt: bool = False
     """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
+    snapshot_every: int | None = declared("checkpoints.snapshot_every")
+    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
     retain: RetainSettings | None = None
     """Which ones are kept. Without it none is removed."""
     offload: OffloadSettings | None = None
@@ -393,7 +395,6 @@ class Run(Strict):
     def _quarantine_before_brake(self) -> Run:
         same, after = self.launch.restart.same_failure, self.checkpoints.quarantine_after
         if same and after >= same and "quarantine_after" in self.checkpoints.model_fields_set:
-            most = f"give {same - 1} at most" if same > 1 else "give 0"
-            words = f"{most}: the brake comes on after {same} of the same failure (launch.restart.same_failure)"
+            words = f"give {same - 1} at most: launch.restart.same_failure brings the brake on after {same}"
             raise wrong_at(("checkpoints", "quarantine_after"), words)
         return self

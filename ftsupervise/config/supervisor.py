@@ -99,6 +99,16 @@ SETTINGS = (
         "numpy, or off: restarts are cold.",
     ),
     Setting(
+        "--snapshot-every", "checkpoints.snapshot_every", "guard.SNAPSHOT_EVERY", Form.COUNT, 2, least=1, most=1_000_000,
+        off="off", bare=None,
+        help="Steps from one snapshot in memory to the next, where the loop calls guard.snapshot(). null or off: none.",
+    ),
+    Setting(
+        "--snapshot-copies", "checkpoints.snapshot_copies", "snapshot_copies", Form.NUMBER, 0.02, least=0, most=1,
+        help="Share of a node's cores (2 % is 0.02) that copying the snapshots of its ranks to another node may take. 0: none "
+        "are copied, and with a lost node the run goes on from the disk.",
+    ),
+    Setting(
         "--hang", f"{_HANG}.at_least", "hang.floor", _SECONDS, 10.0, above=0, off="off", bare=None, always=True,
         help="A shorter standstill is never a hang; half of it is enough where a rank stays stopped (SIGSTOP).",
     ),

@@ -198,10 +198,6 @@ class Gpu(Section):
 class CheckpointsSection(Section):
     """Do checkpoints come when they should, whole and of the usual size?"""
 
-    path: Path | None = None
-    """The directory they are written to; default: checkpoints in the run directory."""
-    pattern: str = "*"
-    """Names of checkpoints, with * and ? as in a shell."""
     cadence: Span | None = None
     """Time between two of them; default: learned from those that are there."""
     late: Annotated[float, Field(ge=1.1)] = 3.0

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
@@ -25,8 +26,10 @@ from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Finished, Stopped
 
+if TYPE_CHECKING:
+    from ftsupervise.guard.snapshots import Snapshots
+
 _CONTINUE = Decision.CONTINUE
-WATCH_EVERY = 60.0  # seconds between two checks of the watches
 _monotonic = time.monotonic
 
 
@@ -71,11 +74,11 @@ class Guard:
         self._first = True
         self._want = _CONTINUE  # this rank's own decision
         self._stop: Decision | None = None  # decided: every later step repeats it
-        self._watch_due = _monotonic() + WATCH_EVERY
         self._voice = Voice(place.rank, place.world)
         self._outside = StopReasons(place, limits, signals, self._wake, self._voice)
         self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
         self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
+        self._in_memory: Snapshots | None = None
         self._page = self._heart.page
         for problem in problems:
             self._voice.once(problem)
@@ -169,6 +172,44 @@ class Guard:
         """
         return self._checkpoints.latest(world, begun=self._heart.step is not None)
 
+    def restore(
+        self, *, warm_up: Callable[[], object] | None = None, folder: str | Path | None = None, **state: object
+    ) -> int | None:
+        """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` holds.
+        After a fault it loads the newest that all ranks hold, and returns its step. None: there is none; load a checkpoint.
+
+        state    objects with ``state_dict`` and ``load_state_dict``; dicts, lists, arrays and generators, which are changed in
+                 place. The global generators of random numbers are kept without being named.
+        warm_up  a forward and backward pass, run twice before the state is loaded: DistributedDataParallel sums the gradients
+                 of its first pass in another order, so that without it the run goes on with other last bits.
+        folder   of a loop that uses ``snapshot_folder``: where to write the files of the snapshot
+
+        Raises TypeError for what has no state (a number: keep it in a dict), RuntimeError where all ranks begin from a snapshot
+        that this one cannot load.
+        """
+        if folder is not None:
+            return self._snapshots().restore_folder(Path(folder))
+        return self._snapshots().restore(state, warm_up)
+
+    def snapshot(self, step: int) -> bool:
+        """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state
+        into the node's memory, which takes as long as one copy of its bytes. False: none of this step. Never raises."""
+        return self._snapshots().take(step)
+
+    @contextmanager
+    def snapshot_folder(self, step: int, size: int) -> Iterator[Path | None]:
+        """For loops without torch: ``with guard.snapshot_folder(step, size) as folder:`` gives an empty folder in memory to
+        write ``size`` bytes into, at most; None when no snapshot is due."""
+        with self._snapshots().staged(step, size) as folder:
+            yield folder
+
+    def _snapshots(self) -> Snapshots:
+        if self._in_memory is None:
+            from ftsupervise.guard.snapshots import Snapshots
+
+            self._in_memory = Snapshots(self._place, self._agree, self._voice, self._outside)
+        return self._in_memory
+
     def remove(self, checkpoint: str | os.PathLike[str]) -> bool:
         """Take an old checkpoint away; False, and nothing is done, when a newer attempt has begun. Raises OSError."""
         return self._checkpoints.remove(Path(checkpoint).absolute())
@@ -213,19 +254,14 @@ class Guard:
             except OSError as error:
                 if self.may_save():
                     self._voice.say(f"cannot write {rundir.finished}: {error.strerror}; touch it by hand")
+        if self._in_memory is not None:
+            self._in_memory.finished()
         self.close()
 
     def report(self, *, loss: float) -> None:
         """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
         Give a float: the caller decides when to read it from the GPU."""
-        try:
-            value = float(loss)
-        except (TypeError, ValueError):
-            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
-            return
-        self._heart.facts["loss"] = f"{value:.6g}"
-        if value - value != 0.0:  # NaN or infinite
-            self._heart.soon()
+        self._heart.report(loss)
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
@@ -357,26 +393,8 @@ class Guard:
             if self._outside.signals.pid != os.getpid() and not self._first:
                 self._outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
             self._heart.facts["memory"] = self._outside.memory.used()
-            self._miss_the_watch(now)
+            self._heart.miss_the_watch(now)
         want = self._outside.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
         if self._outside.switches.problem:
             self._heart.facts["problem"] = self._outside.switches.problem
         return want
-
-    def _miss_the_watch(self, now: float) -> None:
-        """Rank 0 checks now and then whether the watches of this run still work."""
-        if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
-            return
-        self._watch_due = now + WATCH_EVERY
-        from ftsupervise.rundir.heartbeat_page import watchers
-
-        try:
-            late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
-        except OSError:
-            return
-        self._heart.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
-        if late:
-            self._voice.once(
-                f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
-                "alerts about this run may not be sent (ftsupervise watch)"
-            )

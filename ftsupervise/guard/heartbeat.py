@@ -126,6 +126,9 @@ def whole(step: Any) -> int | None:
         return None
 
 
+WATCH_EVERY = 60.0  # seconds between two checks of the watches
+
+
 class Heart:
     """Keeps step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only keeps them."""
 
@@ -135,6 +138,7 @@ class Heart:
         self._voice = voice
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
+        self._watch_due = time.monotonic() + WATCH_EVERY
         self.host = os.uname().nodename
         self.phase = "start"
         self._age = age()  # seconds that this process took to come here
@@ -200,6 +204,35 @@ class Heart:
         except Exception as error:  # law 7, and the rest of the check must still be made
             self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
         return True
+
+    def miss_the_watch(self, now: float) -> None:
+        """Rank 0 checks now and then whether the watches of this run still work."""
+        if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
+            return
+        self._watch_due = now + WATCH_EVERY
+        from ftsupervise.rundir.heartbeat_page import watchers
+
+        try:
+            late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
+        except OSError:
+            return
+        self.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
+        if late:
+            self._voice.once(
+                f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
+                "alerts about this run may not be sent (ftsupervise watch)"
+            )
+
+    def report(self, loss: Any) -> None:
+        """Take a loss into the next beat."""
+        try:
+            value = float(loss)
+        except (TypeError, ValueError):
+            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
+            return
+        self.facts["loss"] = f"{value:.6g}"
+        if value - value != 0.0:  # NaN or infinite
+            self.soon()
 
     def beat_now(self) -> None:
         self._due = _NOW

@@ -17,7 +17,7 @@ from ftsupervise.checkpoints.verify import Scope, Thoroughness
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.paths import ENV_GUARD
-from ftsupervise.rundir.reached import write_resumed
+from ftsupervise.rundir.resumed import write_resumed
 from ftsupervise.truth import Resumed
 
 
@@ -71,7 +71,7 @@ def _is(suspicion: Suspicion, choice: Choice) -> bool:
     verdict, suspected = choice.verdict, suspicion.checkpoint
     if verdict is None or verdict.path.name != suspected.checkpoint:
         return False
-    return verdict.at == suspected.at or not verdict.path.exists()
+    return verdict.at == suspected.committed or not verdict.path.exists()
 
 
 def _put_away(place: RankContext, aside: Suspicion | None, choice: Choice, voice: Voice) -> None:
@@ -96,10 +96,18 @@ def _put_away(place: RankContext, aside: Suspicion | None, choice: Choice, voice
 
 
 def _resumed(folder: Path, choice: Choice) -> Resumed:
-    passed = tuple(one.words() for one in choice.passed)
+    passed = tuple(one.words() for one in choice.passed[:10])
     verdict = choice.verdict
     if verdict is None:
-        return Resumed(why="there is no good one", passed=passed)
+        return Resumed(at=datetime.now(timezone.utc), why="there is no good one", passed=passed)
     names = [one.path.name for one in checkpoints_in(folder)]
     behind = len(names) - 1 - names.index(verdict.path.name) if verdict.path.name in names else 0
-    return Resumed(verdict.path.name, verdict.step, verdict.at, f"the newest: {verdict.words()}", behind, passed)
+    return Resumed(
+        verdict.path.name,
+        verdict.step,
+        verdict.at,
+        datetime.now(timezone.utc),
+        f"the newest: {verdict.words()}",
+        behind,
+        passed,
+    )

@@ -164,7 +164,7 @@ class MemoryLimit:
     """The share of the host's or the job's memory at which to stop. ``limit`` None: it is not checked."""
 
     def __init__(self, limit: float | None, voice: Voice) -> None:
-        self._limit, self._voice = limit or 1.0, voice
+        self.limit, self._voice = limit or 1.0, voice
         self._memory: HostMemory | None = None
         if limit is not None:
             try:
@@ -192,14 +192,14 @@ class MemoryLimit:
         if self._memory is None:
             return _CONTINUE
         try:
-            share, whose = self._memory.share(self._limit)
+            share, whose = self._memory.share(self.limit)
         except (OSError, ValueError) as error:
             self._voice.once(f"cannot read the memory use: {error}")
             self.close()
             return _CONTINUE
-        if share < self._limit:
+        if share < self.limit:
             return _CONTINUE
-        return Decision(2, "host memory", f"{whose} memory {share:.1%} used, limit {self._limit:.0%}")
+        return Decision(2, "host memory", f"{whose} memory {share:.1%} used, limit {self.limit:.0%}")
 
 
 class SwitchReader:

@@ -20,18 +20,18 @@ class _Level(NamedTuple):
     limit: int
     usage: int  # descriptor
     stat: int  # descriptor
-    keys: tuple[bytes, ...]  # lines of memory.stat that are file pages
+    keys: tuple[bytes, ...]  # lines of memory.stat that are file pages, the inactive ones first
 
 
 class HostMemory:
     """The fullest of the limits on this process. Raises OSError at construction when /proc cannot be read."""
 
-    def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> None:
+    def __init__(self, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup", levels: int = _LEVELS) -> None:
         self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         self._levels: list[_Level] = []
         total = self._host()[0]
         above = [(_limit(folder, v2), v2, folder) for v2, folder in _cgroups(f"{proc}/self/cgroup", Path(cgroups))]
-        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:_LEVELS]:
+        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:levels]:
             try:
                 self._levels.append(_open_level(limit, v2, folder))
             except OSError:
@@ -52,15 +52,15 @@ class HostMemory:
                 share, whose = used / level.limit, "job"
         return share, whose
 
-    def rooms(self) -> list[tuple[int, int]]:
-        """(free, total) in bytes, of the host and of each limit; file pages count as free.
-
-        Raises OSError or ValueError, as ``share`` does.
+    def rooms(self, *, active: bool = True) -> list[tuple[int, int]]:
+        """What is still free and how much there is in all, in bytes, of the host and of each limit; file pages are free,
+        those in use (``active``) only where the caller says so. Raises OSError or ValueError, as ``share`` does.
         """
         total, available = self._host()
         levels = [(available << 10, total << 10)]
         for level in self._levels:
-            used = int(os.pread(level.usage, 32, 0)) - _file_pages(os.pread(level.stat, 8192, 0), level.keys)
+            keys = level.keys if active else level.keys[:1]
+            used = int(os.pread(level.usage, 32, 0)) - _file_pages(os.pread(level.stat, 8192, 0), keys)
             levels.append((level.limit - used, level.limit))
         return levels
 

@@ -47,13 +47,20 @@ def see_to_the_end(env: Mapping[str, str], stay: float = _STAY, pauses: Sequence
 
 
 _USAGE = """usage: python -m ftsupervise.ranks --base DIR --to HOST[,HOST…] --port N --generation N [--every S] [--closer S]
+                                   [--snapshots DIR --copies SHARE]
   --base DIR       where the ranks' pages are, one sub-directory per attempt
   --to, --port     where the supervisor listens; every address of these names is tried
   --generation N   which start of the agents this is
   --every S        seconds between two beats
   --closer S       the same while no rank of the node makes progress
+  --snapshots DIR  where the ranks' snapshots are in memory, and the share of this node's cores for their copies
   --answer TEXT    run no agent: answer one question ("evidence PID") and exit
 The key comes in $FTSUPERVISE_NODE_KEY. `ftsupervise run` starts this by itself."""
+
+
+_OPTIONS = {
+    f"--{name}" for name in ["base", "to", "port", "generation", "every", "closer", "lost", "snapshots", "copies"]
+}
 
 
 def config(words: list[str]) -> AgentConfig:
@@ -61,7 +68,7 @@ def config(words: list[str]) -> AgentConfig:
     from ftsupervise.ranks.agent import AgentConfig
 
     given = dict(zip(words[::2], words[1::2], strict=True))
-    if not given.keys() <= {"--base", "--to", "--port", "--generation", "--every", "--closer", "--lost"}:
+    if not given.keys() <= _OPTIONS:
         raise ValueError(" ".join(words))
     return AgentConfig(
         base=given["--base"],
@@ -72,6 +79,8 @@ def config(words: list[str]) -> AgentConfig:
         closer=float(given.get("--closer", given.get("--every", "1"))),
         node=os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename,
         lost=float(given.get("--lost", "300")),
+        snapshots=given.get("--snapshots", ""),
+        copies=float(given.get("--copies", "0")),
     )
 
 

@@ -18,6 +18,7 @@ from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
 from ftsupervise.ranks.shm_dir import clear, create_locked, remove_empty, remove_stale
+from ftsupervise.ranks.snapshot_relay import SnapshotRelay
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again
 _REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
@@ -40,6 +41,8 @@ class AgentConfig(NamedTuple):
     closer: float = 1.0  # used instead while the ranks here make no progress and may soon count as hung
     node: str = ""
     lost: float = _LOST
+    snapshots: str = ""  # the folder of the job's snapshots in memory; "" without them
+    copies: float = 0.0  # share of this node's cores for copying them
 
 
 class SupervisorLink:
@@ -116,6 +119,8 @@ class SupervisorLink:
             if self._acked < message.number:
                 self._acked, self.answered_at, self._refusals = message.number, monotonic(), 0
                 self._send_to(sender)
+        elif message.kind == protocol.COPY:  # has a number of its own
+            self.answered_at = monotonic()
         elif message.number > self._asked:
             self._asked, self.answered_at = message.number, monotonic()
         else:
@@ -187,9 +192,11 @@ class Agent:
         self.link = SupervisorLink(Seal(key), node, config.generation, config.hosts, config.port, self.poll)
         self.observer = RankObserver(config.base, config.node, self.poll)
         self.exits = ExitReports(self.link)
-        self.answers = Answers(config.node, self.poll, self._dying)
+        self.snapshots = SnapshotRelay(config.snapshots, config.node, key, config.copies, self.poll, self._copies)
+        self.answers = Answers(config.node, self.poll, self._dying, self.snapshots.answer)
         self.over = False
         self.orphan = False  # we end because the supervisor has gone without notice
+        self.keeps = False  # another agent will follow in this job, and needs the snapshots
         self.leave_at: float | None = None
         self.pages = 0
         self.progress = 0.0  # monotonic: the last of any rank here
@@ -259,6 +266,7 @@ class Agent:
         for part, body in enumerate(bodies):
             self.link.say(protocol.STATES, self.observer.attempt or 0, body, part, len(bodies))
         self._answer(now)
+        self.snapshots.beat()
 
     def _stands_still(self, now: float) -> bool:
         """Has the standstill reached the length at which it may soon count as a hang, so that its end matters at once?"""
@@ -283,6 +291,8 @@ class Agent:
                     self._handle(message)
             elif fd == self.answers.fd:
                 self._answer(monotonic())
+            elif self.snapshots.heard(fd):
+                continue
             elif self.observer.on_ready(fd):
                 self._collect_exits()
 
@@ -291,9 +301,15 @@ class Agent:
             self.exits.acknowledged(protocol.read_exits(message.body, self.config.node, monotonic()))
         elif message.kind == protocol.BYE:
             self.over, self.orphan = True, False
+            self.keeps = message.body == protocol.KEEP
+        elif message.kind == protocol.COPY:
+            self.snapshots.order(message.body)
         else:
             self.answers.take(message.number, message.body.decode("utf-8", "replace"))
             self._send_answer()
+
+    def _copies(self, report: bytes) -> None:
+        self.link.say(protocol.COPIES, self.exits.attempt, report)
 
     def _dying(self) -> list[RankExit]:
         self.observer.check()  # one whose page is new may be dying already
@@ -318,6 +334,7 @@ class Agent:
         while self.exits.due() < float("inf") and monotonic() < until:
             self.exits.send(monotonic())
             self._listen(0.01)
+        self.snapshots.close(keep=self.keeps)
         self.observer.close()
         self.link.close()
 

@@ -12,8 +12,10 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from ftsupervise.host import bounded, processes
 from ftsupervise.ranks import protocol, shm_dir
@@ -21,6 +23,7 @@ from ftsupervise.ranks.hang_detector import CLOSER
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import Node, RankTable, Reply
 from ftsupervise.ranks.rpc import read_killed
+from ftsupervise.ranks.snapshot_ring import SnapshotRing
 from ftsupervise.ranks.sources import BeatPoller, Listener
 from ftsupervise.rundir.paths import RunDir, tell
 from ftsupervise.scheduler.allocation import AGENTS, Allocation
@@ -47,6 +50,17 @@ class ObservedAttempt:
     dying: list[RankExit] = field(default_factory=list)  # ranks that were already exiting when we killed the others
 
 
+class SnapshotPlace(NamedTuple):
+    """Where the ranks' snapshots are in memory; "" without them."""
+
+    folder: str = ""
+    copies: float = 0.0  # share of each node's cores for copying them
+
+    def options(self) -> tuple[str, ...]:
+        """For an agent's command line."""
+        return ("--snapshots", self.folder, "--copies", f"{self.copies:g}") if self.folder else ()
+
+
 class Questions:
     """Asks the agents of nodes. Each question is sent again until it is answered, or the time is over."""
 
@@ -56,7 +70,7 @@ class Questions:
         self._table = table
         self._number = 0
         self._arrived = threading.Condition()
-        table.on_reply = self._wake
+        table.on[protocol.REPLY] = self._wake
 
     @property
     def port(self) -> int:
@@ -90,17 +104,23 @@ class Questions:
                 self._table.replies.pop(number, None)
         return answers
 
-    def tell_to_end(self) -> None:
-        """To all agents; it may be lost."""
+    def order_copies(self, name: str, body: bytes) -> None:
+        """An order of ``snapshot_ring.py``; it may be lost."""
+        node = self._table.nodes.get(name.encode())
+        if node is not None:
+            self._send(self._table.pack(protocol.COPY, 0, name.encode(), body), node)
+
+    def tell_to_end(self, *, keep: bool) -> None:
+        """To all agents; it may be lost. ``keep``: others will follow in this job."""
         self._number += 1
         for name, node in list(self._table.nodes.items()):
-            self._send(self._table.pack(protocol.BYE, self._number, name, b""), node)
+            self._send(self._table.pack(protocol.BYE, self._number, name, protocol.KEEP if keep else b""), node)
 
     def _send(self, data: bytes, node: Node) -> None:
         if node.address is not None:
             protocol.send_datagram(self.sock, data, node.address)
 
-    def _wake(self) -> None:
+    def _wake(self, node: Node, body: bytes) -> None:
         with self._arrived:
             self._arrived.notify_all()
 
@@ -192,6 +212,7 @@ class Agents:
         wake: Callable[[], None],
         silence: float = _SILENT,
         often: float = _EVERY,
+        snapshots: SnapshotPlace = SnapshotPlace(),  # noqa: B008 - a frozen value
     ) -> None:
         here = env.get("SLURMD_NODENAME", "")
         self.remote = bool(allocation.job) and allocation.nodes not in ((), (here,))
@@ -211,6 +232,9 @@ class Agents:
         else:
             self._lock = shm_dir.create_locked(self.base)
             shm_dir.remove_stale()
+        self.ring = SnapshotRing(lambda: tuple(self.present()), self._order_copies)
+        self._snapshots = snapshots
+        self.table.on[protocol.COPIES] = self._hear_copies
         self._step = AgentStep(allocation, key, self._command, self._say_once)
         sock = self._questions.sock if self._questions is not None else None
         self._listener = Listener(self.table, sock, "" if self.remote else self.base, self._node)
@@ -226,7 +250,7 @@ class Agents:
         before, self._attempt = self._attempt, ObservedAttempt(monotonic(), log, away)
         self.table.begin(attempt)
         if before.away - away:  # a node is back
-            self._stop_step()
+            self._stop_step(keep=True)
         self._step.begin()
         self.keep_running()
         self._listener.look_now()
@@ -235,9 +259,10 @@ class Agents:
     def keep_running(self) -> None:
         """Start the agents if they do not run, with growing pauses."""
         if self._questions is not None:
-            self._step.keep_running(self._present())
+            self._step.keep_running(self.present())
 
-    def _present(self) -> list[str]:
+    def present(self) -> list[str]:
+        """The nodes that have an agent in this attempt."""
         return [node for node in self._nodes if node not in self._attempt.away]
 
     def _command(self, nodes: int) -> list[str]:
@@ -249,7 +274,16 @@ class Agents:
             *("--to", ",".join(protocol.own_addresses()), "--port", str(port)),
             *("--generation", str(self.table.generation), "--every", f"{every:g}"),
             *("--closer", f"{_closer(every, nodes):g}"),
+            *self._snapshots.options(),
         ]
+
+    def _hear_copies(self, node: Node, body: bytes) -> None:
+        if node.address is not None:
+            self.ring.hear(node.name, str(node.address[0]), body)
+
+    def _order_copies(self, node: str, body: bytes) -> None:
+        if self._questions is not None:
+            self._questions.order_copies(node, body)
 
     # --------------------------------------------------------------------------------------------------------- asking
 
@@ -291,7 +325,7 @@ class Agents:
     def close(self) -> None:
         """End the agents, and leave no page behind."""
         self._poller.close()
-        self._stop_step()
+        self._stop_step(keep=False)
         self._listener.close()
         if self._questions is not None:
             self._questions.sock.close()
@@ -299,9 +333,9 @@ class Agents:
             os.close(self._lock)
         shm_dir.clear(self.base)
 
-    def _stop_step(self) -> None:
+    def _stop_step(self, *, keep: bool) -> None:
         if self._questions is not None:
-            self._step.stop(self._questions.tell_to_end)
+            self._step.stop(partial(self._questions.tell_to_end, keep=keep))
 
     # ----------------------------------------------------------------------------------------------------- being blind
 
@@ -311,7 +345,7 @@ class Agents:
             return False
         if not self.remote:
             return not self.table.local
-        silent = self.table.silent(self._present(), self._silence)
+        silent = self.table.silent(self.present(), self._silence)
         if not silent:
             return self.table.without_ranks()  # ranks that could make no page, or have no guard
         some = ", ".join(silent[:3]) + (f" and {len(silent) - 3} more" if len(silent) > 3 else "")

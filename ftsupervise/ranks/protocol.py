@@ -31,8 +31,9 @@ ENV_KEY = "FTSUPERVISE_NODE_KEY"  # hexadecimal; in the environment of the agent
 KEY = 32  # bytes
 LARGEST = 1400  # bytes of a datagram: passes every Ethernet unsplit
 
-HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE = range(1, 8)
-TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY)), frozenset((ACK, ASK, BYE))
+HELLO, STATES, EXIT, REPLY, ACK, ASK, BYE, COPIES, COPY = range(1, 10)  # the last two: snapshot_orders.py
+TO_SUPERVISOR, TO_AGENT = frozenset((HELLO, STATES, EXIT, REPLY, COPIES)), frozenset((ACK, ASK, BYE, COPY))
+KEEP = b"keep"  # in a BYE: other agents will follow in this job
 
 _HEAD = struct.Struct("<4sBBBBIIQ")
 _MAGIC = b"FTS1"

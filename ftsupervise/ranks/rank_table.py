@@ -92,7 +92,8 @@ class RankTable:
         self._slow: Sequence[RankState] = ()
         self._dead: dict[tuple[int, int], RankExit] = {}
         self._news: deque[RankExit] = deque()
-        self.on_reply: Callable[[], None] = lambda: None
+        # kind of a datagram -> what is told of it
+        self.on: dict[int, Callable[[Node, bytes], None]] = {}
 
     # ------------------------------------------------------------------------------------------------------- asking
 
@@ -174,7 +175,7 @@ class RankTable:
         if node is None:
             node = self.nodes[message.node] = Node(message.node.decode("utf-8", "replace"))
         if message.kind == protocol.REPLY:
-            self._take_reply(message)
+            self._take_reply(message, node)
             return None
         if message.number <= node.numbers.get(message.part, 0):
             if message.kind != protocol.EXIT:  # two deaths may pass each other; each counts once anyway
@@ -186,6 +187,8 @@ class RankTable:
         self.taken += 1
         if message.kind == protocol.EXIT:
             return self._take_exits(message, node, now)
+        if message.kind == protocol.COPIES:
+            self._pass_on(message, node)
         if message.kind == protocol.STATES:
             if message.attempt == self.attempt:
                 node.raw[message.part] = (message.body, now)
@@ -232,7 +235,7 @@ class RankTable:
         self._news.append(one)
         self._wake()
 
-    def _take_reply(self, message: Datagram) -> None:
+    def _take_reply(self, message: Datagram, node: Node) -> None:
         reply = self.replies.get(message.number)
         if reply is None:
             self.dropped["not for us"] += 1
@@ -243,7 +246,11 @@ class RankTable:
             self.dropped["nonsense"] += 1
             return
         if reply.whole:
-            self.on_reply()
+            self._pass_on(message, node)
+
+    def _pass_on(self, message: Datagram, node: Node) -> None:
+        if (told := self.on.get(message.kind)) is not None:
+            told(node, message.body)
 
     def _read(self, node: Node) -> list[RankState]:
         number = node.numbers.copy()

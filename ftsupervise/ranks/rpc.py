@@ -4,6 +4,7 @@ evidence PID…    the state of those ranks, as text (``evidence.py``)
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
 ping             "here"
+snapshots…       what lies in this node's memory, and what shall (``snapshot_relay.py``)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from time import monotonic
 from ftsupervise.ranks.protocol import RankExit, chunks, pack_exits, read_exits
 from ftsupervise.rundir.records import as_count
 
-_BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0}  # seconds
+_BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0, "snapshots": 5.0, "snapshots-begin": 300.0}  # seconds
 _MOST = 250_000  # bytes of an answer
 _AGAIN = 20  # searches until no new process is found: they may fork meanwhile
 
@@ -25,8 +26,8 @@ _AGAIN = 20  # searches until no new process is found: they may fork meanwhile
 class Request:
     """One question that is being answered."""
 
-    def __init__(self, question: str, node: str, poll: select.poll) -> None:
-        """Raises OSError when there is no process or memory for it."""
+    def __init__(self, question: str, node: str, poll: select.poll, by: Callable[[str, str], str]) -> None:
+        """``by`` answers it. Raises OSError when there is no process or memory for it."""
         self.text, self.question = b"", question
         self._poll = poll
         self.fd, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -38,7 +39,7 @@ class Request:
             os.close(write)
             raise
         if self.pid == 0:
-            _answer_and_leave(question, node, write)
+            _answer_and_leave(by, question, node, write)
         os.close(write)
         poll.register(self.fd, select.POLLIN)
 
@@ -71,8 +72,14 @@ class Request:
 class Answers:
     """The question that is being answered, and the last answer: it is sent again when it is asked for again."""
 
-    def __init__(self, node: str, poll: select.poll, dying: Callable[[], Iterable[RankExit]]) -> None:
-        self._node, self._poll, self._dying = node, poll, dying
+    def __init__(
+        self,
+        node: str,
+        poll: select.poll,
+        dying: Callable[[], Iterable[RankExit]],
+        snapshots: Callable[[str, str], str],
+    ) -> None:
+        self._node, self._poll, self._dying, self._snapshots = node, poll, dying, snapshots
         self._request: Request | None = None
         self._killed = ("", "")  # a request to kill, and the ranks that were dying when it first came
         self.number, self.pieces = 0, list[bytes]()
@@ -86,7 +93,8 @@ class Answers:
         if question.startswith("kill ") and self._killed[0] != question:
             self._killed = (question, f" {pack_exits(self._dying(), monotonic()).hex()}".rstrip())
         try:
-            self._request = Request(question, self._node, self._poll)
+            by = self._snapshots if question.startswith("snapshots") else answer
+            self._request = Request(question, self._node, self._poll, by)
         except OSError:
             self._request = None
 
@@ -118,13 +126,13 @@ def reap() -> None:
         return
 
 
-def _answer_and_leave(question: str, node: str, fd: int) -> None:
+def _answer_and_leave(by: Callable[[str, str], str], question: str, node: str, fd: int) -> None:
     try:
         os.set_blocking(fd, True)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        data = memoryview(answer(question, node).encode("utf-8", "replace")[:_MOST])
+        data = memoryview(by(question, node).encode("utf-8", "replace")[:_MOST])
         while data:
             data = data[os.write(fd, data) :]
     except BaseException:  # whatever the error, two agents would be worse

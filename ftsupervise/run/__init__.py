@@ -35,6 +35,7 @@ class Options:
     stop_within: float = default("stop_within")  # for a command to stop after the kill switch was raised
     look_every: float = 1.0  # between two checks of the kill switch and the fence
     checkpoints: str | None = None  # where they are written, unless the environment says; None: in the run directory
+    snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY
     budgets: Budgets = field(default_factory=Budgets)

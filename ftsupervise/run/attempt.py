@@ -22,6 +22,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.fence import superseded
@@ -38,6 +39,8 @@ from ftsupervise.rundir.paths import (
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
+    ENV_SNAPSHOT_STEP,
+    ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
     tell,
@@ -81,6 +84,7 @@ class Services:
     agents: Agents
     nodes: NodeSelector
     warm: WarmStart
+    snapshots: SnapshotKeeper
     pending: PendingWrites  # pages that a full disk did not take
     past: GapHistory  # how long this run's steps and phases take
 
@@ -161,7 +165,12 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     asked = CommandSpec(to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks)
     one = RunningCommand(asked, _monitor(to, mine))
     to.reaper.set_attempt(mine.folder)
-    ended = one.run_to_end(_env(to, now, pages))
+    env = _env(to, now, pages)
+    used = placement.nodes or to.allocation.nodes
+    in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
+    env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
+    ended = one.run_to_end(env)
+    to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
@@ -183,7 +192,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     """The environment of the command: ours, with what names this run, this attempt and its limits. ``pages``: where the ranks
     make theirs."""
     options, mine = to.options, now.claim
-    stale = (ENV_AREA, ENV_STAGING)  # an outer attempt's
+    stale = (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP)  # an outer attempt's
     given = {key: value for key, value in to.env.items() if not key.startswith(ENV_GUARD) and key not in stale}
     given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
     given[ENV_RUN_DIR] = str(options.rundir.root)

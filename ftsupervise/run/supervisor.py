@@ -28,6 +28,7 @@ from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
+from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
@@ -128,6 +129,7 @@ def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
     finally:
         if supervisor is not None:
             supervisor.to.agents.close()
+            supervisor.to.snapshots.close()
             supervisor.to.pending.settle_at_last(options, signals, told=supervisor.now.told)
             supervisor.to.warm.stop()
         keeper.stop()
@@ -137,6 +139,8 @@ def _go(options: Options, env: Mapping[str, str], signals: SignalQueue) -> int:
 def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, reaper: OrphanReaper) -> Services:
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
+    place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
+    agents = Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang), snapshots=place)
     return Services(
         options=options,
         env=dict(env),
@@ -145,9 +149,10 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
         end=scheduler.deadline_from_environment(env) or scheduler.ask_slurm_for_the_deadline(env),
         allocation=allocation,
         steps=allocation.steps(),
-        agents=Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang)),
+        agents=agents,
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
+        snapshots=SnapshotKeeper(place, agents, env.get("SLURMD_NODENAME", "")),
         pending=PendingWrites(),
         past=GapHistory(),
     )

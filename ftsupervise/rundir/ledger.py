@@ -27,7 +27,7 @@ from ftsupervise.model import (
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
-from ftsupervise.rundir.reached import reached, read_resumed
+from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
     as_counts,
     as_number,
@@ -41,7 +41,10 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
+from ftsupervise.rundir.resumed import read_resumed
+from ftsupervise.truth import Beginning
 
+START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
@@ -95,7 +98,7 @@ def numbers(rundir: RunDir) -> list[int]:
 
 def _attempt(rundir: RunDir, number: int) -> Attempt:
     folder = rundir.attempt(number)
-    start, bad_start = _page(folder / "start.json")
+    start, bad_start = _page(folder / START)
     end, bad_end = _page(folder / "end.json")
     if start is None:
         note = bad_start or "claimed, but nothing was started"
@@ -109,6 +112,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=read_resumed(folder),
+        begins=_begins(start.get("begins")),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -132,9 +136,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = _told_to_end(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
-    return began._replace(
-        cause=cause, first_step=seen.first, last_step=seen.last, saved=seen.saved, note=note, told=told
-    )
+    began = began._replace(first_step=seen.first, last_step=seen.last, saved=seen.saved, held=_held(folder))
+    return began._replace(cause=cause, note=note, told=told)
 
 
 def _without_end(start: Mapping[str, object]) -> Cause | None:
@@ -166,6 +169,18 @@ def _told(folder: Path) -> tuple[str, int, datetime | None]:
         page = {}
     told = f"told: {printable(words.strip(), 200) or 'to leave'}"
     return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
+
+
+def _begins(raw: object) -> Beginning | None:
+    try:
+        return None if raw is None else decode(Beginning, raw, lenient=True)
+    except ValueError:
+        return None
+
+
+def _held(folder: Path) -> int | None:
+    page, _ = _page(folder / COPIES)
+    return None if page is None else as_whole(page.get("held"))
 
 
 def _failure(end: Mapping[str, object]) -> Failure | None:
@@ -303,9 +318,21 @@ def write_start(
         "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
     }
     try:
-        write_json(mine.folder / "start.json", record)
+        write_json(mine.folder / START, record)
     except OSError as error:
         raise from_os_error(error, f"write {mine.folder}") from None
+
+
+def write_beginning(mine: Claim, begins: Beginning) -> None:
+    """Add to the first page where the attempt begins from. Raises OSError, ValueError."""
+    record = {**(read_json(mine.folder / START) or {}), "begins": encode(begins, sparse=True)}
+    write_json(mine.folder / START, record, sync=False)
+
+
+def write_copies(mine: Claim, held: int, nodes: int, problem: str, now: datetime) -> None:
+    """Write how far the buddy copies are: the step that every buddy holds. Raises OSError."""
+    record = {"attempt": mine.number, "at": now.isoformat(), "held": held, "nodes": nodes, "problem": problem}
+    write_json(mine.folder / COPIES, record, sync=False)
 
 
 def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:

@@ -6,7 +6,8 @@
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
-      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, warning, imports.json, evidence/
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, resumed.json, warning,
+                          imports.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
@@ -46,6 +47,8 @@ ENV_CHECKPOINT_DIR = "FTSUPERVISE_CHECKPOINT_DIR"
 ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see fence.py
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
+ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of the job's snapshots (checkpoints/memory_folder.py)
+ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`

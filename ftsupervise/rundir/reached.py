@@ -1,16 +1,12 @@
-"""How far an attempt came, and from where: what its loop itself has left in beats and in a page of the attempt's folder."""
+"""How far an attempt came, by the beats of its ranks."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from ftsupervise.model import Reached
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.records import as_count, as_number, read_record, write_json
-from ftsupervise.truth import Beat, Resumed
-
-RESUMED = "resumed.json"  # the guard's page of the checkpoint that it began from
+from ftsupervise.rundir.records import as_count, as_number
+from ftsupervise.truth import Beat
 
 
 def reached(rundir: RunDir, number: int) -> Reached:
@@ -41,16 +37,3 @@ def _moment(fact: str | None) -> float | None:
         return as_number(float(fact)) if fact is not None else None
     except ValueError:
         return None
-
-
-def read_resumed(folder: Path) -> Resumed | None:
-    """The checkpoint that the attempt of ``folder`` began from; None where its page is not there or damaged."""
-    try:
-        return read_record(Resumed, folder / RESUMED, limit=256_000)
-    except (OSError, ValueError):
-        return None
-
-
-def write_resumed(folder: Path, resumed: Resumed) -> None:
-    """Write which checkpoint the attempt of ``folder`` began from. Raises OSError."""
-    write_json(folder / RESUMED, resumed, sync=False)

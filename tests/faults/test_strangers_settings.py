@@ -264,7 +264,7 @@ def test_somebody_elses_settings_do_not_stand_for_a_run_of_ours(scene: Scene) ->
     ("key", "section"),
     [
         ("launch.output", "launch: {{command: 'true', output: {private}/log-%j}}\nwatch: {{loss: {{}}}}"),
-        ("watch.checkpoints.path", "watch: {{checkpoints: {{path: {private}/none}}}}"),
+        ("checkpoints.path", "checkpoints: {{path: {private}/none}}"),
         ("watch.disk[1].path", "watch: {{disk: [{{path: /tmp/none-of-ours}}, {{path: {private}}}]}}"),
     ],
 )

@@ -42,9 +42,10 @@ def test_the_list_is_newest_first_and_says_which_have_no_manifest(folder: Path) 
     lines = typed("list", str(folder)).output.splitlines()
     assert [line.split()[0] for line in lines] == ["step-300", "step-200", "step-100"]
     assert lines[0].endswith("no manifest")
-    assert "step 200" in lines[1] and lines[1].endswith("1 kB  1 file  files")
+    assert "step 200" in lines[1] and lines[1].endswith("1 kB  1 file")
     listed = told("list", str(folder))["checkpoints"]
     assert [one["step"] for one in listed] == [300, 200, 100]
+    assert [one["path"] for one in listed] == [str(folder / f"step-{step}") for step in (300, 200, 100)]
     assert listed[0]["manifest"] is None and listed[1]["manifest"]["size"] == 1000
 
 
@@ -71,10 +72,23 @@ def test_exit_codes_tell_damaged_from_not_seen(folder: Path) -> None:
     assert isinstance(missing.exception, NotFound)
 
 
-def test_all_that_have_no_manifest_are_adopted_at_once(folder: Path) -> None:
-    assert "step-300 is committed: step 300, 1 file, 1 kB, files" in typed("commit", str(folder)).output
-    assert "nothing to commit" in typed("commit", str(folder)).output
-    assert typed("verify", "--all", str(folder)).exit_code == 0
+def test_all_that_call_themselves_complete_are_adopted_at_once_and_no_others(folder: Path) -> None:
+    done = typed("commit", str(folder))
+    assert isinstance(done.exception, Refused) and "step-300 may not be complete" in str(done.exception)
+    for step in (400, 500):
+        (folder / f"step-{step}").mkdir()
+        (folder / f"step-{step}" / "__0_0.distcp").write_bytes(b"w")
+    (folder / "step-400" / ".metadata").write_bytes(b"__0_0.distcp.")
+    raw = bytearray(manifest_of(folder / "step-100").read_bytes())
+    raw[0] ^= 1
+    manifest_of(folder / "step-100").write_bytes(raw)
+    done = typed("commit", str(folder))
+    assert done.output.splitlines() == ["step-400 is committed: step 400, 2 files, 14 B, torch-dcp"]
+    assert "step-500 is not complete" in str(done.exception)
+    assert "step-100" not in str(done.exception), "a damaged manifest is no reason to write another one"
+    assert "a damaged manifest" in typed("list", str(folder)).output
+    assert typed("commit", str(folder / "step-300")).exit_code == 0
+    assert isinstance(typed("commit", "--again", str(folder)).exception, UsageError)
 
 
 def test_a_metric_and_a_step_are_written_down(folder: Path) -> None:
@@ -112,7 +126,7 @@ def test_a_run_is_named_as_everywhere_and_its_settings_say_where_they_lie(
 
 def test_a_bar_is_drawn_on_a_terminal_and_nowhere_else(folder: Path) -> None:
     (folder / "step-300" / "weights").write_bytes(os.urandom(3_000_000))
-    words = [sys.executable, "-m", "ftsupervise", "checkpoints", "commit", "--again", str(folder)]
+    words = [sys.executable, "-m", "ftsupervise", "checkpoints", "commit", "--again", str(folder / "step-300")]
     master, slave = pty.openpty()
     with subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=slave, env={**os.environ, "TERM": "xterm"}

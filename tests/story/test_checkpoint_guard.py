@@ -16,6 +16,8 @@ from ftsupervise import Guard
 from ftsupervise.checkpoints.manifest import FOLDER_NAME, read_manifest
 from ftsupervise.checkpoints.shards import leave_list, list_of, rank_in
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.resumed import read_resumed
 
 FULL = Scope(Thoroughness.FULL)
 
@@ -191,6 +193,30 @@ def test_latest_passes_over_what_is_broken_and_says_so_once(
         assert guard.latest(world=8) is None
     said = capsys.readouterr().err
     assert said.count("checkpoint step-00000003 is truncated: weights has 999 bytes of 1000; it is passed over") == 1
+
+
+def test_the_attempt_says_which_checkpoint_it_went_on_from_and_which_it_passed_over(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    attempt = rundir.attempt(1)
+    attempt.mkdir(parents=True)
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(rundir.root))
+    monkeypatch.setenv("FTSUPERVISE_ATTEMPT_DIR", str(attempt))
+    monkeypatch.setenv("FTSUPERVISE_ATTEMPT", "1")
+    with Guard(signals=(), rank=0, world=1) as guard:
+        assert guard.latest() is None
+        anew = read_resumed(attempt)
+        assert anew is not None and anew.words() == "from the beginning"
+        for step in (1, 2):
+            with guard.checkpoint(step) as folder:
+                (folder / "weights").write_bytes(b"w" * 1000)
+        (checkpoints / "step-00000002" / "weights").unlink()
+        guard.latest()
+    found = read_resumed(attempt)
+    assert found is not None and (found.checkpoint, found.step) == ("step-00000001", 1)
+    assert found.passed == ("step-00000002 is missing: weights is missing",)
+    assert found.words() == "from step-00000001 (1 newer passed over)"
 
 
 def test_latest_reads_every_byte_where_the_settings_say_so(

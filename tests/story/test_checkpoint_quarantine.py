@@ -14,6 +14,8 @@ import pytest
 from ftsupervise import Guard
 from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.suspicion import suspect
+from ftsupervise.config.load import loads
+from ftsupervise.errors import ConfigError
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.rundir import fence, ledger, switches
 from ftsupervise.rundir.paths import RunDir
@@ -247,7 +249,18 @@ def test_the_page_of_the_checkpoint_stays_readable() -> None:
     golden = RunDir(Path(__file__).parents[1] / "golden" / "records" / "ledger")
     (one,) = [one for one in ledger.ledger(golden) if one.resumed is not None]
     assert one.number == 5 and one.resumed is not None
-    assert (
-        one.resumed.words() == "from step-00000499 (step-00000520 was set aside; newer ones that were passed over: 1)"
+    assert one.resumed.words() == "from step-00000499 (step-00000520 was set aside; 1 newer passed over)"
+    assert (one.resumed.step, one.resumed.committed, one.resumed.older, one.resumed.set_aside_step) == (
+        499,
+        NOW,
+        3,
+        520,
     )
-    assert (one.resumed.step, one.resumed.at, one.resumed.older, one.resumed.set_aside_step) == (499, NOW, 3, 520)
+
+
+def test_the_settings_refuse_a_quarantine_that_the_brake_would_come_before() -> None:
+    def settings(after: int) -> bytes:
+        return f"name: a\nlaunch: {{command: x}}\ncheckpoints: {{quarantine_after: {after}}}\n".encode()
+
+    with pytest.raises(ConfigError, match="checkpoints.quarantine_after: give 2 at most: .* the brake on after 3"):
+        loads(settings(3))

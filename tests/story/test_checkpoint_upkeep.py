@@ -132,6 +132,7 @@ def test_the_newest_is_copied_and_comes_back_when_the_disk_is_lost(type_it: Type
     assert f"{tmp_path}/here/step-00000002 is here and whole" in shown
     assert verify(tmp_path / "here/step-00000002", Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
     assert names(tmp_path / "here/.quarantine") == ["step-00000002"]
+    assert f"set aside: {tmp_path}/here/.quarantine/step-00000002, because it is not what" in type_it("list", "here")
 
 
 def test_a_damaged_copy_is_passed_over_for_the_next_one(type_it: Type, tmp_path: Path) -> None:
@@ -148,6 +149,13 @@ def test_a_place_that_cannot_be_seen_is_not_a_place_without_copies(type_it: Type
     (tmp_path / "far").touch()
     assert "could not be seen: Not a directory" in type_it("restore", "here", "--from", "far", code=3)
     assert "there is no whole copy in" in type_it("restore", "here", "--from", "nothing", code=66)
+
+
+def test_a_place_for_copies_that_depends_on_the_working_directory_is_refused(type_it: Type, tmp_path: Path) -> None:
+    settings = "name: tr11\nscheduler: local\nlaunch: {command: sleep 1}\ncheckpoints: {offload: {to: far}}\n"
+    (tmp_path / "ftsupervise.yaml").write_text(settings)
+    done = CliRunner().invoke(ftsupervise, ["config", "check"])
+    assert "is no absolute path" in f"{done.output}{done.exception}"
 
 
 @pytest.mark.parametrize("rate", ["0", "fast", "-1MB"])

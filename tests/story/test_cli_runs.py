@@ -38,6 +38,8 @@ COMMANDS = [
     ("nodes", "{}"),
     ("nodes", "--json", "{}"),
     ("nodes", "trust", "--no-apply", "node-1", "{}"),
+    ("checkpoints", "{}"),
+    ("checkpoints", "list", "--json", "{}"),
     ("check", "is-running", "{}"),
     ("watch", "--only", "is-running", "{}"),
     ("config", "check", "{}"),

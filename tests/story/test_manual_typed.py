@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 import types
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from ftsupervise import Decision, Guard
+from ftsupervise.checkpoints.memory_folder import node_folder
 from ftsupervise.config.load import loads
 from ftsupervise.findings import Finding
 from ftsupervise.rundir.paths import RunDir
@@ -171,6 +173,30 @@ def test_the_vote_over_ranks_is_taken_as_shown(monkeypatch: pytest.MonkeyPatch) 
     decisions = [guard.step(step) for step in range(1, 21)]
     guard.close()
     assert [step for step, decision in enumerate(decisions, 1) if decision.save] == [10, 20]
+
+
+def test_the_loops_with_snapshots_run_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"/dev/shm/ftsupervise-test-{os.getpid()}-{os.urandom(4).hex()}"
+    for place in (root, node_folder(root)):
+        Path(place).mkdir(mode=0o700)
+    monkeypatch.setenv("FTSUPERVISE_SNAPSHOTS", root)
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (loop,), (warm,), (folder,) = marked("run", "snapshots"), marked("run", "warm-up"), marked("run", "snapshot-folder")
+    state: dict[str, Any] = {name: {"weights": [1.5]} for name in ("model", "optimizer", "schedule", "place")}
+    try:
+        names = {**state, "last": 50, "load_checkpoint": lambda: 0, "train": lambda step: time.sleep(0.002)}
+        exec(compile(loop.text, str(loop), "exec"), names)
+        assert names["start"] == 0 and not list(Path(node_folder(root)).iterdir())
+        names = {**state, "guard": Guard(), "batch": 1}
+        exec(compile(warm.text, str(warm), "exec"), names)
+        assert names["start"] is None
+        saved: list[Path] = []
+        names = {**names, "last": 50, "train": lambda step: time.sleep(0.01), "save": saved.append}
+        exec(compile(folder.text, str(folder), "exec"), names)
+        assert saved
+    finally:
+        shutil.rmtree(root)
 
 
 class Box:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from ftsupervise.checkpoints.commit import commit
 from ftsupervise.config.load import loads
-from ftsupervise.findings import Finding
+from ftsupervise.findings import Finding, Severity
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Probe, Ran
 from ftsupervise.rundir.paths import RunDir
@@ -208,3 +209,50 @@ def test_gpus_that_are_lost_hot_idle_or_broken(tmp_path: Path, probe: Probe) -> 
     assert gpus(scene, idle, well[1])["0 work"].health is Health.OK
     scene.now += HOUR
     assert gpus(scene, idle, well[1])["0 work"].health is Health.BAD
+
+
+def test_a_checkpoint_that_is_not_what_was_committed_is_told_and_which_one_is_left(
+    tmp_path: Path, probe: Probe
+) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    (scene.rundir.switches).mkdir()
+    assert "whole" not in scene.look("checkpoints"), "without a manifest nothing is known"
+    for number in range(5):
+        commit(scene.rundir.checkpoints / f"step-{number}")
+        os.utime(scene.rundir.checkpoints / f"step-{number}", (scene.now - (4.5 - number) * HOUR,) * 2)
+    scene.now += 2 * HOUR
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.summary) == (Health.OK, "checkpoint step-4 is verified")
+    os.truncate(scene.rundir.checkpoints / "step-4" / "1", 10)
+    assert scene.look("checkpoints")["whole"].health is Health.OK, "it is not read again at every tick"
+    scene.now += 2 * HOUR
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.severity) == (Health.BAD, Severity.WARNING)
+    assert found.summary == ("checkpoint step-4 is truncated: 1 has 10 bytes of 1000; the run would go on from step-3")
+    for number in range(4):
+        (scene.rundir.checkpoints / f"step-{number}" / "0").unlink()
+    scene.now += 2 * HOUR
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.severity) == (Health.BAD, Severity.CRITICAL)
+    assert found.summary.endswith("no checkpoint is good to go on from")
+
+
+def test_a_checkpoint_that_is_just_being_written_is_no_alert_and_one_that_cannot_be_read_neither(
+    tmp_path: Path, probe: Probe
+) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    (scene.rundir.switches).mkdir()
+    commit(scene.rundir.checkpoints / "step-4")
+    torn = scene.rundir.checkpoints / "step-9"
+    torn.mkdir()
+    (torn / "__0_0.distcp").write_bytes(b"x" * 2000)
+    found = scene.look("checkpoints")["whole"]
+    assert found.health is Health.OK
+    scene.now += HOUR
+    scene.memory["verdicts"] = {}
+    found = scene.look("checkpoints")["whole"]
+    assert found.health is Health.BAD and "step-9 is torn" in found.summary
+    scene.rundir.config.write_text("name: [")
+    scene.memory["verdicts"] = {}
+    found = scene.look("checkpoints")["whole"]
+    assert found.health is Health.UNKNOWN and "could not be verified" in found.summary

@@ -13,7 +13,7 @@ from ftsupervise import Guard
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Watchers as Settings
 from ftsupervise.findings import Finding
-from ftsupervise.guard import guard as door
+from ftsupervise.guard import heartbeat as door
 from ftsupervise.rundir.heartbeat_page import remove_watcher, watcher_folder, watchers, write_watcher
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json

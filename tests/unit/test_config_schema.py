@@ -74,6 +74,8 @@ checkpoints:
   verify: full
   quarantine_after: 3
   adopt: true
+  snapshot_every: 4
+  snapshot_copies: 1%
   retain: {last: 3, every: 1000, best: 2, metric: loss, better: low, copied: true, before_full: true}
   offload: {to: [/archive/run, "s3://bucket/run"], rate: 200MB}
 watch:

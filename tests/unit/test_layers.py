@@ -19,7 +19,19 @@ PACKAGE = ROOT / "ftsupervise"
 ROOMS = (
     # words: files beside the rooms
     *("errors", "units", "hostlist", "printable", "secrecy", "truth", "model", "findings"),
-    *("host", "rundir", "probe", "checkpoints", "scheduler", "config", "nodes", "guard", "ranks", "warm"),
+    *(
+        "host",
+        "rundir",
+        "probe",
+        "checkpoints",
+        "scheduler",
+        "config",
+        "nodes",
+        "guard",
+        "integrations",
+        "ranks",
+        "warm",
+    ),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),
 )

@@ -10,8 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ftsupervise.checkpoints.find import unfinished
+from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
+from ftsupervise.host import processes
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Ran, Tree
+from ftsupervise.rundir.records import as_text, parse_object
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
@@ -24,8 +28,10 @@ if TYPE_CHECKING:
 # The checkpoints that are there: how large, how often, how fresh. Sizes are remembered, so that a tree of a hundred
 # thousand files is walked once and not at every tick.
 
+_GOOD = (CheckpointState.VERIFIED.value, CheckpointState.COMPLETE.value)
+_AGAIN = 3600.0  # seconds after which a checkpoint that is known is verified again
+_BOUND = 60.0  # seconds for a verification of sizes
 _WALKS = 2  # trees measured anew in one check
-_UNFINISHED = ("tmp", ".tmp", "incomplete", "partial", ".part", "staging")
 
 
 @dataclass(frozen=True)
@@ -41,21 +47,12 @@ class Written:
 
 def folder_of(look: Look) -> Path:
     """Where the run writes its checkpoints."""
-    section = look.run.watch.checkpoints
-    return section.path if section is not None and section.path is not None else look.rundir.checkpoints
-
-
-def unfinished(name: str) -> bool:
-    """Does the name say that it is not whole yet?"""
-    low = name.lower()
-    return low.startswith((".", "tmp", "_tmp")) or any(low.endswith(mark) for mark in _UNFINISHED) or ".tmp" in low
+    return look.run.checkpoints.path or look.rundir.checkpoints
 
 
 def written(look: Look, memory: dict[str, Any], *, newest: int = 4) -> tuple[Written, ...] | Missing | NotSeen:
     """The ``newest`` checkpoints with their sizes and all others without, oldest first. ``memory`` keeps the sizes."""
-    section = look.run.watch.checkpoints
-    pattern = section.pattern if section is not None else "*"
-    folder = folder_of(look)
+    pattern, folder = look.run.checkpoints.pattern, folder_of(look)
     got = look.probe.listing(folder, most=5000)
     if not isinstance(got, Listing):
         return got
@@ -119,19 +116,25 @@ WORDS = {
         "keep the one before it; look into the log of the save",
         Severity.CRITICAL,
     ),
+    "whole": Words(
+        "The run would lose the steps since the checkpoint before it.",
+        "ftsupervise checkpoints verify {run_dir}",
+        "look into the log of the save, and at the disk",
+    ),
 }
 
 
 def check(look: Look, settings: Settings) -> Iterator[Finding]:
     ones = written(look, look.memory)
     if isinstance(ones, NotSeen):
-        for subject in ("age", "size"):
+        for subject in ("age", "size", "whole"):
             yield _finding(look, subject, None, f"checkpoints {ones.sentence.partition(' ')[2]}")
         return
     now = server_now(look)
     yield _age(look, settings, () if isinstance(ones, Missing) else ones, now)
     if not isinstance(ones, Missing) and ones:
         yield _size(look, settings, ones, now)
+        yield from _whole(look, settings, ones, now)
 
 
 def _age(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Finding:
@@ -176,6 +179,73 @@ def _size(look: Look, settings: Settings, ones: tuple[Written, ...], now: float)
     if wrong and young:
         text += f", but may still be written ({show_duration(now - newest.mtime)} old)"
     return _finding(look, "size", bool(wrong) and not young, f"checkpoint {newest.name} {text}")
+
+
+def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float) -> Iterator[Finding]:
+    """Is the newest one what was committed, and if not, from which one would the run go on? Nothing is said of a run whose
+    checkpoints have no manifest and no sign of their own."""
+    seen = _verdicts(look, ones[-1])
+    if isinstance(seen, str):
+        yield _finding(look, "whole", None, seen)
+        return
+    good = next((one for one in seen if one["state"] in _GOOD), None)
+    settled = [one for one in seen if one["state"] not in _GOOD and _settled(one, ones, settings, now)]
+    if good is None and all(_says_nothing(one) for one in seen):
+        return
+    if good is not None and not settled:
+        yield _finding(look, "whole", False, f"checkpoint {Path(good['path']).name} is {good['state']}")
+        return
+    blind = all(one["state"] == CheckpointState.UNSEEN.value for one in settled)
+    wrong = "; ".join(
+        f"{Path(one['path']).name} is {one['state']}: {'; '.join(one['wrong'][:1])}" for one in settled[:3]
+    )
+    rest = f"the run would go on from {Path(good['path']).name}" if good else "no checkpoint is good to go on from"
+    severity = Severity.WARNING if good else Severity.CRITICAL
+    text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may still be written; {rest}"
+    yield _finding(look, "whole", None if blind and settled else bool(settled), text, severity=severity)
+
+
+def _settled(one: dict[str, Any], ones: tuple[Written, ...], settings: Settings, now: float) -> bool:
+    """Has there been time enough to write it?"""
+    name = Path(one["path"]).name
+    return all(now - each.mtime >= settings.settle.total_seconds() for each in ones if each.name == name)
+
+
+def _says_nothing(one: dict[str, Any]) -> bool:
+    return one["state"] == CheckpointState.UNSEEN.value and not one["manifest"] and not one["error"]
+
+
+def _verdicts(look: Look, newest: Written) -> list[dict[str, Any]] | str:
+    """The verdicts of ``ftsupervise checkpoints verify --sizes``, newest first, up to the first good one; a sentence where
+    there are none. Asked again when there is a newer one, and now and then."""
+    known = look.memory.get("verdicts", {})
+    asked = look.now.timestamp()
+    if known.get("of") == [newest.name, newest.mtime] and 0 <= asked - known.get("at", 0.0) < _AGAIN:
+        return list(known["seen"])
+    command = processes.own_command("checkpoints", "verify", "--sizes", "--json", str(look.rundir.root))
+    ran = look.probe.run(command, bound=_BOUND, most=1_000_000)
+    if not isinstance(ran, Ran):
+        return ran.sentence if isinstance(ran, NotSeen) else "checkpoints cannot be verified here"
+    if ran.late:
+        return f"checkpoints could not be verified within {_BOUND:.0f} s"
+    try:
+        seen = [_plain_verdict(one) for one in parse_object(ran.out)["checkpoints"]]  # type: ignore[attr-defined]
+    except (ValueError, TypeError, KeyError):
+        said = ran.err.decode("utf-8", "replace").strip().partition("\n")[0]
+        return f"checkpoints could not be verified: {said[:200] or f'exit {ran.code}'}"
+    look.memory["verdicts"] = {"of": [newest.name, newest.mtime], "at": asked, "seen": seen}
+    return seen
+
+
+def _plain_verdict(one: Any) -> dict[str, Any]:
+    wrong = [as_text(text) for text in one["wrong"][:3]]
+    return {
+        "path": as_text(one["path"]),
+        "state": CheckpointState(one["state"]).value,
+        "wrong": wrong,
+        "manifest": one["manifest"] is True,
+        "error": one["error"],
+    }
 
 
 def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: Any) -> Finding:

@@ -37,10 +37,10 @@ def _paths(look: Look) -> Iterator[str]:
     for index, one in enumerate(watch.disk or ()):
         if one.path is not None and isinstance(look.probe.look(one.path), Missing):
             yield f"watch.disk[{index}].path: {one.path} is not there{_close(look, one.path)}"
-    if watch.checkpoints is not None and watch.checkpoints.path is not None:
-        path = watch.checkpoints.path
+    if look.run.checkpoints.path is not None:
+        path = look.run.checkpoints.path
         if isinstance(look.probe.look(path), Missing) and isinstance(look.probe.look(path.parent), Missing):
-            yield f"watch.checkpoints.path: neither {path} nor the directory above it is there{_close(look, path.parent)}"
+            yield f"checkpoints.path: neither {path} nor the directory above it is there{_close(look, path.parent)}"
     for key, log in (
         ("watch.hang.log", watch.hang.log if watch.hang is not None else None),
         ("watch.loss.log", watch.loss.log if watch.loss is not None else None),

@@ -268,8 +268,7 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
 
 
 def _checkpoint(look: Look, now: float) -> list[Signal]:
-    section = look.run.watch.checkpoints
-    folder = section.path if section is not None and section.path is not None else look.rundir.checkpoints
+    folder = look.run.checkpoints.path or look.rundir.checkpoints
     got = look.probe.listing(folder, most=5000)
     if isinstance(got, NotSeen):
         return [Signal("checkpoint", None, blind=got.sentence)]

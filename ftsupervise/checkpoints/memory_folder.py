@@ -1,0 +1,161 @@
+"""The folder of a job's snapshots in a node's memory: its name, whose it is, and its removal.
+
+    /dev/shm/ftsupervise-snapshots-UID-JOB-NONCE/NODE/rank-N    the snapshots of one rank (memory_slots.py)
+    /dev/shm/ftsupervise-snapshots-UID-JOB-NONCE/NODE/kept      the generations that no rank overwrites (memory_pins.py)
+
+The supervisor chooses the name, and the node's agent (or the supervisor itself, on one node) makes the folder. A rank never
+makes it: where a container has another /dev/shm the folder is not there, and the rank makes no snapshots. A file of a rank lies
+on the node that it runs on and, as a copy, on the buddy of that node; in each folder it has one writer. Several nodes of a test
+cluster share a host, so each has a folder of its own.
+
+Who writes the folder holds a shared lock on it. An unlocked folder that no process of ours works with belongs to a job that is
+gone, and the next job on the node removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+
+from ftsupervise.host import processes
+from ftsupervise.rundir.paths import ENV_SNAPSHOTS
+
+SHARED_MEMORY = "/dev/shm"
+_NAME = "ftsupervise-snapshots"
+_RANK = re.compile(r"rank-([0-9]{1,9})")
+
+
+def new_folder(job: str, top: str = SHARED_MEMORY) -> str:
+    """An unguessable name for the folder of ``job`` (its number, "" outside any job)."""
+    word = re.sub(r"[^A-Za-z0-9_.]", "_", job)[:40] or "local"
+    return f"{top}/{_NAME}-{os.geteuid()}-{word}-{os.urandom(8).hex()}"
+
+
+def node_folder(folder: str, node: str = "") -> str:
+    """The part of ``folder`` that is ``node``'s, without it this process's. Raises ValueError for a name that is a path."""
+    name = node or os.environ.get("SLURMD_NODENAME", "") or os.uname().nodename
+    if "/" in name or name in (".", ".."):
+        raise ValueError(f"{name!r} is not the name of a node")
+    return f"{folder}/{name}"
+
+
+def rank_file(place: str, rank: int) -> str:
+    return f"{place}/rank-{rank}"
+
+
+def ranks_in(place: str) -> dict[int, str]:
+    """rank -> its file, own ones and copies. {} where the folder is not there, or not ours alone."""
+    if not is_ours(place):
+        return {}
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return {}
+    return {int(found[1]): f"{place}/{name}" for name in names if (found := _RANK.fullmatch(name))}
+
+
+def is_ours(folder: str) -> bool:
+    """Is it a directory of this account that no other one may write?"""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def make(folder: str, node: str = "") -> int | None:
+    """Make ``folder`` and the part of ``node``, 0700 whatever the umask, and hold them: a descriptor to keep open.
+    None where that cannot be, or a stranger was there first."""
+    place = node_folder(folder, node)
+    for one in (folder, place):
+        try:
+            os.mkdir(one, 0o700)  # noqa: PTH102
+        except FileExistsError:  # another node of a test cluster, or an earlier agent
+            pass
+        except OSError:
+            return None
+        if not is_ours(one):
+            return None
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # another process is removing it
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove(folder: str, node: str = "") -> None:
+    """Remove what is ``node``'s, and the folder itself if nothing is left in it. What is not ours alone stays."""
+    if is_ours(folder):
+        _empty(node_folder(folder, node))
+        _remove_folder(folder)
+
+
+def remove_leftovers(top: str = SHARED_MEMORY) -> None:
+    """Remove the folders of this account's jobs that are gone from this node: nobody holds them or was started with them."""
+    mine = re.compile(rf"{_NAME}-{os.geteuid()}-[A-Za-z0-9_.]+-[0-9a-f]{{16}}")
+    left = [f"{top}/{name}" for name in _names(top) if mine.fullmatch(name)]
+    held = [(folder, fd) for folder in left if is_ours(folder) and (fd := _alone(folder)) is not None]
+    used = processes.marked(ENV_SNAPSHOTS) if held else {}
+    for folder, fd in held:
+        try:
+            if folder not in used:
+                for name in _names(folder):
+                    _empty(f"{folder}/{name}")
+                _remove_folder(folder)
+        finally:
+            os.close(fd)
+
+
+def _alone(folder: str) -> int | None:
+    """A descriptor that holds ``folder`` alone; None while others hold it."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _empty(place: str) -> None:
+    if not is_ours(place):
+        return
+    for name in _names(place):
+        try:
+            os.unlink(f"{place}/{name}")
+        except IsADirectoryError:  # a rank's staging area
+            shutil.rmtree(f"{place}/{name}", ignore_errors=True)
+        except OSError:
+            continue
+    _remove_folder(place)
+
+
+def _remove_folder(folder: str) -> None:
+    try:
+        os.rmdir(folder)  # noqa: PTH106
+    except OSError:
+        return
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def folders(top: str = SHARED_MEMORY) -> Iterator[str]:
+    """The snapshot folders of this account on this host, of whatever job."""
+    yield from (f"{top}/{name}" for name in _names(top) if name.startswith(f"{_NAME}-{os.geteuid()}-"))

@@ -1,0 +1,227 @@
+"""What of the training loop a snapshot holds, and how it is put back: the objects that the loop named, and random generators.
+
+An object with ``state_dict`` and ``load_state_dict`` (a module, an optimizer, a schedule, a scaler, a stateful loader) gives
+its own state. A dictionary, a list or an array is kept as it is and changed in place: a loop keeps its place in the data there.
+The generators of Python, NumPy and torch are kept without being named.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ftsupervise.checkpoints.memory_arrays import Bytes, NumPyArrays
+from ftsupervise.checkpoints.memory_state import (
+    Arrays,
+    Described,
+    Describer,
+    Node,
+    StoredArray,
+    build,
+    copy_blocks,
+    parse,
+)
+
+# Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
+_INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}
+
+
+Places = tuple[memoryview, list[list[Any]]]  # of the loose arrays, by framework
+
+
+class _Part(NamedTuple):
+    """One thing that the loop named: how its state is taken, and put back."""
+
+    target: Any
+    take: Callable[[], Any]
+    put: Callable[[Any], object] | None  # None: it is changed in place
+
+
+class LoopState:
+    """The loop's state, to be described and loaded any number of times.
+
+    Raises TypeError for what can be neither asked for its state nor changed in place, such as a number.
+    """
+
+    def __init__(self, named: Mapping[str, object]) -> None:
+        self._integrations = [import_module(name).FRAMEWORK for at, name in _INTEGRATIONS.items() if at in sys.modules]
+        self._frameworks: list[Arrays] = [
+            *(row for one in self._integrations for row in one.arrays),
+            NumPyArrays(),
+            Bytes(),
+        ]
+        self._parts = {name: self._part(name, target) for name, target in named.items()}
+        self._describer = Describer(self._frameworks)
+
+    def describe(self) -> Described:
+        """The state as it is now. Raises CannotKeep for a value of no known kind."""
+        return self._describer.describe(
+            {"parts": {name: part.take() for name, part in self._parts.items()}, "rng": self._generators()}
+        )
+
+    def places(self, described: Described, buffer: memoryview) -> Places:
+        """Where each array goes in ``buffer``."""
+        loose = [described.arrays[n] for n in described.loose]
+        return buffer, [[one.view(buffer, row) for row in loose if row.kind == one.kind] for one in self._frameworks]
+
+    def copy(self, described: Described, places: Places) -> None:
+        """Copy all arrays to their places: what the loop waits for."""
+        buffer, views = places
+        copy_blocks(described, buffer)
+        for framework, mine in zip(self._frameworks, views, strict=True):
+            if mine:
+                kind, rows = framework.kind, described.arrays
+                framework.copy(mine, [described.values[n] for n in described.loose if rows[n].kind == kind])
+
+    # --------------------------------------------------------------------------------------------------------- loading
+
+    def why_not(self, description: bytes) -> str:
+        """Why the loop cannot take this snapshot, as a clause; "" when it can. Raises ValueError for a damaged one."""
+        tree, rows = parse(description)
+        parts = tree["dict"]["parts"]["dict"]
+        if parts.keys() != self._parts.keys():
+            return f"it holds {_names(parts)}, and the loop names {_names(self._parts)}"
+        unknown = {row.kind for row in rows} - {framework.kind for framework in self._frameworks}
+        if unknown:
+            return f"it holds arrays of {_names(unknown)}, which the program has not loaded"
+        for name, part in self._parts.items():
+            for one in self._integrations:
+                if one.copies(part.target):
+                    shapes = build(parts[name], lambda at: rows[at].shape, self._frameworks)
+                    if reason := one.why_not(part.target, shapes):
+                        return f"of {name}, {reason}"
+        return ""
+
+    def load(self, description: bytes, buffer: memoryview) -> None:
+        """Put a snapshot back into the loop's objects, the generators last. Raises what their loading raises."""
+        tree, rows = parse(description)
+        saved = _Saved(rows, buffer, self._frameworks)
+        parts = tree["dict"]["parts"]["dict"]
+        for name, part in self._parts.items():
+            self._put(part, parts[name], saved)
+        self._set_generators(saved.own(tree["dict"]["rng"]))
+
+    def after_warm_up(self) -> None:
+        """The gradients of a warm-up pass belong to no step."""
+        for part in self._parts.values():
+            for one in self._integrations:
+                one.forget_gradients(part.target)
+
+    def _put(self, part: _Part, node: Node, saved: _Saved) -> None:
+        if part.put is None:
+            saved.merge(part.target, saved.views(node))
+            return
+        for one in self._integrations:
+            if one.copies(part.target):
+                state, own = saved.views(node), one.own(part.target)
+                for key in state:
+                    if key not in own:
+                        state[key] = saved.settle(state[key])
+                break
+        else:
+            state = saved.own(node)
+        for one in self._integrations:
+            one.adopt(part.target, state)
+        part.put(state)
+
+    def _part(self, name: str, target: Any) -> _Part:
+        if callable(getattr(target, "state_dict", None)) and callable(getattr(target, "load_state_dict", None)):
+            return _Part(target, target.state_dict, target.load_state_dict)
+        if callable(getattr(target, "get_state", None)) and callable(getattr(target, "set_state", None)):
+            return _Part(target, target.get_state, target.set_state)  # torch.Generator, numpy.random.RandomState
+        if isinstance(target, random.Random):
+            return _Part(target, target.getstate, target.setstate)
+        if hasattr(target, "bit_generator"):  # numpy.random.Generator
+            bits = target.bit_generator
+            return _Part(target, lambda: bits.state, lambda state: setattr(bits, "state", state))
+        if type(target) in (dict, list, bytearray) or any(
+            one.owns(target) for one in self._frameworks if one.kind != "bytes"
+        ):
+            return _Part(target, lambda: target, None)
+        raise TypeError(
+            f"restore({name}=…): {type(target).__name__} has no state_dict and cannot be changed in place; "
+            "keep such values in a dict and give the dict"
+        )
+
+    # ------------------------------------------------------------------------------------------------------ generators
+
+    def _generators(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"python": random.getstate()}
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None:
+            found["numpy"] = numpy.get_state(legacy=False)
+        for one in self._integrations:
+            found[one.name] = one.rng_state()
+        return found
+
+    def _set_generators(self, saved: Mapping[str, Any]) -> None:
+        random.setstate(saved["python"])
+        if "numpy" in saved:
+            import_module("numpy.random").set_state(saved["numpy"])
+        for one in self._integrations:
+            if one.name in saved:
+                one.set_rng_state(saved[one.name])
+
+
+class _Saved:
+    """The arrays of one snapshot, where they lie."""
+
+    def __init__(self, rows: tuple[StoredArray, ...], buffer: memoryview, frameworks: list[Arrays]) -> None:
+        self._rows, self._buffer, self._frameworks = rows, buffer, frameworks
+        self._by_kind = {one.kind: one for one in frameworks}
+        self._seen: dict[int, tuple[Any, StoredArray]] = {}  # by identity; kept, so that no identity is used again
+
+    def views(self, node: Node) -> Any:
+        """A state whose arrays lie in the slot: to be copied from, and not kept."""
+        return build(node, self._view, self._frameworks)
+
+    def own(self, node: Node) -> Any:
+        """A state in memory of its own."""
+        return build(node, self._clone, self._frameworks)
+
+    def settle(self, value: Any) -> Any:
+        """A part of ``views`` in memory of its own."""
+        if id(value) in self._seen:
+            view, row = self._seen[id(value)]
+            return self._by_kind[row.kind].clone(view, row)
+        if isinstance(value, dict):
+            for key in value:
+                value[key] = self.settle(value[key])
+            return value
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return type(value)(self.settle(one) for one in value)
+        return value
+
+    def merge(self, live: Any, saved: Any) -> Any:
+        """``live`` with what is saved, in place as far as it goes."""
+        if type(live) is dict and type(saved) is dict:
+            merged = {key: self.merge(live.get(key), one) for key, one in saved.items()}
+            live.clear()
+            live.update(merged)
+            return live
+        if type(live) is list and type(saved) is list:
+            old = [*live[: len(saved)], *[None] * (len(saved) - len(live))]
+            live[:] = [self.merge(one, other) for one, other in zip(old, saved, strict=True)]
+            return live
+        if id(saved) in self._seen:
+            view, row = self._seen[id(saved)]
+            return live if self._by_kind[row.kind].load(live, view) else self.settle(saved)
+        return self.settle(saved)
+
+    def _view(self, at: int) -> Any:
+        row = self._rows[at]
+        view = self._by_kind[row.kind].view(self._buffer, row)
+        self._seen[id(view)] = (view, row)
+        return view
+
+    def _clone(self, at: int) -> Any:
+        row = self._rows[at]
+        framework = self._by_kind[row.kind]
+        return framework.clone(framework.view(self._buffer, row), row)
+
+
+def _names(words: Any) -> str:
+    return ", ".join(sorted(map(str, words))) or "nothing"

@@ -1,0 +1,268 @@
+"""Snapshots in the node's memory, as the training loop sees them: from which step to begin, and one more of every few steps.
+
+The supervisor names the step from which all ranks begin ($FTSUPERVISE_SNAPSHOT_STEP): the newest that all of them hold. Without
+a supervisor the ranks find it by ``agree``. What is newer is given up before the first step, for those steps are made again. A
+snapshot of another world size, a torn one, and one that a later attempt has gone back behind are never used.
+
+Nothing here raises into the loop while it trains. Where there can be no snapshots the guard says once why; training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
+from ftsupervise.checkpoints.memory_room import MOST, NoRoom
+from ftsupervise.checkpoints.memory_slots import SnapshotId
+from ftsupervise.checkpoints.memory_state import CannotKeep, Described
+from ftsupervise.guard.heartbeat import whole
+from ftsupervise.guard.loop_state import LoopState
+from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
+from ftsupervise.guard.stop_reasons import StopReasons
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+
+EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
+_SLOTS = 16  # at most
+_BELOW = 0.05  # of the memory: snapshots stay that far below the share at which the guard leaves
+_AGENT_WITHIN = 30.0  # seconds
+_WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them from the second on
+
+
+class Snapshots:
+    """The snapshots of this rank. ``agree``: int -> int, the maximum over all ranks."""
+
+    def __init__(
+        self, place: RankContext, agree: Callable[[int], int] | None, voice: Voice, outside: StopReasons
+    ) -> None:
+        self._place, self._agree, self._voice, self._outside = place, agree, voice, outside
+        self._pid = os.getpid()
+        self._named = os.environ.get(ENV_SNAPSHOTS, "")
+        self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
+        self._loop: LoopState | None = None
+        self._memory: SnapshotMemory | None = None
+        self._why = ""  # there are none
+        # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
+        self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
+        if self._every:
+            self._open()
+        else:
+            self._why = "the settings say so"
+
+    def _open(self) -> None:
+        most = min(MOST, self._outside.memory.limit - _BELOW)
+        if not self._named:
+            self._why = f"{ENV_SNAPSHOTS} is not set; `ftsupervise run` sets it"
+            self._coming_until = 0.0
+            return
+        folder = memory_folder.node_folder(self._named)
+        if not memory_folder.is_ours(folder):
+            self._why = f"{folder} is not there, or is not ours alone (has this container a /dev/shm of its own?)"
+            return
+        self._coming_until = 0.0
+        slots = _setting("SNAPSHOT_SLOTS", SLOTS_ALONE, 2, _SLOTS)
+        try:
+            self._memory = SnapshotMemory(folder, self._place.rank, self._place.world, slots, most)
+            self._memory.find()
+        except (OSError, ValueError) as error:
+            self._off(f"{folder}: {error}")
+
+    # ------------------------------------------------------------------------------------------ before the first step
+
+    def restore(self, named: Mapping[str, object], warm_up: Callable[[], object] | None) -> int | None:
+        """See ``Guard.restore``."""
+        self._loop = loop = LoopState(named)
+
+        def load(found: SnapshotId, slot: int) -> None:
+            assert self._memory is not None
+            loop.load(self._memory.description(slot), self._memory.data(slot))
+
+        def prepare() -> None:
+            for _ in range(_WARM_UPS if warm_up is not None else 0):
+                assert warm_up is not None
+                warm_up()
+            loop.after_warm_up()
+
+        return self.begin(loop.why_not, prepare, load)
+
+    def begin(
+        self,
+        why_not: Callable[[bytes], str],
+        prepare: Callable[[], object],
+        load: Callable[[SnapshotId, int], object],
+    ) -> int | None:
+        """The step that all ranks begin from, loaded; None: they have none in memory. Raises RuntimeError where this rank
+        cannot begin where the others do."""
+        if not self._named or not self._every:
+            return None
+        held = self._held()
+        step = self._chosen([one.step for one in held])
+        found, reason = None, ""
+        if step is not None:
+            found = max((one for one in held if one.step == step), default=None)
+            reason = self._unusable(held, found, why_not) if found else f"this rank does not hold step {step}"
+        if step is None or not self._all_can(step, found is not None and not reason, reason):
+            self._give_up_newer(None)
+            return None
+        assert found is not None
+        self._give_up_newer(found)
+        prepare()
+        try:
+            load(found, held[found])
+            if found not in self._held():
+                raise ValueError("a process of an earlier attempt has written over it")
+        except Exception as error:
+            raise RuntimeError(f"the snapshot of step {step} could not be loaded: {error}") from error
+        return found.step
+
+    def _held(self) -> dict[SnapshotId, int]:
+        """What this attempt may begin from."""
+        newest = self._place.attempt
+        try:
+            held = {} if self._memory is None else self._memory.held()
+        except OSError as error:
+            self._off(str(error))
+            return {}
+        return {one: slot for one, slot in held.items() if newest is None or one.attempt <= newest}
+
+    def _chosen(self, steps: list[int]) -> int | None:
+        """The step that all ranks begin from: as the supervisor says, else the newest that all of them hold."""
+        said = os.environ.get(ENV_SNAPSHOT_STEP, "")
+        if said.isascii() and said.isdigit():
+            return int(said)
+        if self._place.attempt is not None:  # a supervisor, and it has named none
+            return None
+        if self._agree is None:
+            if self._place.world > 1:
+                self._voice.once("give Guard(agree=…): the ranks cannot agree on the snapshot to begin from")
+                return None
+            return max(steps, default=None)
+        bound = 1 << 62
+        while True:
+            lowest = -int(self._agree(-max((step for step in steps if step <= bound), default=-1)))
+            if lowest < 0:
+                return None
+            if not int(self._agree(0 if lowest in steps else 1)):
+                return lowest
+            bound = lowest - 1
+
+    def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
+        assert self._memory is not None
+        try:
+            return why_not(self._memory.description(held[found]))
+        except (OSError, ValueError, LookupError) as error:
+            return str(error)
+
+    def _all_can(self, step: int, fine: bool, reason: str) -> bool:
+        """Can every rank begin there? Raises RuntimeError where this one cannot, and the others do not hear of it."""
+        if reason:
+            self._voice.once(f"the snapshot of step {step} cannot be used: {reason}")
+        if self._agree is not None:
+            return not int(self._agree(0 if fine else 1))
+        if not fine and self._place.world > 1:
+            raise RuntimeError(f"all ranks begin from the snapshot of step {step}, and this one cannot: {reason}")
+        return fine
+
+    def _give_up_newer(self, than: SnapshotId | None) -> None:
+        if self._memory is not None:
+            try:
+                self._memory.invalidate_newer(than)
+            except OSError as error:
+                self._off(str(error))
+
+    # ---------------------------------------------------------------------------------------------------- in the loop
+
+    def take(self, step: Any) -> bool:
+        """See ``Guard.snapshot``."""
+        if self._loop is None:
+            self._voice.once(
+                "snapshot(): call restore(model=…, optimizer=…) before the loop: it says what a snapshot holds"
+            )
+            return False
+        return self.is_due(step) and self.write(step, self._loop.describe, self._loop)
+
+    def is_due(self, step: Any) -> bool:
+        """Would a snapshot be taken after this step? Depends on nothing but the step, so that all ranks take the same."""
+        if self._memory is None and time.monotonic() < self._coming_until:
+            self._open()
+            if self._memory is None:
+                return False
+        if self._memory is None:
+            self._tell_why()
+            return False
+        number = whole(step)
+        return number is not None and number >= 0 and not number % self._every and os.getpid() == self._pid
+
+    def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
+        """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
+        number, memory = whole(step), self._memory
+        if memory is None or number is None or self._outside.newer is not None:
+            return False
+        try:
+            described = describe()
+            if not memory.is_ready_for(described, size):
+                return False
+            memory.write(number, self._place.attempt or 0, described, source)
+            return True
+        except NoRoom as error:
+            self._voice.once(f"no snapshots for now: {error}")
+        except CannotKeep as error:
+            self._off(str(error))
+        except OSError as error:
+            self._voice.once(f"no snapshot of step {number}: {error}")
+        except Exception as error:  # law 7
+            self._off(f"{type(error).__name__}: {error}")
+        return False
+
+    def finished(self) -> None:
+        """The run is complete: what it has in memory goes."""
+        if self._memory is not None:
+            self._memory.remove()
+            self._memory = None
+
+    # --------------------------------------------------------------------------------------------- a folder as the state
+
+    @contextmanager
+    def staged(self, step: Any, size: int) -> Iterator[Path | None]:
+        """See ``Guard.snapshot_folder``. A full memory ends the writing without a snapshot; other errors of the block pass."""
+        if not self.is_due(step) or self._memory is None:
+            yield None
+            return
+        from ftsupervise.guard.snapshot_folder import FolderState, staging
+
+        with staging(self._memory, size, self._voice.once) as folder:
+            yield folder
+            if folder is not None:
+                state = FolderState(folder)
+                self.write(step, state.describe, state, size)
+
+    def restore_folder(self, into: Path) -> int | None:
+        """See ``Guard.restore``."""
+        from ftsupervise.guard.snapshot_folder import unpack, why_not
+
+        def load(found: SnapshotId, slot: int) -> None:
+            assert self._memory is not None
+            unpack(self._memory.description(slot), self._memory.data(slot), into)
+
+        return self.begin(why_not, lambda: None, load)
+
+    def _off(self, why: str) -> None:
+        self._why, self._memory = why, None
+        self._tell_why()
+
+    def _tell_why(self) -> None:
+        if self._place.rank == 0 or self._named:
+            self._voice.once(f"no snapshots in memory: {self._why}")
+
+
+def _setting(name: str, default: int, least: int, most: int) -> int:
+    text = os.environ.get(ENV_GUARD + name, "")
+    if text == "off":
+        return 0
+    return min(most, max(least, int(text))) if text.isascii() and text.isdigit() else default

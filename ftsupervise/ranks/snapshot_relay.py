@@ -1,0 +1,216 @@
+"""The agent's part of the memory tier: it starts the exchange where snapshots appear, passes words on, and answers questions.
+
+    snapshots                    what this node holds: "RANK STEP ATTEMPT WORLD" for each
+    snapshots-begin STEP/ATTEMPT RANK,HOST,PORT…
+                                 invalidate all that is newer ("-": everything), and fetch those ranks; "done", or why not
+
+The questions are answered by a process of their own (``rpc.py``), which may take its time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_choice import HeldSnapshot
+from ftsupervise.rundir.records import as_count
+
+_TRIES = 5  # starts of an exchange that ends by itself
+NOT_COPIED = b"{}"  # a report without a port
+QUESTION, BEGIN = "snapshots", "snapshots-begin"
+
+
+class SnapshotRelay:
+    """``say`` sends a report to the supervisor. Where there is no folder nothing happens."""
+
+    def __init__(
+        self, folder: str, node: str, key: bytes, share: float, poll: select.poll, say: Callable[[bytes], object]
+    ) -> None:
+        self.fd = -1
+        self._folder, self._node, self._key, self._share = folder, node, key, share
+        self._poll, self._say = poll, say
+        self._talk: socket.socket | None = None
+        self._pid = 0
+        self._tries = 0
+        self._last = b""  # order
+        self._held = memory_folder.make(folder, node) if folder else None
+        if folder:
+            memory_folder.remove_leftovers()
+
+    @property
+    def place(self) -> str:
+        return memory_folder.node_folder(self._folder, self._node) if self._folder else ""
+
+    def beat(self) -> None:
+        """Once the ranks here make snapshots, start the exchange, or say that there are some where nothing is copied."""
+        if self._talk is not None or self._held is None or not memory_folder.ranks_in(self.place):
+            return
+        if self._share > 0:
+            self._start()
+        else:
+            self._say(NOT_COPIED)
+
+    def heard(self, fd: int) -> bool:
+        """Handle a ready descriptor; False when it is not ours."""
+        if self._talk is None or fd != self.fd:
+            return False
+        try:
+            while raw := self._talk.recv(4096):
+                self._say(raw)
+            self._stop()  # it has ended
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._stop()
+        return True
+
+    def order(self, body: bytes) -> None:
+        """Pass an order of the supervisor on. It starts the exchange also on a node without ranks."""
+        self._last = body
+        if self._talk is None:
+            self._start()
+        elif self._talk is not None:
+            self._pass_on()
+
+    def answer(self, question: str, node: str) -> str:
+        """In the process that answers."""
+        verb, _, rest = question.partition(" ")
+        if verb == QUESTION:
+            return "\n".join(" ".join(map(str, one[:4])) for one in held_in(self.place, node))
+        return begin_from(self.place, rest, self._key)
+
+    def close(self, *, keep: bool) -> None:
+        """``keep``: another agent will follow in this job."""
+        self._stop()
+        if self._held is not None:
+            if not keep:
+                memory_folder.remove(self._folder, self._node)
+            os.close(self._held)
+            self._held = None
+            if not keep:  # what a node of a test cluster that was lost has left on this host
+                memory_folder.remove_leftovers()
+
+    def _start(self) -> None:
+        if self._held is None or self._share <= 0 or self._tries >= _TRIES:
+            return
+        self._tries += 1
+        from ftsupervise.ranks.snapshot_exchange import start_exchange  # here: most agents have no snapshots
+
+        try:
+            self._pid, self._talk = start_exchange(self._folder, self._node, self._key, self._share)
+        except OSError:
+            return
+        self.fd = self._talk.fileno()
+        self._poll.register(self.fd, select.POLLIN)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._talk is not None and self._last:
+            try:
+                self._talk.send(self._last)
+            except OSError:  # full or gone: it is told again with its next report
+                return
+
+    def _stop(self) -> None:
+        if self._talk is None:
+            return
+        self._poll.unregister(self.fd)
+        self._talk.close()
+        self._talk, self.fd = None, -1
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def held_in(place: str, node: str) -> list[HeldSnapshot]:
+    """The whole snapshots in ``place``."""
+    from ftsupervise.checkpoints.memory_slots import open_slots
+
+    found = []
+    for _, path in sorted(memory_folder.ranks_in(place).items()):
+        try:
+            with open_slots(path) as file:
+                found += [HeldSnapshot(file.rank, one.step, one.attempt, file.world, node) for one in file.held()]
+        except (OSError, ValueError):  # of another kind, or just removed: it holds nothing
+            continue
+    return found
+
+
+def read_held(text: str, node: str) -> list[HeldSnapshot]:
+    """An answer to the question; lines that make no sense are left out."""
+    found = []
+    for line in text.splitlines():
+        numbers = [as_count(word) for word in line.split()]
+        if len(numbers) == 4 and None not in numbers:
+            rank, step, attempt, world = (number or 0 for number in numbers)
+            found.append(HeldSnapshot(rank, step, attempt, world, node))
+    return found
+
+
+class Supply(NamedTuple):
+    """Where a rank's snapshot is fetched from."""
+
+    rank: int
+    host: str
+    port: int
+
+
+def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = ()) -> str:
+    """The question that invalidates what is newer than ``step`` (-1: all) and fetches ``supplies``."""
+    until = f"{step}/{attempt}" if step >= 0 else "-"
+    return " ".join([BEGIN, until, *(f"{one.rank},{one.host},{one.port}" for one in supplies)])
+
+
+def begin_from(place: str, rest: str, key: bytes) -> str:
+    """ "done" when nothing newer than the given generation is left and all is there that was to be fetched; else why not."""
+    from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
+
+    until, *words = rest.split() or ["-"]
+    step, _, attempt = until.partition("/")
+    numbers = as_count(step), as_count(attempt)
+    wanted = SnapshotId(numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
+    supplies = []
+    for word in words:
+        rank, host, port = (*word.split(","), "", "")[:3]
+        found = as_count(rank), as_count(port)
+        if found[0] is None or found[1] is None or wanted is None:
+            return f"no such question: {rest}"
+        supplies.append(Supply(found[0], host, found[1]))
+    problems = _fetch_all(place, supplies, wanted, key) if wanted is not None else []
+    for rank_number, path in memory_folder.ranks_in(place).items():
+        try:
+            with open_slots(path, write=True) as file:
+                file.invalidate_newer(wanted)
+        except (OSError, ValueError) as error:
+            problems.append(f"rank {rank_number}: {error}")
+    return "; ".join(problems) or "done"
+
+
+def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
+    """All at the same time: the restart waits for it."""
+    from ftsupervise.checkpoints.memory_slots import SnapshotId
+    from ftsupervise.ranks.snapshot_copy import NotTaken
+    from ftsupervise.ranks.snapshot_exchange import fetch
+
+    problems: list[str] = []
+
+    def bring(one: Supply) -> None:
+        assert isinstance(wanted, SnapshotId)
+        try:
+            fetch(place, one.rank, wanted, one.host, one.port, key)
+        except (NotTaken, OSError, ValueError) as error:
+            problems.append(f"rank {one.rank}: {error}")
+
+    threads = [threading.Thread(target=bring, args=(one,), daemon=True) for one in supplies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return problems

@@ -1,0 +1,245 @@
+"""The supervisor's part of the memory tier: the job's folder on every node, and the step that the next attempt begins from.
+
+Before each attempt the nodes say which snapshots they hold. ``memory_choice.py`` takes the newest step that all ranks hold,
+unless the disk has a newer one; all nodes give up what is newer, and nodes that get ranks of others fetch their snapshots. Only
+then do the ranks start, with the step in their environment. Without a single snapshot nothing of this takes any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from math import inf
+from pathlib import Path
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
+from ftsupervise.checkpoints.memory_pins import SLOTS
+from ftsupervise.model import Claim, End, FailureKind
+from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
+from ftsupervise.ranks.snapshot_relay import QUESTION, Supply, begin_from, begin_question, held_in, read_held
+from ftsupervise.ranks.snapshot_ring import CopyState
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
+from ftsupervise.truth import Beginning, RankState
+
+_ASK = 1.5  # seconds for all nodes to say what they hold
+_TELL = 5.0  # seconds for all nodes to give up what is newer
+_FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
+_DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
+_BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
+_WRITE = 2.0  # seconds between two pages about the copies
+ENV_SLOTS = f"{ENV_GUARD}SNAPSHOT_SLOTS"
+
+
+def place_for(job: str, copies: float, guard: Mapping[str, str]) -> SnapshotPlace:
+    """The folder for the snapshots of ``job``; none where the settings turn them off."""
+    off = guard.get("SNAPSHOT_EVERY") == "off"
+    return SnapshotPlace() if off else SnapshotPlace(memory_folder.new_folder(job), copies)
+
+
+class _Last(NamedTuple):
+    """The attempt before: where its ranks ran, and how far it came."""
+
+    number: int = 0
+    nodes: tuple[str, ...] = ()
+    homes: Mapping[int, str] = {}
+    reached: int | None = None
+
+
+class SnapshotKeeper:
+    """The snapshots of one job."""
+
+    def __init__(self, where: SnapshotPlace, agents: Agents, node: str) -> None:
+        """``node``: this one, where there are no agents."""
+        self._folder, self._agents = where.folder, agents
+        self._node = node or os.uname().nodename
+        self._copies = agents.remote and where.copies > 0
+        self._lineage: list[Begun] = []
+        self._doubts: dict[int, int] = {}  # step -> how often attempts that began from it came to no newer snapshot
+        self._weight = 1  # of the last failure
+        self._saved: int | None = None  # newest step on disk, as the loop said
+        self._last = _Last()
+        self._used = False  # has any rank of this job had a snapshot?
+        self._lock: int | None = None
+        self._pages: _CopiesPage | None = None
+        if self._folder and not agents.remote:
+            memory_folder.remove_leftovers()
+            self._lock = memory_folder.make(self._folder, node)
+
+    def begin(self, mine: Claim, nodes: Sequence[str], log: Path) -> dict[str, str]:
+        """What the ranks of the next attempt get in their environment. ``nodes``: where they will run, in their order."""
+        if not self._folder:
+            return {}
+        env = {ENV_SNAPSHOTS: self._folder}
+        if self._copies:
+            env[ENV_SLOTS] = str(SLOTS)
+        chosen, told = self._choose(tuple(nodes), log), False
+        if chosen is not None and chosen.source is Source.MEMORY:
+            env[ENV_SNAPSHOT_STEP] = str(chosen.step)
+        if chosen is not None:
+            told = self._record(mine, chosen, log)
+        began = chosen.step if chosen is not None else -1
+        self._lineage.append(Begun(mine.number, began))
+        self._agents.ring.begin(mine.number, began if told else -1)
+        self._last = _Last(mine.number, tuple(nodes))
+        if self._copies:
+            self._pages = _CopiesPage(mine, self._agents)
+        return env
+
+    def ended(self, ended: End, states: Sequence[RankState]) -> None:
+        """An attempt has ended. ``states``: the last ones of its ranks."""
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
+        saved = ended.reached.saved
+        if saved is not None:
+            self._saved = max(saved, self._saved if self._saved is not None else saved)
+        homes = {one.rank: one.node for one in states}
+        self._last = self._last._replace(homes=homes, reached=ended.reached.last)
+        by_others = ended.failure is not None and ended.failure.kind in _BY_OTHERS
+        self._weight = 1 if by_others else _DOUBT
+
+    def close(self) -> None:
+        """Remove what is in this node's memory; the agents do it on theirs."""
+        if self._pages is not None:
+            self._pages.close()
+        if self._lock is not None:
+            memory_folder.remove(self._folder, self._node)
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------------------------------------------- choosing
+
+    def _choose(self, nodes: tuple[str, ...], log: Path) -> MemoryChoice | None:
+        """Choose, and make it so on all nodes. None where no rank of this job has ever had a snapshot."""
+        if not self._last.number or (self._agents.remote and not self._agents.ring.active):
+            return None
+        held, places = self._held(log), self._places(nodes)
+        seen = held if places is not None else []
+        # the snapshots are newer than the last report of a step
+        newest = [one.step for one in held if one.attempt == self._last.number]
+        newest += [self._last.reached] if self._last.reached is not None else []
+        self._last = self._last._replace(reached=max(newest, default=None))
+        self._used = self._used or bool(held)
+        if not self._used:
+            return None
+
+        def chosen_without(refused: Collection[int]) -> MemoryChoice:
+            homes = self._last.homes
+            found = choose(seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=homes)
+            return found if places is not None else found._replace(why="the run has another number of nodes now")
+
+        refused = self._doubted(chosen_without)
+        while True:
+            chosen = chosen_without(refused)
+            problem = self._carry_out(chosen, held)
+            if not problem or chosen.source is not Source.MEMORY:
+                return chosen
+            tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
+            refused.add(chosen.step)
+
+    def _doubted(self, chosen_without: Callable[[Collection[int]], MemoryChoice]) -> set[int]:
+        """The steps from which attempts came to no newer one too often: such a state may be poisoned."""
+        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+        best, began = chosen_without(refused), self._lineage[-1].step
+        if best.source is not Source.MEMORY or best.step > max(self._doubts, default=-1) > -1:
+            self._doubts.clear()
+        if best.source is Source.MEMORY and best.step == began:
+            self._doubts[began] = self._doubts.get(began, 0) + self._weight
+        return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
+
+    def _held(self, log: Path) -> list[HeldSnapshot]:
+        if not self._agents.remote:
+            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+        nodes = self._agents.present()
+        until = monotonic() + _ASK  # agents that have just been started again have not reported yet
+        while self._agents.table.silent(nodes, inf) and monotonic() < until:
+            sleep(0.02)
+        answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+        silent = [node for node in nodes if node not in answers]
+        if silent:
+            tell(log, f"not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")
+        return [one for node, text in answers.items() for one in read_held(text, node)]
+
+    def _places(self, nodes: tuple[str, ...]) -> dict[int, str] | None:
+        """rank -> the node that it will run on; None where that cannot be told.
+
+        Slurm numbers the ranks of a step by its nodes' order, so those of the first node then are on the first node now.
+        """
+        before = self._last.nodes
+        if len(before) != len(nodes):
+            return None
+        now = dict(zip(before, nodes, strict=True))
+        return {rank: now.get(node, node) for rank, node in self._last.homes.items()}
+
+    def _carry_out(self, chosen: MemoryChoice, held: Sequence[HeldSnapshot]) -> str:
+        """Invalidate what is newer, and fetch what is elsewhere. Why that failed, "" if it did not."""
+        attempt = chosen.attempt or self._last.number
+        if not self._agents.remote:
+            place = memory_folder.node_folder(self._folder, self._node)
+            question = begin_question(chosen.step, attempt)
+            done = begin_from(place, question.partition(" ")[2], b"")
+            return "" if done == "done" else done
+        questions = {}
+        for node in self._agents.present():
+            supplies = []
+            for pull in chosen.pulls:
+                if pull.target == node:
+                    where = self._agents.ring.port_of(pull.source)
+                    if where is None:
+                        return f"{pull.source} does not say where it gives snapshots away"
+                    supplies.append(Supply(pull.rank, *where))
+            mine = [one for one in held if one.node == node]
+            if supplies or not mine or any(one.step > chosen.step or one.attempt > attempt for one in mine):
+                questions[node] = begin_question(chosen.step, attempt, supplies)
+        answers = self._agents.ask(questions, _FETCH if chosen.pulls else _TELL)
+        wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls}}
+        wrong = {node: text for node, text in wrong.items() if text != "done"}
+        return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300]
+
+    def _record(self, mine: Claim, chosen: MemoryChoice, log: Path) -> bool:
+        """Into the ledger and the log; is it from memory?"""
+        step = chosen.step if chosen.step >= 0 else None
+        reached = self._last.reached
+        again = max(0, reached - step) if step is not None and reached is not None else None
+        begins = Beginning(chosen.source.value, step, chosen.copies, again, chosen.why)
+        tell(log, f"attempt {mine.number} begins {begins.words()}")
+        try:
+            ledger.write_beginning(mine, begins)
+        except (OSError, ValueError) as error:
+            tell(log, f"cannot write where attempt {mine.number} begins: {error}")
+        return chosen.source is Source.MEMORY
+
+
+class _CopiesPage:
+    """Writes into the run directory how far the buddy copies of an attempt are: in a thread, because a file system may hang."""
+
+    def __init__(self, mine: Claim, agents: Agents) -> None:
+        self._mine, self._agents = mine, agents
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(0.5)
+
+    def _run(self) -> None:
+        written, said = CopyState(), ""
+        while not self._over.wait(_WRITE):
+            state = self._agents.ring.state
+            if state.problem and state.problem != said:
+                said = state.problem
+                tell(self._mine.folder / "run.log", f"a snapshot was not copied to its buddy: {said}")
+            if state == written or state.held < 0:
+                continue
+            written = state
+            try:
+                ledger.write_copies(self._mine, *state, datetime.now(timezone.utc))
+            except OSError:  # a full disk: later
+                continue

@@ -1,0 +1,357 @@
+"""Buddy copies with real processes: two or three nodes on this machine, real ranks that write, and kills in the middle."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_room import NoRoom
+from ftsupervise.checkpoints.memory_slots import SlotHeader, SnapshotId, create_slots, open_slots, room_for
+from ftsupervise.ranks import snapshot_wire
+from ftsupervise.ranks.snapshot_copy import NotTaken, TokenBucket, receive_snapshot, send_snapshot
+from ftsupervise.ranks.snapshot_exchange import fetch
+from ftsupervise.ranks.snapshot_relay import SnapshotRelay, Supply, begin_question, read_held
+from ftsupervise.ranks.snapshot_ring import SnapshotRing
+from ftsupervise.ranks.snapshot_wire import ChannelBroken, SnapshotChannel
+from tests.story.snapshot_scene import CopyScene, state_of
+
+Until = Callable[..., Any]
+Make = Callable[..., CopyScene]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[CopyScene] = []
+
+    def scene(*nodes: str, world: int = 2, size: int = 100_000, begin: int = 1) -> CopyScene:
+        made.append(CopyScene(memory_folder.new_folder("test"), nodes, world, size))
+        for node in nodes:
+            made[-1].hold(node)
+        made[-1].ring.begin(begin, -1)
+        return made[-1]
+
+    yield scene
+    for one in made:
+        one.close()
+        assert not Path(one.folder).exists()
+
+
+def both_copy(scene: CopyScene) -> None:
+    for number, node in enumerate(("a", "b")):
+        scene.exchange(node)
+        scene.rank(number, node, attempt=1)
+
+
+def test_each_node_copies_to_the_next_one_and_all_hold_the_same_step(make: Make, until: Until) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 40)
+    for _ in range(20):  # while they go on
+        held = SnapshotId(scene.ring.state.held, 1)
+        found = {(node, rank): scene.held(node, rank) for node in "ab" for rank in (0, 1)}
+        if scene.ring.state.held != held.step:
+            continue  # a newer one has taken its place meanwhile
+        for (_, rank), states in found.items():
+            assert states[held] == state_of(rank, held.step, 1, scene.size)
+        time.sleep(0.02)
+    assert scene.ring.state.nodes == 2
+
+
+def test_after_a_lost_node_its_spare_fetches_from_the_buddy_the_step_that_all_hold(make: Make, until: Until) -> None:
+    scene = make("a", "b", "spare")
+    both_copy(scene)
+    scene.exchange("spare")
+    until(lambda: scene.ring.state.held > 40)
+    scene.lose("a", 0)
+    scene.kill_ranks(1)
+    held = SnapshotId(scene.ring.state.held, 1)
+    assert held in scene.held("b", 1), "what the buddies hold is not written over by its own rank"
+    assert scene.held("b", 0)[held] == state_of(0, held.step, 1, scene.size)
+    source = scene.ring.port_of("b")
+    assert source is not None
+    place = memory_folder.node_folder(scene.folder, "spare")
+    fetch(place, 0, held, *source, scene.key)
+    assert scene.held("spare", 0) == {held: state_of(0, held.step, 1, scene.size)}
+
+
+@pytest.mark.slow
+def test_after_the_restart_the_ring_closes_over_the_spare_node(make: Make, until: Until) -> None:
+    scene = make("a", "b", "spare")
+    both_copy(scene)
+    scene.exchange("spare")
+    until(lambda: scene.ring.state.held > 10)
+    scene.lose("a", 0)
+    scene.kill_ranks(1)
+    began = scene.ring.state.held
+    scene.ring.begin(2, began)
+    scene.rank(0, "b", attempt=2, step=began)  # the ranks of the nodes have moved up
+    scene.rank(1, "spare", attempt=2, step=began)
+    until(lambda: scene.ring.state.held > began + 20)
+    held = SnapshotId(scene.ring.state.held, 2)
+    until(lambda: held in scene.held("spare", 0) or scene.ring.state.held > held.step)
+    assert scene.ring.state.nodes == 2
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_buddy_that_is_killed_while_it_receives_holds_a_whole_step_or_none(
+    make: Make, until: Until, kills: int
+) -> None:
+    scene = make("a", "b", size=3_000_000)
+    both_copy(scene)
+    until(lambda: scene.reports.get("b") is not None and scene.reports["b"].ranks == 1)
+    until(lambda: 0 in memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "b")))
+    for _ in range(kills):
+        time.sleep(random.random() * 0.3)
+        now = scene.ring.state.held
+        os.kill(scene.pids["b"], signal.SIGKILL)
+        found = scene.held("b", 0)
+        for one, state in found.items():
+            assert state == state_of(0, one.step, 1, scene.size)
+        assert now < 0 or any(one.step >= now for one in found), "what every buddy holds is never lost"
+        scene.exchange("b")  # the agent starts another one
+        until(lambda now=now: scene.ring.state.held > now, "the copies go on")
+
+
+def test_a_rank_that_is_killed_while_its_snapshot_is_copied_leaves_the_buddy_with_a_whole_one(
+    make: Make, until: Until
+) -> None:
+    scene = make("a", "b", size=5_000_000)
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 0)
+    scene.kill_ranks(0, 1)
+    states = scene.held("b", 0)
+    assert states
+    for one, state in states.items():
+        assert state == state_of(0, one.step, 1, scene.size)
+
+
+def test_nothing_of_an_older_attempt_is_taken(make: Make, until: Until) -> None:
+    """Its node was lost and lives on: the fence of the memory tier."""
+    scene = make("a", "b", begin=2)
+    scene.exchange("a")
+    scene.exchange("b")
+    scene.rank(0, "a", attempt=1)
+    scene.rank(1, "b", attempt=2)
+    until(lambda: scene.reports.get("a") is not None and scene.reports["a"].newest > 60)
+    assert scene.ring.state.held == -1
+    assert scene.held("b", 0) == {}
+    until(lambda: scene.reports.get("b") is not None and scene.reports["b"].order > 0)
+    scene.kill_ranks(0)
+    wanted = max(scene.held("a", 0))
+    channel = _channel(scene, "b", scene.key)
+    channel.send({"do": "put"})
+    with pytest.raises(NotTaken, match="attempt 1 is not the one that runs here"):
+        _send(scene, channel, "a", 0, wanted)
+
+
+@pytest.mark.slow
+def test_a_copy_never_takes_the_place_of_a_rank_that_runs_here(make: Make, until: Until) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 0)
+    scene.ranks[1].send_signal(signal.SIGSTOP)  # it holds its file, and writes over none
+    time.sleep(0.2)
+    channel = _channel(scene, "b", scene.key)
+    channel.send({"do": "put"})
+    place = memory_folder.node_folder(scene.folder, "a")
+    with pytest.raises(NotTaken, match="rank 1 runs here"):
+        _send(scene, channel, "a", 1, max(scene.held("a", 1)))
+    assert 1 in memory_folder.ranks_in(place)
+
+
+def test_a_stranger_at_the_port_gets_nothing_and_holds_nothing_up(make: Make, until: Until) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 0)
+    where = scene.ring.port_of("b")
+    assert where is not None
+    mute = [socket.create_connection(where) for _ in range(60)]  # and says nothing, for ever
+    for words in (b"GET /etc/passwd HTTP/1.1\r\n\r\n", b"FTSNAP1\n\1" + bytes(16), os.urandom(4096)):
+        with socket.create_connection(where) as one:
+            one.settimeout(10)
+            one.sendall(words)
+            one.shutdown(socket.SHUT_WR)
+            said = b""
+            try:
+                while part := one.recv(4096):
+                    said += part
+            except ConnectionResetError:
+                pass
+            assert len(said) <= 41  # a hello and a proof that only the key can make
+    with pytest.raises(ChannelBroken):
+        _channel(scene, "b", os.urandom(32))
+    now = scene.ring.state.held
+    until(lambda: scene.ring.state.held > now + 20)
+    for one in mute:
+        one.close()
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_a_changed_bit_on_the_wire_is_never_committed(make: Make, until: Until, *, seal: bool) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 0)
+    scene.kill_ranks(0, 1)
+    wanted = max(scene.held("a", 0))
+    before = scene.held("b", 0)
+    assert wanted not in before or scene.ring.state.held == wanted.step
+    where = scene.ring.port_of("b")
+    assert where is not None
+    channel = snapshot_wire.connect("127.0.0.1", _forger(where, 50_000), scene.key, seal=seal)
+    assert channel.sealed == seal
+    channel.send({"do": "put"})
+    with pytest.raises((NotTaken, ChannelBroken)):
+        _send(scene, channel, "a", 0, wanted)
+    after = scene.held("b", 0)
+    assert all(state == state_of(0, one.step, 1, scene.size) for one, state in after.items())
+    assert SnapshotId(scene.ring.state.held, 1) in after, "what every buddy holds is not written over"
+
+
+@pytest.mark.slow
+def test_copies_of_ranks_that_have_another_buddy_now_are_removed(make: Make, until: Until) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.state.held > 0)
+    place = memory_folder.node_folder(scene.folder, "b")
+    old = memory_folder.rank_file(place, 7)
+    fd = os.open(old, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(Path(memory_folder.rank_file(place, 0)).read_bytes())
+    until(lambda: not Path(old).exists(), "the copy that nobody brings up to date")
+    assert Path(memory_folder.rank_file(place, 0)).exists()
+
+
+def _channel(scene: CopyScene, node: str, key: bytes) -> SnapshotChannel:
+    where = scene.ring.port_of(node)
+    assert where is not None
+    return snapshot_wire.connect(*where, key)
+
+
+def _forger(where: tuple[str, int], at: int) -> int:
+    """The port of somebody between the two, who flips one bit of what goes to ``where``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on(source: socket.socket, target: socket.socket, flip: int) -> None:
+        seen = 0
+        try:
+            while data := bytearray(source.recv(65536)):
+                if seen <= flip < seen + len(data):
+                    data[flip - seen] ^= 4
+                seen += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            with suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)
+
+    def serve() -> None:
+        near = listener.accept()[0]
+        far = socket.create_connection(where)
+        threading.Thread(target=pass_on, args=(far, near, -1), daemon=True).start()
+        pass_on(near, far, at)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _send(scene: CopyScene, channel: SnapshotChannel, node: str, rank: int, wanted: SnapshotId) -> None:
+    with open_slots(memory_folder.rank_file(memory_folder.node_folder(scene.folder, node), rank)) as file:
+        send_snapshot(channel, file, wanted, TokenBucket(None))
+
+
+# The agent's part.
+
+
+def test_an_agent_says_what_its_node_holds_gives_up_what_is_newer_and_leaves_nothing(make: Make, until: Until) -> None:
+    scene = make("a")
+    relay = SnapshotRelay(scene.folder, "a", scene.key, 0.0, select.poll(), lambda report: None)
+    scene.rank(0, "a", attempt=1)
+    until(lambda: len(scene.held("a", 0)) == 4)
+    scene.kill_ranks(0)
+    held = sorted(scene.held("a", 0))
+    said = read_held(relay.answer("snapshots", "a"), "a")
+    assert [(one.rank, one.step, one.attempt, one.world, one.node) for one in said] == [
+        (0, one.step, 1, 2, "a") for one in held
+    ]
+    assert relay.answer(begin_question(held[1].step, 1), "a") == "done"
+    assert sorted(scene.held("a", 0)) == held[:2]
+    assert relay.answer(begin_question(-1, 1), "a") == "done"
+    assert scene.held("a", 0) == {}
+    relay.close(keep=True)
+    assert memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "a"))
+    again = SnapshotRelay(scene.folder, "a", scene.key, 0.0, select.poll(), lambda report: None)
+    again.close(keep=False)
+    assert not Path(scene.folder).exists()
+
+
+def test_where_nothing_is_copied_the_supervisor_still_hears_that_there_are_snapshots(make: Make, until: Until) -> None:
+    scene, said = make("a"), list[bytes]()
+    relay = SnapshotRelay(scene.folder, "a", scene.key, 0.0, select.poll(), said.append)
+    relay.beat()
+    assert said == []
+    scene.rank(0, "a", attempt=1)
+    until(lambda: memory_folder.ranks_in(memory_folder.node_folder(scene.folder, "a")))
+    relay.beat()
+    ring = SnapshotRing(lambda: ("a",), lambda node, body: None)
+    for report in said:
+        ring.hear("a", "10.0.0.1", report)
+    assert ring.active and ring.state.nodes == 0
+    relay.close(keep=False)
+
+
+def test_a_rank_cannot_be_fetched_from_a_node_that_has_it_no_more(make: Make, until: Until) -> None:
+    scene = make("a", "b")
+    both_copy(scene)
+    until(lambda: scene.ring.port_of("b") is not None and scene.held("b", 1))
+    where = scene.ring.port_of("b")
+    assert where is not None
+    relay = SnapshotRelay(scene.folder, "a", scene.key, 1.0, select.poll(), lambda report: None)
+    asked = begin_question(100_000, 1, [Supply(1, *where)])
+    assert "there is no step 100000 of attempt 1" in relay.answer(asked, "a")
+    assert "no connection to" in relay.answer(begin_question(2, 1, [Supply(1, "127.0.0.1", 9)]), "a")
+    assert relay.answer("snapshots-begin 5/1 ../../etc,127.0.0.1,9", "a").startswith("no such question")
+    relay.close(keep=True)
+
+
+def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) -> None:
+    """The kernel would end a rank for the memory that a copy takes."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        near = socket.create_connection(door.getsockname())
+        far = door.accept()[0]
+    key, place = os.urandom(32), tmp_path / "node"
+    place.mkdir(mode=0o700)
+    said: list[str] = []
+
+    def full(size: int) -> None:
+        raise NoRoom("of the job's memory 1 MB are free")
+
+    def take() -> None:
+        with pytest.raises(NotTaken, match="1 MB are free"):
+            receive_snapshot(SnapshotChannel(far, key, client=False, seal=False), str(place), (), full)
+        said.append("refused")
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    with create_slots(tmp_path / "rank-0", 1, 0, room_for(1, 10, 1000)) as file:
+        turn = file.begin(0)
+        header = SlotHeader(turn, 4, 1, 1, 0, 0, 1000)
+        file.write(0, header, 0, state_of(0, 4, 1, 1000))
+        file.commit(0, header)
+        with pytest.raises(NotTaken, match="1 MB are free"):
+            send_snapshot(
+                SnapshotChannel(near, key, client=True, seal=False), file, SnapshotId(4, 1), TokenBucket(None)
+            )
+    taker.join()
+    assert said == ["refused"] and list(place.iterdir()) == []

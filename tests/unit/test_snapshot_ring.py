@@ -1,0 +1,126 @@
+"""Which node copies to which, and which step next: the supervisor's orders to reports, by a clock that stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftsupervise.ranks.snapshot_copy import TokenBucket, rate_of
+from ftsupervise.ranks.snapshot_orders import CopyOrder, CopyReport, pack, read_order
+from ftsupervise.ranks.snapshot_ring import SnapshotRing
+
+
+class Desk:
+    """A ring, what it has told each node last, and a clock."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.now, self.told = 0.0, dict[str, CopyOrder]()
+        self.ring = SnapshotRing(lambda: nodes, self._tell, lambda: self.now)
+        self.ring.begin(1, -1)
+
+    def _tell(self, node: str, body: bytes) -> None:
+        order = read_order(body)
+        assert order is not None
+        self.told[node] = order
+
+    def hear(self, node: str, newest: int, sent: int = -1, missed: int = -1, host: str = "10.0.0.1") -> None:
+        order = self.told[node].number if node in self.told else 0
+        ranks = 0 if node == "spare" else 1
+        report = CopyReport(7000, ranks, 2, newest, sent, 1, missed, order, "10.9.9.9")
+        self.ring.hear(node, host, pack(report))
+
+
+def test_each_copies_to_the_next_and_the_last_to_the_first() -> None:
+    desk = Desk("a", "b", "spare")
+    for node, host in {"a": "10.0.0.1", "b": "10.0.0.2", "spare": "10.0.0.3"}.items():
+        desk.hear(node, 4, host=host)
+    assert {node: order.host for node, order in desk.told.items()} == {
+        "a": "10.0.0.2",
+        "b": "10.0.0.3",
+        "spare": "10.0.0.1",
+    }
+
+
+def test_a_step_is_named_before_it_is_made_and_held_once_every_buddy_has_it() -> None:
+    desk = Desk("a", "b")
+    desk.hear("a", 4)
+    desk.hear("b", 4)
+    first = desk.told["a"]
+    assert first.wanted > 4 and first.held == -1
+    assert desk.told["b"].wanted == first.wanted
+    desk.now = 1.0
+    desk.hear("a", 24, sent=6)
+    assert desk.told["a"].held == -1, "b has not copied it yet"
+    desk.hear("b", 26, sent=6)
+    assert desk.told["a"].held == desk.told["b"].held == 6
+    assert desk.told["a"].wanted > 26
+    assert desk.ring.state.held == 6
+
+
+def test_nodes_that_copied_different_steps_hold_none_and_the_next_one_is_named_longer_before() -> None:
+    desk = Desk("a", "b")
+    desk.hear("a", 4)
+    desk.hear("b", 4)
+    desk.now = 1.0
+    desk.hear("a", 104, sent=6)
+    desk.hear("b", 104, sent=8)
+    second = desk.told["a"].wanted
+    assert desk.told["a"].held == -1
+    assert second - 104 >= 50, "half a second at 100 steps a second"
+    desk.now = 2.0
+    desk.hear("a", 204, missed=second)
+    third = desk.told["a"].wanted
+    assert third - 204 > second - 104
+
+
+def test_a_node_that_is_silent_is_left_out_and_its_neighbour_copies_past_it() -> None:
+    desk = Desk("a", "b", "c")
+    for node, host in {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}.items():
+        desk.hear(node, 4, host=host)
+    desk.now = 20.0
+    desk.hear("a", 50, host="10.0.0.1")
+    desk.hear("c", 50, host="10.0.0.3")
+    desk.hear("a", 50, host="10.0.0.1")
+    assert desk.told["a"].host == "10.0.0.3"
+
+
+def test_after_a_restart_only_what_is_not_after_its_step_is_still_held() -> None:
+    desk = Desk("a", "b")
+    desk.hear("a", 4)
+    desk.hear("b", 4)
+    desk.hear("a", 20, sent=6)
+    desk.hear("b", 20, sent=6)
+    desk.ring.begin(2, 18)
+    assert desk.told["a"].held == 6 and desk.told["a"].attempt == 2
+    desk.ring.begin(3, 4)
+    assert desk.told["a"].held == -1
+
+
+def test_a_node_without_ranks_is_told_to_take_copies() -> None:
+    desk = Desk("a", "b", "spare")
+    desk.hear("a", 4)
+    assert "spare" in desk.told
+
+
+def test_the_agent_on_the_supervisors_own_host_is_reached_by_its_real_address() -> None:
+    desk = Desk("a", "b")
+    desk.hear("a", 4, host="127.0.0.1")
+    desk.hear("b", 4, host="10.0.0.2")
+    desk.hear("b", 4, host="10.0.0.2")
+    assert desk.told["b"].host == "10.9.9.9"
+
+
+def test_words_that_make_no_sense_are_not_obeyed() -> None:
+    assert read_order(b"{") is None
+    assert read_order(b'{"number": "x"}') is None
+    assert read_order(pack(CopyOrder(3, 2))) == CopyOrder(3, 2)
+
+
+def test_no_more_bytes_are_sent_than_the_share_of_the_cores_allows() -> None:
+    assert rate_of(0.02, 64) == pytest.approx(1.16e9, rel=0.01)
+    assert rate_of(0.0, 64) == 1e6, "never so slow that a copy has no end"
+    slept: list[float] = []
+    bucket = TokenBucket(1e6, slept.append)
+    for _ in range(20):
+        bucket.take(1_000_000)
+    assert sum(slept) > 15 * 17 / 2, "each wait is for the whole debt: nobody has really slept here"
+    TokenBucket(None, slept.append).take(1 << 40)
