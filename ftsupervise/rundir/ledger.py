@@ -78,11 +78,11 @@ def newest(rundir: RunDir) -> Attempt | None:
     return _attempt(rundir, max(found)) if found else None
 
 
-def backwards(rundir: RunDir, before: int, first: int = 1) -> Iterator[Attempt]:
+def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iterator[Attempt]:
     """The attempts before number ``before`` and not before ``first``, newest first, each read when it is asked for. Raises
     OSError."""
     for number in sorted(numbers(rundir), reverse=True):
-        if first <= number < before:
+        if first <= number and (before is None or number < before):
             yield _attempt(rundir, number)
 
 

@@ -262,5 +262,5 @@ def test_the_settings_refuse_a_quarantine_that_the_brake_would_come_before() -> 
     def settings(after: int) -> bytes:
         return f"name: a\nlaunch: {{command: x}}\ncheckpoints: {{quarantine_after: {after}}}\n".encode()
 
-    with pytest.raises(ConfigError, match="checkpoints.quarantine_after: give 2 at most: .* the brake on after 3"):
+    with pytest.raises(ConfigError, match=r"checkpoints\.quarantine_after: give 2 at most: .* the brake on after 3"):
         loads(settings(3))
