@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
-    from ftsupervise.config.schema import CheckpointSettings
+    from ftsupervise.config.checkpointing import CheckpointSettings
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1

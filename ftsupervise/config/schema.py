@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.checkpointing import OffloadSettings, RetainSettings
+from ftsupervise.config.checkpointing import CheckpointSettings
 from ftsupervise.config.fields import (
     Duration,
     JobFile,
@@ -326,24 +326,6 @@ class GuardSettings(Strict):
     memory: Share | None = declared("guard.memory")
     stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
     run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
-
-
-class CheckpointSettings(Strict):
-    """Where the run's checkpoints lie, and what is verified before it goes on from one."""
-
-    path: Path | None = declared("checkpoints.path")
-    pattern: str = "*"
-    """Names of checkpoints, with * and ? as in a shell."""
-    verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
-    quarantine_after: int = declared("checkpoints.quarantine_after")
-    adopt: bool = False
-    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
-    snapshot_every: int | None = declared("checkpoints.snapshot_every")
-    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
-    retain: RetainSettings | None = None
-    """Which ones are kept. Without it none is removed."""
-    offload: OffloadSettings | None = None
-    """Where copies lie. Without it none are made."""
 
 
 class Sharing(Strict):

@@ -23,6 +23,8 @@ from ftsupervise.rundir.paths import ENV_RUN, sync_directory
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
+    from ftsupervise.checkpoints.contents import FileFacts
+    from ftsupervise.checkpoints.manifest import FileEntry
 
 _REMOVED = ".removed-"  # on its way out
 _A_DAY = 86400.0  # seconds
@@ -74,11 +76,14 @@ class Checkpoints:
         """
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.commit import NotComplete, entries_of
+        from ftsupervise.checkpoints.incremental import base_for, share
 
         try:
             own = tuple(shards.own_files(staged, self._place.rank))
             self._close(staged / one.path for one in own)
-            shards.leave_list(staged, self._place.rank, entries_of(staged, own))
+            shared = share(staged, own, base_for(self.folder, self._place.incremental))
+            rest = _without(own, shared)
+            shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
         except OSError:
@@ -111,14 +116,18 @@ class Checkpoints:
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.commit import NotComplete, entries_of, manifest_from, require_still, sync_folders
         from ftsupervise.checkpoints.contents import contents_of
+        from ftsupervise.checkpoints.incremental import base_for, share, write_shared
         from ftsupervise.checkpoints.layouts import layout_of
         from ftsupervise.checkpoints.manifest import write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = shards.join(staged, contents, ranks)
+        base = base_for(self.folder, self._place.incremental)
+        shared = share(staged, joined.rest, base)
+        contents = contents_of(staged) if shared else contents
         try:
-            entries = (*joined.entries, *entries_of(staged, joined.rest))
+            entries = (*joined.entries, *shared, *entries_of(staged, _without(joined.rest, shared)))
             require_still(staged, contents)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
@@ -127,6 +136,7 @@ class Checkpoints:
             self._voice.once(
                 f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
             )
+        write_shared(staged, base, entries)
         write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
         shards.remove_lists(staged)
 
@@ -192,6 +202,11 @@ class Checkpoints:
             )
         _delete(staged)
         return True
+
+
+def _without(found: Iterable[FileFacts], shared: Iterable[FileEntry]) -> tuple[FileFacts, ...]:
+    done = {one.path for one in shared}
+    return tuple(one for one in found if one.path not in done)
 
 
 def _keep_names(folder: Path) -> bool:

@@ -73,6 +73,7 @@ checkpoints:
   pattern: "step-*"
   verify: full
   quarantine_after: 3
+  incremental: 10
   adopt: true
   snapshot_every: 4
   snapshot_copies: 1%
