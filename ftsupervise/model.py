@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning
+from ftsupervise.truth import Beginning, Resumed
 
 
 class FailureKind(str, Enum):
@@ -266,6 +266,8 @@ class Attempt(NamedTuple):
     ready: float | None = None  # seconds from the start to the first step
     then: str = ""  # what was done about it: "restarted in place", "left to the next member", "stopped"
     told: int = 0  # of one without an end: the signal that had told it to leave
+    hardware: str = ""  # what a GPU or a node said of a fault of its own
+    resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
     held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
 

@@ -84,6 +84,31 @@ class RankState(NamedTuple):
     leaving: bool = False
 
 
+class Resumed(NamedTuple):
+    """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
+
+    checkpoint: str = ""  # its name; "": there was none
+    step: int | None = None
+    committed: datetime | None = None
+    at: datetime | None = None  # when it was chosen
+    why: Annotated[str, 2000] = ""
+    older: int = 0  # checkpoints behind it
+    passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
+    set_aside: str = ""  # the one that this attempt put into the quarantine
+    set_aside_step: int | None = None
+
+    def same(self, other: Resumed) -> bool:
+        """Is it the same checkpoint, not a later one of the same name?"""
+        return (self.checkpoint, self.committed) == (other.checkpoint, other.committed)
+
+    def words(self) -> str:
+        """ "from step-00000080 (step-00000100 was set aside)"."""
+        more = [f"{self.set_aside} was set aside"] if self.set_aside else []
+        more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
+        return said + (f" ({'; '.join(more)})" if more else "")
+
+
 class Beginning(NamedTuple):
     """Where an attempt begins from, as its supervisor chose it. ``words()`` says it to people."""
 

@@ -91,14 +91,23 @@ def _age(found: Found) -> tuple[int, int, datetime, str]:
     return (-1 if found.step is None else found.step, -1 if attempt is None else attempt, found.at, found.path.name)
 
 
-def choose(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Choice:  # noqa: B008 - a frozen value
-    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not.
+def choose(
+    folder: Path,
+    scope: Scope = Scope(),  # noqa: B008 - a frozen value
+    *,
+    pattern: str = "*",
+    without: str = "",
+) -> Choice:
+    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not. The one called
+    ``without`` is left out.
 
     Raises OSError where the folder cannot be read; also where no good one was found and one of them could not be read, for to
     begin anew because a file server stumbled would cost all steps.
     """
     passed: list[Verdict] = []
     for found in checkpoints_in(folder, pattern=pattern):
+        if found.path.name == without:
+            continue
         verdict = verify(found.path, scope)
         if verdict.good:
             return Choice(verdict, tuple(passed))

@@ -87,6 +87,14 @@ def copies_of(checkpoint: Path, manifest: Manifest) -> tuple[CopyRecord, ...]:
     return tuple(copy for copy in _records(checkpoint) if copy.at is not None and copy.of == of)
 
 
+def being_copied(checkpoint: Path, since: float) -> bool:
+    """Is a copy of it under way that wrote something down since then (epoch seconds)?"""
+    try:
+        return _page_of(checkpoint).stat().st_mtime > since and any(one.at is None for one in _records(checkpoint))
+    except (OSError, ValueError):
+        return False
+
+
 def identity(manifest: Manifest) -> str:
     """Names the content: two checkpoints of one name with the same files have the same one."""
     named = hashlib.blake2b(manifest.algorithm.encode(), digest_size=16)
@@ -160,6 +168,7 @@ def _copy(job: _Job, now: Callable[[], datetime], workers: int) -> OffloadReport
     job.progress(sum(entry.size for entry in lying))
     proved = _under_way(job) & {entry.path for entry in lying}
     job.progress(sum(entry.size for entry in lying if entry.path in proved))
+    _remember(job, None, proved)  # from now on it is being copied
     try:
         unproved = [entry for entry in lying if entry.path not in proved]
         wrong = _each(job, workers, proved, {_send: missing, _read_back: unproved})

@@ -122,14 +122,16 @@ def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[st
 
 
 def remove(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Take checkpoints out of ``folder``: from now on they are none. The names that were there. Raises OSError.
+    """Take checkpoints out of ``folder``: from now on they are none. The names that were there. Raises OSError. A name may be a
+    path below the folder.
 
     Their files are still to be deleted (``sweep``).
     """
     gone = []
     for name in names:
         for turn in range(1, 1000):
-            aside = folder / (f"{REMOVING}{name}" if turn == 1 else f"{REMOVING}{name}~{turn}")
+            label = f"{REMOVING}{name.replace('/', '-')}"
+            aside = folder / (label if turn == 1 else f"{label}~{turn}")
             if os.path.lexists(aside):  # an earlier removal of the same name is still under way
                 continue
             try:

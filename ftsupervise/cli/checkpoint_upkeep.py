@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ftsupervise.cli.checkpoints import CheckpointPlace, bar, checkpoints, find, print_json
-from ftsupervise.cli.output import count, plain, say
+from ftsupervise.cli.output import plain, say
 from ftsupervise.errors import Error, NoAnswer, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.find import Found
-    from ftsupervise.checkpoints.retain import Candidate, Retention
     from ftsupervise.checkpoints.stores import Store
 
 __all__ = ["checkpoints"]
@@ -60,16 +59,20 @@ def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
     rules nothing goes.
     """
     from ftsupervise.checkpoints import retain
+    from ftsupervise.checkpoints.in_use import leftovers
+    from ftsupervise.cli.checkpoint_retention import candidates, policy_of, show_plan
 
     place = find(run)
     if place.one is not None:
         raise UsageError(
             f"{place.one} is one checkpoint", hint=f"name the folder: ftsupervise checkpoints prune {place.folder}"
         )
-    policy = _policy(place, rules)
+    policy = policy_of(place, rules)
     planned = retain.plan(candidates(place, policy, quiet=as_json), policy)
+    left = leftovers(place.rundir, place.folder, time.time())
     freed = 0
     if not dry_run:
+        retain.remove(place.folder, left)
         gone = retain.remove(place.folder, [one.name for one in planned.remove])
         planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
         with bar("removed", planned.frees, quiet=as_json) as told:
@@ -78,84 +81,10 @@ def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
         keep = {name: list(reasons) for name, reasons in planned.keep.items()}
         removed = [plain(one) for one in planned.remove]
         refused = planned.refused or None
-        shown = {"folder": str(place.folder), "dry_run": dry_run, "keep": keep, "remove": removed}
+        shown = {"folder": str(place.folder), "dry_run": dry_run, "keep": keep, "remove": removed, "leftovers": left}
         print_json({**shown, "frees": planned.frees, "freed": freed, "refused": refused})
         return
-    _show_plan(planned, dry_run=dry_run, freed=freed)
-
-
-def _show_plan(planned: Any, *, dry_run: bool, freed: int) -> None:
-    from ftsupervise.units import show_size
-
-    for name in sorted(planned.keep, reverse=True):
-        say(f"kept     {name}: {'; '.join(planned.keep[name])}")
-    for one in reversed(planned.remove):
-        size = f", {show_size(one.size)}" if one.size is not None else ""
-        say(f"{'would go' if dry_run else 'removed '} {one.name}{size}")
-    if planned.refused:
-        say(planned.refused)
-    elif not planned.remove and not freed:
-        say("nothing to remove")
-    elif dry_run:
-        say(f"{count(len(planned.remove), 'checkpoint')} would go, which frees {show_size(planned.frees)}")
-    else:
-        say(f"{count(len(planned.remove), 'checkpoint')} removed, {show_size(freed)} freed")
-
-
-def _policy(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
-    from ftsupervise.checkpoints.retain import Better, Retention
-
-    given = {name: value for name, value in rules.items() if value is not None}
-    if "better" in given:
-        given["better"] = Better(given["better"])
-    retain = place.settings.retain if place.settings is not None else None
-    if retain is None and not given:
-        raise UsageError(
-            "no rule says which checkpoints to keep, so none is removed",
-            hint="give --last 3, or write checkpoints: {retain: {last: 3}} in ftsupervise.yaml",
-        )
-    policy = (retain.policy if retain is not None else Retention())._replace(**given)
-    if policy.best and not policy.metric:
-        raise UsageError(
-            "--best needs --metric NAME: by which metric", hint="ftsupervise checkpoints list --json shows them"
-        )
-    return policy
-
-
-def candidates(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> tuple[Candidate, ...]:
-    """All checkpoints of a folder as retention sees them. Every byte is read of the newest ones, until two are verified; of the
-    others the sizes are compared."""
-    from ftsupervise.checkpoints.find import checkpoints_in
-    from ftsupervise.checkpoints.retain import ALWAYS
-    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
-
-    found = checkpoints_in(place.folder, pattern=place.pattern)
-    whole = 0
-    made = []
-    with bar("read", None, quiet=quiet) as told:
-        for one in found:
-            thoroughness = Thoroughness.FULL if whole < ALWAYS else Thoroughness.SIZES
-            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
-            whole += verdict.state is CheckpointState.VERIFIED
-            unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
-            made.append(_candidate(one, None if unknown else verdict.good, verdict.size, policy))
-    return tuple(made)
-
-
-def _candidate(one: Found, verified: bool | None, size: int, policy: Retention) -> Candidate:
-    from ftsupervise.checkpoints.manifest import read_manifest
-    from ftsupervise.checkpoints.offload import copies_of
-    from ftsupervise.checkpoints.retain import Candidate
-
-    copied = False
-    if policy.copied and verified:
-        try:
-            manifest = read_manifest(one.path)
-            copied = manifest is not None and bool(copies_of(one.path, manifest))
-        except (OSError, ValueError):
-            copied = False
-    metrics = one.head.metrics if one.head is not None else {}
-    return Candidate(one.path.name, one.step, one.at.timestamp(), size, verified, metrics, copied)
+    show_plan(planned, left, dry_run=dry_run, freed=freed)
 
 
 # --------------------------------------------------------------------------------------------------------------- offload
@@ -284,7 +213,9 @@ def _all_runs() -> tuple[str, ...]:
 
 def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
     from ftsupervise.checkpoints import retain
+    from ftsupervise.checkpoints.in_use import leftovers
     from ftsupervise.checkpoints.offload import offload as copy
+    from ftsupervise.cli.checkpoint_retention import candidates, show_plan
 
     settings = place.settings
     if settings is None:
@@ -301,10 +232,12 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
     if settings.retain is not None:
         policy = settings.retain.policy
         planned = retain.plan(candidates(place, policy, quiet=True), policy)
+        left = leftovers(place.rundir, place.folder, time.time())
+        retain.remove(place.folder, left)
         gone = retain.remove(place.folder, [one.name for one in planned.remove])
         freed = retain.sweep(place.folder)
-        if gone or not quiet:
-            _show_plan(planned, dry_run=False, freed=freed)
+        if gone or left or not quiet:
+            show_plan(planned, left, dry_run=False, freed=freed)
 
 
 def _adopt(place: CheckpointPlace) -> None:

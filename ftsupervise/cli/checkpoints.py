@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
-    from ftsupervise.config.schema import CheckpointSettings
+    from ftsupervise.config.checkpointing import CheckpointSettings
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -32,6 +32,7 @@ class CheckpointPlace(NamedTuple):
     pattern: str = "*"
     accounts: tuple[int, ...] = ()  # user ids that are trusted there
     settings: CheckpointSettings | None = None  # of the run, where it has some
+    rundir: RunDir | None = None
 
 
 @click.group(cls=DefaultGroup)
@@ -227,8 +228,8 @@ def find(run: str | None) -> CheckpointPlace:
     section = _settings(rundir)
     accounts = (rundir.root.stat().st_uid,)
     if section is None:
-        return CheckpointPlace(rundir.checkpoints, accounts=accounts)
-    return CheckpointPlace(section.path or rundir.checkpoints, None, section.pattern, accounts, section)
+        return CheckpointPlace(rundir.checkpoints, accounts=accounts, rundir=rundir)
+    return CheckpointPlace(section.path or rundir.checkpoints, None, section.pattern, accounts, section, rundir)
 
 
 def _settings(rundir: RunDir) -> CheckpointSettings | None:

@@ -10,7 +10,6 @@ import click
 
 from ftsupervise.cli.output import plain, say, say_json
 from ftsupervise.printable import printable
-from ftsupervise.rundir.paths import RESUMED
 
 if TYPE_CHECKING:
     from ftsupervise.model import Attempt, Job
@@ -126,26 +125,17 @@ def _attempts(seen: Status) -> list[str]:
     if earlier := seen.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.not_read} were not read" if seen.not_read else ""
         lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
-    return lines + [f"  attempt   {_attempt(one, seen.at, _resumed(seen, one))}" for one in shown]
+    return lines + [f"  attempt   {_attempt(attempt, seen.at)}" for attempt in shown]
 
 
-def _resumed(seen: Status, attempt: Attempt) -> str:
-    folder = seen.rundir.attempt(attempt.number)
-    if not os.path.exists(folder / RESUMED):  # noqa: PTH110 - what reads it is imported where there is one
-        return ""
-    from ftsupervise.rundir.resumed import read_resumed
-
-    found = read_resumed(folder)
-    return found.words() if found is not None else ""
-
-
-def _attempt(attempt: Attempt, now: datetime, resumed: str) -> str:
+def _attempt(attempt: Attempt, now: datetime) -> str:
     from ftsupervise.units import show_duration
 
     end = attempt.ended or now
     lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
-    steps = f", {resumed}{steps}" if resumed and attempt.begins is None else steps
+    if attempt.resumed is not None and attempt.begins is None:
+        steps = f", {attempt.resumed.words()}{steps}"
     if attempt.begins is not None:
         steps = f", {attempt.begins.words()}{steps}"
     if attempt.held is not None:

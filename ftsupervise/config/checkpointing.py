@@ -1,13 +1,14 @@
-"""The ``checkpoints:`` section's parts that say which checkpoints are kept, and where copies lie."""
+"""The ``checkpoints:`` section: where they lie, which are kept, and where copies lie."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.checkpoints.retain import ALWAYS, Better, Retention
-from ftsupervise.config.fields import Size, Strict
+from ftsupervise.config.fields import Share, Size, Strict, declared
 
 
 class RetainSettings(Strict):
@@ -63,3 +64,22 @@ class OffloadSettings(Strict):
             if not place.startswith(("/", "~")) and "://" not in place:
                 raise ValueError(f"{place!r} is no absolute path: copies are made from wherever the command runs")
         return value
+
+
+class CheckpointSettings(Strict):
+    """Where the run's checkpoints lie, and what is verified before it goes on from one."""
+
+    path: Path | None = declared("checkpoints.path")
+    pattern: str = "*"
+    """Names of checkpoints, with * and ? as in a shell."""
+    verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    quarantine_after: int = declared("checkpoints.quarantine_after")
+    incremental: int = declared("checkpoints.incremental")
+    adopt: bool = False
+    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
+    snapshot_every: int | None = declared("checkpoints.snapshot_every")
+    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
+    retain: RetainSettings | None = None
+    """Which ones are kept. Without it none is removed."""
+    offload: OffloadSettings | None = None
+    """Where copies lie. Without it none are made."""

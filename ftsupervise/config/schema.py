@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ftsupervise.config.alerting import Alerts
-from ftsupervise.config.checkpointing import OffloadSettings, RetainSettings
+from ftsupervise.config.checkpointing import CheckpointSettings
 from ftsupervise.config.fields import (
     Duration,
     JobFile,
@@ -328,23 +328,6 @@ class GuardSettings(Strict):
     run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
 
 
-class CheckpointSettings(Strict):
-    """Where the run's checkpoints lie, and what is verified before it goes on from one."""
-
-    path: Path | None = declared("checkpoints.path")
-    pattern: str = "*"
-    """Names of checkpoints, with * and ? as in a shell."""
-    verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
-    adopt: bool = False
-    """Write the manifest of those that another program completed (ftsupervise checkpoints upkeep)."""
-    snapshot_every: int | None = declared("checkpoints.snapshot_every")
-    snapshot_copies: Share = declared("checkpoints.snapshot_copies")
-    retain: RetainSettings | None = None
-    """Which ones are kept. Without it none is removed."""
-    offload: OffloadSettings | None = None
-    """Where copies lie. Without it none are made."""
-
-
 class Sharing(Strict):
     """The folders that the run's group may write besides the switches: by default none.
 
@@ -389,3 +372,11 @@ class Run(Strict):
     """The receivers of alerts, and how often they are notified."""
     cron: Cron = Cron()
     """The crontab emulation that watches from outside, and which this run helps to keep alive."""
+
+    @model_validator(mode="after")
+    def _quarantine_before_brake(self) -> Run:
+        same, after = self.launch.restart.same_failure, self.checkpoints.quarantine_after
+        if same and after >= same and "quarantine_after" in self.checkpoints.model_fields_set:
+            words = f"give {same - 1} at most: launch.restart.same_failure brings the brake on after {same}"
+            raise wrong_at(("checkpoints", "quarantine_after"), words)
+        return self

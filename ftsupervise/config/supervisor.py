@@ -183,6 +183,16 @@ SETTINGS = (
         help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
         "every byte.",
     ),
+    Setting(
+        "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,
+        help="A file that guard.checkpoint() finds unchanged since the checkpoint before is kept once, as a reflink or a hard "
+        "link; each n-th checkpoint is written in full. 0: every one is.",
+    ),
+    Setting(
+        "--quarantine-after", "checkpoints.quarantine_after", "budgets.quarantine_after", Form.COUNT, 2, least=0, most=1000,
+        help="A checkpoint is set aside after so many attempts in a row that began from it and failed in the same way, and the "
+        "run goes on from the one before. Fewer than same_failure, so that the brake does not come first. 0: never.",
+    ),
 )  # fmt: skip
 BY_KEY = {setting.key: setting for setting in SETTINGS if setting.key}
 

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_RUN, sync_directory
+from ftsupervise.rundir.paths import ENV_RUN, sync_directory
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
-    from ftsupervise.checkpoints.find import Choice
+    from ftsupervise.checkpoints.contents import FileFacts
+    from ftsupervise.checkpoints.manifest import FileEntry
 
 _REMOVED = ".removed-"  # on its way out
 _A_DAY = 86400.0  # seconds
@@ -69,36 +70,11 @@ class Checkpoints:
         if not self.over():
             _delete(staged)
 
-    def latest(self, world: int | None) -> Path | None:
+    def latest(self, world: int | None, *, begun: bool) -> Path | None:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
-        from ftsupervise.checkpoints.find import choose
-        from ftsupervise.checkpoints.verify import Scope, Thoroughness
+        from ftsupervise.guard.resume import latest
 
-        owner = () if self._place.rundir is None else (self._place.rundir.root.stat().st_uid,)
-        try:
-            thoroughness = Thoroughness(self._place.verify)
-        except ValueError:
-            self._voice.once(f"{ENV_GUARD}VERIFY={self._place.verify!r} is not understood: every byte is verified")
-            thoroughness = Thoroughness.FULL
-        choice = choose(self.folder, Scope(thoroughness, world, owner))
-        if self._place.rank == 0:
-            for one in choice.passed:
-                self._voice.once(f"checkpoint {one.words()}; it is passed over")
-            self._note(choice)
-        return choice.verdict.path if choice.verdict is not None else None
-
-    def _note(self, choice: Choice) -> None:
-        """For the ledger: where this attempt goes on from."""
-        from ftsupervise.rundir.resumed import Resumed, write_resumed
-
-        if self._place.attempt_dir is None:
-            return
-        chosen, passed = choice.verdict, tuple(one.words() for one in choice.passed[:10])
-        name, step = ("", None) if chosen is None else (chosen.path.name, chosen.step)
-        try:
-            write_resumed(self._place.attempt_dir, Resumed(name, step, passed, datetime.now(timezone.utc)))
-        except OSError as error:
-            self._voice.once(f"cannot write down which checkpoint the attempt goes on from: {error.strerror}")
+        return latest(self._place, world, self._voice, self.over, begun=begun)
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""
@@ -111,11 +87,14 @@ class Checkpoints:
         """
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.commit import NotComplete, entries_of
+        from ftsupervise.checkpoints.incremental import base_for, share
 
         try:
             own = tuple(shards.own_files(staged, self._place.rank))
             self._close(staged / one.path for one in own)
-            shards.leave_list(staged, self._place.rank, entries_of(staged, own))
+            shared = share(staged, own, base_for(self.folder, self._place.incremental))
+            rest = _without(own, shared)
+            shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
         except OSError:
@@ -148,14 +127,18 @@ class Checkpoints:
         from ftsupervise.checkpoints import shards
         from ftsupervise.checkpoints.commit import NotComplete, entries_of, manifest_from, require_still, sync_folders
         from ftsupervise.checkpoints.contents import contents_of
+        from ftsupervise.checkpoints.incremental import base_for, share, write_shared
         from ftsupervise.checkpoints.layouts import layout_of
         from ftsupervise.checkpoints.manifest import write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
         joined = shards.join(staged, contents, ranks)
+        base = base_for(self.folder, self._place.incremental)
+        shared = share(staged, joined.rest, base)
+        contents = contents_of(staged) if shared else contents
         try:
-            entries = (*joined.entries, *entries_of(staged, joined.rest))
+            entries = (*joined.entries, *shared, *entries_of(staged, _without(joined.rest, shared)))
             require_still(staged, contents)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
@@ -164,6 +147,7 @@ class Checkpoints:
             self._voice.once(
                 f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
             )
+        write_shared(staged, base, entries)
         write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
         shards.remove_lists(staged)
 
@@ -229,6 +213,11 @@ class Checkpoints:
             )
         _delete(staged)
         return True
+
+
+def _without(found: Iterable[FileFacts], shared: Iterable[FileEntry]) -> tuple[FileFacts, ...]:
+    done = {one.path for one in shared}
+    return tuple(one for one in found if one.path not in done)
 
 
 def _keep_names(folder: Path) -> bool:

@@ -170,7 +170,7 @@ class Guard:
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
         """
-        return self._checkpoints.latest(world)
+        return self._checkpoints.latest(world, begun=self._heart.step is not None)
 
     def restore(
         self, *, warm_up: Callable[[], object] | None = None, folder: str | Path | None = None, **state: object

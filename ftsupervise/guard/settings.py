@@ -40,6 +40,10 @@ class RankContext(NamedTuple):
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
     verify: str = "sizes"  # how a checkpoint is verified before the run goes on from it
+    incremental: int = (
+        0  # each n-th checkpoint is written in full, the others share files with the one before; 0: all are full
+    )
+    quarantine_after: int = 0  # attempts that fail from the same checkpoint; 0: never
 
 
 class Limits(NamedTuple):
@@ -66,6 +70,8 @@ def place(
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
         verify=env.get(ENV_GUARD + "VERIFY") or "sizes",
+        incremental=_int(env, (ENV_GUARD + "INCREMENTAL",)) or 0,
+        quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
     )
 
 

@@ -63,5 +63,8 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         care=NodePolicy(**care),
         hang=None if hang.get("floor") == "off" else HangLimits(**hang),
         end_hung="floor" in hang or budgets.in_place > 0,
-        guard={key: str(value) for key, value in parts["guard"].items()},
+        guard={
+            **{key: str(value) for key, value in parts["guard"].items()},
+            "QUARANTINE_AFTER": str(budgets.set_aside_after),
+        },
     )

@@ -24,8 +24,9 @@ from ftsupervise.run.exit_analysis import CommandSpec, Touched
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
-from ftsupervise.rundir.ledger import reached, read_cause
+from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
+from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.units import signal_name
 

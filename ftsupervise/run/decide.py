@@ -5,7 +5,8 @@
     stop     the same failure came too often without progress: end the job, and hold the chain until a person has checked
 
 Progress is a later place to resume from than any before: the newest checkpoint that the run reported, else
-the first step of an attempt. A run that makes progress between its failures goes on for ever.
+the first step of an attempt. A run that makes progress between its failures goes on for ever. An attempt that has set a
+checkpoint aside begins from another state, and gets its own chance.
 
 A command that leaves with 0 has not failed, and the next member goes on. Where it does so again and again at once, without a
 step or a checkpoint, it is a failure that hides (``|| true``, a wrong path), and is counted as one.
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
 
@@ -43,6 +45,12 @@ class Budgets:
     same_failure: int = default("budgets.same_failure")
     of_kind: Mapping[str, int] = field(default_factory=dict)
     back_off: float = default("budgets.back_off")
+    quarantine_after: int = default("budgets.quarantine_after")
+
+    @property
+    def set_aside_after(self) -> int:
+        """Failures from one checkpoint until it is set aside: before the brake, which counts them too, comes on. 0: never."""
+        return min(self.quarantine_after, self.same_failure - 1) if self.same_failure else self.quarantine_after
 
     def of(self, kind: FailureKind) -> int:
         given = self.of_kind.get(kind.value)
@@ -89,8 +97,8 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     alike = [one for one in streak if one.failure is not None and one.failure.same(failure)]
     same = len(alike)
     budget = budgets.of(failure.kind)
-    if budgets.same_failure and same >= budget:
-        return _stop(f"the same failure {_times(same)} without progress", same, alike)
+    if budgets.same_failure and same >= budget and not _older_one_next(situation.attempts, budgets):
+        return _stop(f"the same failure {_times(same)} without progress{_acquitted(streak)}", same, alike)
     if budgets.same_failure and len(streak) >= _TOTAL * budget:
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if failure.sign == CauseKind.NO_STEP.value:
@@ -112,6 +120,19 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     return RestartDecision(
         NextAction.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same
     )
+
+
+def _older_one_next(attempts: Sequence[Attempt], budgets: Budgets) -> bool:
+    """Does the next attempt set the checkpoint aside that this one began from? Said once: where it cannot, the brake comes on
+    after the next failure."""
+    after = budgets.set_aside_after
+    found = suspect(reversed(attempts), after)
+    return found is not None and found.times == after and found.checkpoint.older > 0
+
+
+def _acquitted(streak: Sequence[Attempt]) -> str:
+    aside = [one.resumed.set_aside for one in streak if one.resumed is not None and one.resumed.set_aside]
+    return f", from an older checkpoint too: {aside[-1]}, which was set aside, may be good" if aside else ""
 
 
 def idle_streak(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -142,6 +163,8 @@ def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
         if _moved(one, place, best):
             streak.clear()
             best = place if place is not None else best
+        elif one.resumed is not None and one.resumed.set_aside:  # it begins from another state than all before
+            streak.clear()
         if one.failure:
             streak.append(one)
     return streak

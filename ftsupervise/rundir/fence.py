@@ -48,8 +48,8 @@ from ftsupervise.rundir.records import as_counts
 
 STAGING = ".staging"  # beside the checkpoints
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_SEALED = ".sealed-"  # a staging area that was renamed away, to be emptied and removed
-_SWEPT = ".swept-"  # its former contents, to be deleted when there is time
+SEALED = ".sealed-"  # a staging area that was renamed away, to be emptied and removed
+SWEPT = ".swept-"  # its former contents, to be deleted when there is time
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _PATIENCE = 10.0  # seconds for one staging area to be emptied; nobody can add to it any more
 
@@ -155,11 +155,11 @@ def _seal(areas: Path, fd: int, before: int, numbers: Iterable[int]) -> list[Pat
         if there.get(name, True):
             full = _shut(areas, fd, name, before) or full
     for name in os.listdir(fd):
-        if name.startswith(_SEALED):
-            _empty(areas, fd, name, f"{_SWEPT}{name.removeprefix(_SEALED)}")
+        if name.startswith(SEALED):
+            _empty(areas, fd, name, f"{SWEPT}{name.removeprefix(SEALED)}")
     if full is not None:
         raise full
-    return [areas / name for name in sorted(os.listdir(fd)) if name.startswith(_SWEPT)]
+    return [areas / name for name in sorted(os.listdir(fd)) if name.startswith(SWEPT)]
 
 
 def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
@@ -167,7 +167,7 @@ def _shut(areas: Path, fd: int, name: str, by: int) -> OSError | None:
     for turn in range(100):  # again when the old attempt made it anew in between
         try:
             # the slash: only if it is a directory, not the plain file that another sealer has just put there
-            aside = f"{_SEALED}{name}-by-{by}-{os.getpid()}-{turn}"
+            aside = f"{SEALED}{name}-by-{by}-{os.getpid()}-{turn}"
             os.rename(f"{name}/", aside, src_dir_fd=fd, dst_dir_fd=fd)
         except FileNotFoundError:
             pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,14 +23,12 @@ from ftsupervise.model import (
     End,
     Failure,
     FailureKind,
-    Reached,
 )
 from ftsupervise.printable import printable
-from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
+from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
-    as_count,
     as_counts,
     as_number,
     as_text,
@@ -43,7 +41,8 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beat, Beginning
+from ftsupervise.rundir.resumed import read_resumed
+from ftsupervise.truth import Beginning
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
@@ -52,28 +51,6 @@ _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-
-
-def reached(rundir: RunDir, number: int) -> Reached:
-    """The steps that attempt ``number`` reached. Empty when the beats cannot be read, or newer ones have taken their place."""
-    try:
-        mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
-    except OSError:
-        return Reached()
-    lasts = [beat.step for beat in mine if beat.step is not None]
-    times = [when for beat in mine if (when := _moment(beat.facts.get("first_at"))) is not None]
-    return Reached(
-        first=min(_facts(mine, "first"), default=None),
-        last=max(lasts, default=None),
-        saved=max(_facts(mine, "saved"), default=None),
-        first_at=max(times, default=None),
-    )
-
-
-def _facts(found: list[Beat], name: str) -> list[int]:
-    words = (beat.facts.get(name, "") for beat in found)
-    sizes = ((word, as_count(word.removeprefix("-"))) for word in words)
-    return [-size if word.startswith("-") else size for word, size in sizes if size is not None]
 
 
 def ledger(rundir: RunDir) -> tuple[Attempt, ...]:
@@ -101,6 +78,14 @@ def newest(rundir: RunDir) -> Attempt | None:
     return _attempt(rundir, max(found)) if found else None
 
 
+def backwards(rundir: RunDir, before: int | None = None, first: int = 1) -> Iterator[Attempt]:
+    """The attempts before number ``before`` and not before ``first``, newest first, each read when it is asked for. Raises
+    OSError."""
+    for number in sorted(numbers(rundir), reverse=True):
+        if first <= number and (before is None or number < before):
+            yield _attempt(rundir, number)
+
+
 def lives_here(attempt: Attempt | None) -> bool:
     """Is its supervisor a living process of this host, whatever the queue says? False where that cannot be read here."""
     return attempt is not None and bool(attempt.host) and attempt.ended is None and attempt.cause is None
@@ -126,6 +111,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         started=as_time(start.get("at")) or _claimed_at(folder),
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
+        resumed=read_resumed(folder),
         begins=_begins(start.get("begins")),
     )
     if end is not None:
@@ -142,6 +128,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
             then=as_text(end.get("then"), _LONGEST),
+            hardware=as_text(end.get("hardware"), _LONGEST),
         )
     seen = reached(rundir, number)
     words, told, at = _told(folder)
@@ -247,14 +234,6 @@ def _claimed_at(folder: Path) -> datetime:
 def _young(folder: Path) -> bool:
     """Was it claimed a moment ago, so that its first page is still being written?"""
     return abs(datetime.now(timezone.utc).timestamp() - _claimed_at(folder).timestamp()) < 60
-
-
-def _moment(fact: str | None) -> float | None:
-    """A number in a beat's facts, which are all text; None for other text, and if it is not finite."""
-    try:
-        return as_number(float(fact)) if fact is not None else None
-    except ValueError:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -377,6 +356,7 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "ready": None if ended.ready is None else round(ended.ready, 2),
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
+        "hardware": ended.hardware,
     }
     write_json(mine.folder / "end.json", record)
 
@@ -395,4 +375,6 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         failure=ended.failure,
         saved=ended.reached.saved,
         ready=ended.ready,
+        hardware=ended.hardware,
+        resumed=read_resumed(mine.folder),
     )

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ftsupervise.checkpoints.commit import Origin, commit
 from ftsupervise.findings import Severity
 from ftsupervise.probe import Probe
 from ftsupervise.truth import Health
@@ -200,3 +202,36 @@ def test_a_mount_that_only_other_hosts_have_seen_is_missed_here_too(
     with Probe(bound=3, notes=tmp_path / "notes" / "probe") as later:
         watched.probe = later
         assert watched.look("disk")[f"{point} mount"].health is Health.BAD
+
+
+def test_old_checkpoints_go_before_the_disk_is_full_where_the_run_allows_it(
+    mounted: Callable[..., Path], probe: Probe, until: Callable[..., Any]
+) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=12m", "tmpfs")
+    rules = "checkpoints: {retain: {last: 2, before_full: true}}"
+    watched = Watched(point, f"{{disk: [{{path: {point}, free: 8MB}}]}}\n{rules}", probe=probe)
+    watched.rundir.config.write_text(f"name: r\nlaunch: {{command: a}}\nrun_dir: {watched.rundir.root}\n{rules}\n")
+    assert watched.look("disk")[f"{point} space"].health is Health.OK
+    for step in range(1, 6):
+        folder = watched.rundir.checkpoints / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "weights").write_bytes(os.urandom(1_200_000))
+        commit(folder, Origin(step=step))
+    found = watched.look("disk")[f"{point} space"]
+    assert found.health is Health.BAD
+    assert "old checkpoints are removed as checkpoints.retain says (upkeep was started at" in found.summary
+    left = {"step-00000004", "step-00000005"}
+
+    def gone() -> bool:
+        names = {one.name for one in watched.rundir.checkpoints.iterdir()}
+        return {name for name in names if name != ".staging"} == left
+
+    until(gone, "the old checkpoints are gone", 60)
+    assert watched.look("disk")[f"{point} space"].health is Health.OK
+
+
+def test_without_that_setting_the_disk_watchdog_removes_nothing(mounted: Callable[..., Path], probe: Probe) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=12m", "tmpfs")
+    watched = Watched(point, f"{{disk: [{{path: {point}, free: 30MB}}]}}", probe=probe)
+    found = watched.look("disk")[f"{point} space"]
+    assert found.health is Health.BAD and "upkeep" not in found.summary

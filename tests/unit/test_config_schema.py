@@ -72,6 +72,8 @@ checkpoints:
   path: ckpt
   pattern: "step-*"
   verify: full
+  quarantine_after: 3
+  incremental: 10
   adopt: true
   snapshot_every: 4
   snapshot_copies: 1%

@@ -11,7 +11,7 @@ from ftsupervise.findings import Finding
 from ftsupervise.probe import Entry, Missing, Mount, NotSeen, Space
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch import due
-from ftsupervise.watch.watchdogs import checkpoints
+from ftsupervise.watch.watchdogs import before_full, checkpoints
 from ftsupervise.watch.watchdogs.disk_space import (
     Forecast,
     Left,
@@ -168,8 +168,11 @@ class WatchedPath:
         usable = f" of the usable {of.usable:.0%}" if of.usable < 1 else ""
         limits = [f"{show_size(of.free)} free"] if of.free is not None else []
         limits += [f"{of.used:.0%} used"] if of.used is not None else []
-        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}"
+        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}{self._pruning('space', found)}"
         return self.finding("space", found, text, value=f"{show_size(rest.free)} left", limit=", ".join(limits))
+
+    def _pruning(self, subject: str, found: Level) -> str:
+        return before_full.ask(self.look, self.path, self.memory, subject, bad=found is not Level.FINE)
 
     def _inodes(self, used: float, space: Space) -> Finding:
         warning = self.settings.inodes
@@ -204,7 +207,8 @@ class WatchedPath:
             limits.append(Limit(ahead.checkpoints, of.checkpoints, critical.checkpoints, False, 1))
             words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
             shown += [f"{of.checkpoints} checkpoints"] if of.checkpoints is not None else []
-        text, found = f"{self.path}: {', '.join(words)}", self._level("forecast", *limits)
+        found = self._level("forecast", *limits)
+        text = f"{self.path}: {', '.join(words)}{self._pruning('forecast', found)}"
         return self.finding("forecast", found, text, value=words[0], limit=", ".join(shown))
 
     def _measured(self) -> float | None:

@@ -1,0 +1,96 @@
+"""What ``ftsupervise checkpoints prune`` and ``upkeep`` ask before something goes, and how they show it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.cli.checkpoints import CheckpointPlace, bar
+from ftsupervise.cli.output import count, say
+from ftsupervise.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftsupervise.checkpoints.find import Found
+    from ftsupervise.checkpoints.retain import Candidate, Retention
+
+
+def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
+    from ftsupervise.units import show_size
+
+    for name in sorted(planned.keep, reverse=True):
+        say(f"kept     {name}: {'; '.join(planned.keep[name])}")
+    for one in reversed(planned.remove):
+        size = f", {show_size(one.size)}" if one.size is not None else ""
+        say(f"{'would go' if dry_run else 'removed '} {one.name}{size}")
+    for name in left:
+        say(f"{'would go' if dry_run else 'removed '} {name}, left by a restore or a save that was interrupted")
+    if planned.refused:
+        say(planned.refused)
+    elif not planned.remove and not freed and not left:
+        say("nothing to remove")
+    elif dry_run:
+        say(f"{count(len(planned.remove), 'checkpoint')} would go, which frees {show_size(planned.frees)}")
+    else:
+        say(f"{count(len(planned.remove), 'checkpoint')} removed, {show_size(freed)} freed")
+
+
+def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
+    from ftsupervise.checkpoints.retain import Better, Retention
+
+    given = {name: value for name, value in rules.items() if value is not None}
+    if "better" in given:
+        given["better"] = Better(given["better"])
+    retain = place.settings.retain if place.settings is not None else None
+    if retain is None and not given:
+        raise UsageError(
+            "no rule says which checkpoints to keep, so none is removed",
+            hint="give --last 3, or write checkpoints: {retain: {last: 3}} in ftsupervise.yaml",
+        )
+    policy = (retain.policy if retain is not None else Retention())._replace(**given)
+    if policy.best and not policy.metric:
+        raise UsageError(
+            "--best needs --metric NAME: by which metric", hint="ftsupervise checkpoints list --json shows them"
+        )
+    return policy
+
+
+def candidates(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> tuple[Candidate, ...]:
+    """All checkpoints of a folder as retention sees them. Every byte is read of the newest ones, until two are verified; of the
+    others the sizes are compared."""
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.in_use import in_use
+    from ftsupervise.checkpoints.retain import ALWAYS
+    from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+
+    used = in_use(place.rundir, place.folder, time.time())
+    found = checkpoints_in(place.folder, pattern=place.pattern)
+    whole = 0
+    made = []
+    with bar("read", None, quiet=quiet) as told:
+        for one in found:
+            thoroughness = Thoroughness.FULL if whole < ALWAYS else Thoroughness.SIZES
+            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
+            whole += verdict.state is CheckpointState.VERIFIED
+            unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
+            made.append(
+                _candidate(one, None if unknown else verdict.good, verdict.size, policy)._replace(
+                    used_by=used.get(one.path.name, "")
+                )
+            )
+    return tuple(made)
+
+
+def _candidate(one: Found, verified: bool | None, size: int, policy: Retention) -> Candidate:
+    from ftsupervise.checkpoints.manifest import read_manifest
+    from ftsupervise.checkpoints.offload import copies_of
+    from ftsupervise.checkpoints.retain import Candidate
+
+    copied = False
+    if policy.copied and verified:
+        try:
+            manifest = read_manifest(one.path)
+            copied = manifest is not None and bool(copies_of(one.path, manifest))
+        except (OSError, ValueError):
+            copied = False
+    metrics = one.head.metrics if one.head is not None else {}
+    return Candidate(one.path.name, one.step, one.at.timestamp(), size, verified, metrics, copied)

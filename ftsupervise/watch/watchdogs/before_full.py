@@ -1,0 +1,70 @@
+"""Old checkpoints go before a disk is full, where the run allows it (``checkpoints.retain.before_full``).
+
+The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, once for each finding, with a
+bound. Its rules are those of ``checkpoints.retain``, so nothing goes here that would not go at any other time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise.host import processes
+from ftsupervise.probe import Entry
+from ftsupervise.watch.watchdogs import checkpoints
+
+if TYPE_CHECKING:
+    from ftsupervise.watch import Look
+
+_LONGEST = 3600  # seconds that it may take
+_AGAIN = 3600.0  # seconds until another finding starts it again
+
+
+def ask(look: Look, path: Path, memory: dict[str, Any], subject: str, *, bad: bool) -> str:
+    """Words to add to the finding ``subject`` about ``path``: that old checkpoints are being removed, and since when; "" if
+    none are. ``memory`` is kept from check to check."""
+    asked: dict[str, float] = memory.setdefault("asked", {})
+    if not bad:
+        asked.pop(subject, None)
+        return ""
+    if not _allowed(look, path):
+        return ""
+    now = look.now.timestamp()
+    if subject not in asked:
+        newest = max(asked.values(), default=0.0)
+        if now - newest > _AGAIN:
+            try:
+                _start(look)
+            except OSError as error:
+                return f"; ftsupervise checkpoints upkeep could not be started: {error.strerror}"
+            newest = now
+        asked[subject] = newest
+    at = datetime.fromtimestamp(asked[subject], timezone.utc)
+    return f"; old checkpoints are removed as checkpoints.retain says (upkeep was started at {at:%H:%M} UTC)"
+
+
+def _allowed(look: Look, path: Path) -> bool:
+    """Does the run allow it, and do its checkpoints lie on that file system?"""
+    retain = look.run.checkpoints.retain
+    if retain is None or not retain.before_full:
+        return False
+    folder = look.run.checkpoints.path or checkpoints.folder_of(look)
+    here, there = look.probe.look(path), look.probe.look(folder)
+    return isinstance(here, Entry) and isinstance(there, Entry) and here.device == there.device
+
+
+def _start(look: Look) -> None:
+    """In a session of its own, so that neither the end of this check nor a signal to it ends it half way. Raises OSError."""
+    command = processes.own_command("checkpoints", "upkeep", "--quiet", str(look.rundir.root))
+    subprocess.Popen(
+        ["timeout", "--kill-after=60", str(_LONGEST), *command],
+        cwd="/",
+        env=dict(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

@@ -1,0 +1,83 @@
+"""A checkpoint that something uses is not removed; what an interrupted restore or save left behind is, after a day."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.checkpoints.commit import Origin, commit
+from ftsupervise.checkpoints.in_use import A_DAY, in_use, leftovers
+from ftsupervise.checkpoints.offload import offload
+from ftsupervise.checkpoints.retain import Candidate, Retention, plan, remove, sweep
+from ftsupervise.checkpoints.stores import FolderStore
+from ftsupervise.model import Cause, CauseKind, End
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.resumed import write_resumed
+from ftsupervise.truth import Resumed
+from tests.neighbours.supervised import SupervisedRun
+
+NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
+
+
+def test_what_the_newest_attempt_and_a_living_one_began_from_is_in_use(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    rundir.attempts.mkdir()
+    rundir.checkpoints.mkdir()
+    for step, over in ((10, True), (20, False), (30, True), (40, True)):
+        mine = ledger.claim(rundir)
+        ledger.write_start(mine, {}, ["true"], NOW, None)  # this process lives
+        write_resumed(mine.folder, Resumed(f"step-{step}", step))
+        if over:
+            ledger.write_end(mine, End(Cause(CauseKind.FINISHED)), "", NOW)
+    used = in_use(rundir, rundir.checkpoints, time.time())
+    assert used == {"step-20": "attempt 2 began from it", "step-40": "attempt 4 began from it"}
+    ones = [
+        Candidate(f"step-{step}", step, step, 10, True, {}, False, used.get(f"step-{step}", ""))
+        for step in range(10, 100, 10)
+    ]
+    gone = [one.name for one in plan(ones, Retention()).remove]
+    assert gone == ["step-10", "step-30", "step-50", "step-60", "step-70"]
+
+
+def test_what_is_being_copied_or_restored_is_in_use(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", FolderStore(tmp_path / "there")
+    seen = []
+    for step in (1, 2):
+        (here / f"step-{step}").mkdir(parents=True)
+        (here / f"step-{step}" / "weights").write_bytes(b"w" * 5000)
+        commit(here / f"step-{step}", Origin(step=step))
+    offload(here / "step-1", there, now=lambda: NOW, progress=lambda size: seen.append(in_use(None, here, time.time())))
+    assert {"step-1": "it is being copied"} in seen
+    (here / ".restoring-step-2").mkdir()
+    assert in_use(None, here, time.time()) == {"step-2": "it is being restored"}
+    assert not in_use(None, here, time.time() + A_DAY + 60), "it was interrupted long ago"
+
+
+def test_what_a_killed_save_and_a_killed_restore_left_goes_after_a_day_and_nothing_else(run: SupervisedRun) -> None:
+    script = (
+        "import os, sys\nfrom ftsupervise import Guard\nguard = Guard()\n"
+        "with guard.checkpoint(1) as folder: (folder / 'state').write_text('1')\n"
+        "with guard.checkpoint(2) as folder:\n"
+        "    (folder / 'state').write_text('2')\n    os._exit(9)\n"
+    )
+    one = run.start("sh", "-c", 'exec "$0" -c "$1"', sys.executable, script)
+    assert one.wait(60) == 9
+    folder = run.rundir.checkpoints
+    (folder / ".restoring-step-00000009" / "sub").mkdir(parents=True)
+    (folder / ".restoring-step-00000009" / "sub" / "half").write_bytes(b"h" * 100)
+    assert not leftovers(run.rundir, folder, time.time())
+    found = leftovers(run.rundir, folder, time.time() + A_DAY + 60)
+    assert found == (".restoring-step-00000009", ".staging/0001/step-00000002")
+    assert remove(folder, found) == found
+    assert sweep(folder) == 101
+    left = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if "/." not in f"{path}".replace("/.staging", "")
+    )
+    assert left == [".staging", ".staging/0001", "step-00000001", "step-00000001/state"]
+    fine = run.start("true")
+    assert fine.wait(60) == 0, "the next attempt seals what is left"

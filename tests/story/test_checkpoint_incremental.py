@@ -1,0 +1,101 @@
+"""Files that have not changed are kept once, and only then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ftsupervise import Guard
+from ftsupervise.checkpoints.contents import contents_of
+from ftsupervise.checkpoints.incremental import base_for, share
+from ftsupervise.checkpoints.retain import remove, sweep
+from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+
+FULL = Scope(Thoroughness.FULL)
+FROZEN = os.urandom(1_000_000)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FTSUPERVISE_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
+    monkeypatch.setenv("FTSUPERVISE_GUARD_INCREMENTAL", "3")
+    return tmp_path / "ckpt"
+
+
+def save(step: int, frozen: bytes = FROZEN, *, world: int = 1) -> None:
+    for rank in reversed(range(world)):
+        with (
+            Guard(signals=(), rank=rank, world=world) as guard,
+            guard.checkpoint(step, barrier=lambda: None) as folder,
+        ):
+            (folder / f"frozen-rank{rank}.bin").write_bytes(frozen)
+            (folder / f"trained-rank{rank}.bin").write_bytes(os.urandom(100_000))
+            (folder / f"small-rank{rank}.bin").write_bytes(b"s")
+
+
+def same_file(folder: Path, one: int, other: int, name: str = "frozen-rank0.bin") -> bool:
+    return (folder / f"step-{one:08d}" / name).samefile(folder / f"step-{other:08d}" / name)
+
+
+def test_a_file_that_is_the_same_is_kept_once_and_each_third_checkpoint_is_full(checkpoints: Path) -> None:
+    for step in range(1, 6):
+        save(step)
+    assert [same_file(checkpoints, step, step + 1) for step in range(1, 5)] == [True, True, False, True]
+    assert not same_file(checkpoints, 1, 2, "trained-rank0.bin") and not same_file(checkpoints, 1, 2, "small-rank0.bin")
+    assert [verify(checkpoints / f"step-{step:08d}", FULL).state for step in range(1, 6)] == [
+        CheckpointState.VERIFIED
+    ] * 5
+
+
+def test_each_rank_shares_its_own_files(checkpoints: Path) -> None:
+    save(1, world=3)
+    save(2, world=3)
+    assert all(same_file(checkpoints, 1, 2, f"frozen-rank{rank}.bin") for rank in range(3))
+    assert verify(checkpoints / "step-00000002", FULL).state is CheckpointState.VERIFIED
+
+
+def test_without_the_setting_nothing_is_shared(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FTSUPERVISE_GUARD_INCREMENTAL")
+    save(1)
+    save(2)
+    assert not same_file(checkpoints, 1, 2)
+
+
+def test_a_rotten_old_file_is_never_shared_and_the_new_checkpoint_is_whole(checkpoints: Path) -> None:
+    save(1)
+    rotten = checkpoints / "step-00000001" / "frozen-rank0.bin"
+    facts = rotten.stat()
+    with rotten.open("r+b") as file:
+        file.seek(900_001)
+        file.write(bytes([FROZEN[900_001] ^ 4]))
+    os.utime(rotten, ns=(facts.st_atime_ns, facts.st_mtime_ns))  # as a disk does it
+    save(2)
+    assert not same_file(checkpoints, 1, 2)
+    assert verify(checkpoints / "step-00000001", FULL).state is CheckpointState.DAMAGED
+    assert verify(checkpoints / "step-00000002", FULL).state is CheckpointState.VERIFIED
+
+
+def test_the_bytes_of_a_shared_file_are_freed_with_its_last_name(checkpoints: Path) -> None:
+    save(1)
+    save(2)
+    remove(checkpoints, ["step-00000001"])
+    assert sweep(checkpoints) < 200_000
+    assert verify(checkpoints / "step-00000002", FULL).state is CheckpointState.VERIFIED
+    remove(checkpoints, ["step-00000002"])
+    assert sweep(checkpoints) > 1_100_000
+
+
+def test_what_cannot_be_linked_stays_a_file_of_its_own(checkpoints: Path) -> None:
+    save(1)
+    staged = checkpoints / "staged"
+    shutil.copytree(checkpoints / "step-00000001", staged)
+    base = base_for(checkpoints, 3)
+    assert base is not None
+    (checkpoints / "step-00000001" / "frozen-rank0.bin").unlink()
+    kept = share(staged, contents_of(staged).files.values(), base)
+    assert [one.path for one in kept] == ["trained-rank0.bin"]
+    assert (staged / "frozen-rank0.bin").read_bytes() == FROZEN
+    assert not [one.name for one in staged.iterdir() if one.name.startswith(".tmp")]
