@@ -82,6 +82,10 @@ def test_three_steps_lead_to_a_supervised_run(begin: Callable[..., Story]) -> No
     assert {name for name in entries if f"  {name}" not in tree.text} == set()
 
 
+def test_a_damaged_checkpoint_is_passed_over_as_the_page_shows(begin: Callable[..., Story]) -> None:
+    begin("latest").tell()
+
+
 def test_the_line_for_mail_works_when_its_mark_is_taken_away(launched: Callable[[str], Story]) -> None:
     with MailServer() as mail:
         story = launched("first")
