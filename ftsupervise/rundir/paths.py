@@ -34,6 +34,7 @@ from ftsupervise.printable import log_line, printable
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
 ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
+RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from (resumed.py)
 STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
 
 ENV_RUN_DIR = "FTSUPERVISE_RUN_DIR"

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ftsupervise.rundir.paths import RESUMED
 from ftsupervise.rundir.records import read_record, write_json
 from ftsupervise.truth import Resumed
-
-RESUMED = "resumed.json"
 
 
 def write_resumed(attempt: Path, resumed: Resumed) -> None:
