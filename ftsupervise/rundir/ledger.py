@@ -26,7 +26,7 @@ from ftsupervise.model import (
 )
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.paths import ENV_JOB_ID, WARNING, RunDir
+from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
     as_counts,
@@ -41,8 +41,7 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.rundir.resumed import read_resumed
-from ftsupervise.truth import Beginning
+from ftsupervise.truth import Beginning, Resumed
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
@@ -111,7 +110,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         started=as_time(start.get("at")) or _claimed_at(folder),
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
-        resumed=read_resumed(folder),
+        resumed=_resumed(folder),
         begins=_begins(start.get("begins")),
     )
     if end is not None:
@@ -181,6 +180,14 @@ def _begins(raw: object) -> Beginning | None:
 def _held(folder: Path) -> int | None:
     page, _ = _page(folder / COPIES)
     return None if page is None else as_whole(page.get("held"))
+
+
+def _resumed(folder: Path) -> Resumed | None:
+    if not os.path.lexists(folder / RESUMED):  # what reads it is imported where there is one: status starts quickly
+        return None
+    from ftsupervise.rundir.resumed import read_resumed
+
+    return read_resumed(folder)
 
 
 def _failure(end: Mapping[str, object]) -> Failure | None:
@@ -376,5 +383,5 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         saved=ended.reached.saved,
         ready=ended.ready,
         hardware=ended.hardware,
-        resumed=read_resumed(mine.folder),
+        resumed=_resumed(mine.folder),
     )

@@ -238,6 +238,19 @@ def test_a_checkpoint_that_is_not_what_was_committed_is_told_and_which_one_is_le
     assert found.summary.endswith("no checkpoint is good to go on from")
 
 
+def test_none_good_for_too_long_is_critical_though_an_old_one_is_left(tmp_path: Path, probe: Probe) -> None:
+    scene = with_checkpoints(tmp_path, probe)
+    (scene.rundir.switches).mkdir()
+    for number in range(5):
+        commit(scene.rundir.checkpoints / f"step-{number}")
+        if number:
+            os.truncate(scene.rundir.checkpoints / f"step-{number}" / "1", 10)
+        os.utime(scene.rundir.checkpoints / f"step-{number}", (scene.now - (4.5 - number) * HOUR,) * 2)
+    found = scene.look("checkpoints")["whole"]
+    assert (found.health, found.severity) == (Health.BAD, Severity.CRITICAL)
+    assert found.summary.endswith("the run would go on from step-0, and none newer was good for 4h 30m")
+
+
 def test_a_checkpoint_that_is_just_being_written_is_no_alert_and_one_that_cannot_be_read_neither(
     tmp_path: Path, probe: Probe
 ) -> None:

@@ -225,9 +225,19 @@ def _whole(look: Look, settings: Settings, ones: tuple[Written, ...], now: float
         f"{Path(one['path']).name} is {one['state']}: {'; '.join(one['wrong'][:1])}" for one in settled[:3]
     )
     rest = f"the run would go on from {Path(good['path']).name}" if good else "no checkpoint is good to go on from"
-    severity = Severity.WARNING if good else Severity.CRITICAL
+    old = _too_old(good, settings, ones, now) if good else ""
+    rest += f", and none newer was good for {old}" if old else ""
+    severity = Severity.WARNING if good and not old else Severity.CRITICAL
     text = f"checkpoint {wrong}; {rest}" if settled else f"the newest checkpoint may still be written; {rest}"
     yield _finding(look, "whole", None if blind and settled else bool(settled), text, severity=severity)
+
+
+def _too_old(good: dict[str, Any], settings: Settings, ones: tuple[Written, ...], now: float) -> str:
+    """The age of the newest good one where ``late`` newer ones have come and none is good; "" where that is not so."""
+    at = next((one.mtime for one in ones if one.name == Path(good["path"]).name), None)
+    if at is None or sum(one.mtime > at for one in ones) < settings.late:
+        return ""
+    return show_duration(now - at)
 
 
 def _settled(one: dict[str, Any], ones: tuple[Written, ...], settings: Settings, now: float) -> bool:
