@@ -51,7 +51,7 @@ def _allowed(look: Look, path: Path) -> bool:
     retain = look.run.checkpoints.retain
     if retain is None or not retain.before_full:
         return False
-    folder = look.run.checkpoints.path or checkpoints.folder_of(look)
+    folder = checkpoints.folder_of(look)
     here, there = look.probe.look(path), look.probe.look(folder)
     return isinstance(here, Entry) and isinstance(there, Entry) and here.device == there.device
 
