@@ -33,8 +33,8 @@ from ftsupervise.checkpoints.manifest import (
     read_manifest,
     root_of,
 )
-from ftsupervise.checkpoints.stores import Store, file_pieces, inside
-from ftsupervise.errors import Error, NotFound
+from ftsupervise.checkpoints.stores import FolderStore, Store, file_pieces, inside
+from ftsupervise.errors import Error, NotFound, UsageError
 from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.records import read_record, write_json
@@ -82,9 +82,11 @@ class _Job(NamedTuple):
 
 
 def copies_of(checkpoint: Path, manifest: Manifest) -> tuple[CopyRecord, ...]:
-    """The copies of a checkpoint that were whole when they were made. Raises ValueError, OSError."""
+    """The copies of a checkpoint that were whole when they were made; one in fsspec's ``memory`` has gone with its process.
+    Raises ValueError, OSError."""
     of = identity(manifest)
-    return tuple(copy for copy in _records(checkpoint) if copy.at is not None and copy.of == of)
+    made = (copy for copy in _records(checkpoint) if copy.at is not None and copy.of == of)
+    return tuple(copy for copy in made if not copy.url.startswith("memory:"))
 
 
 def being_copied(checkpoint: Path, since: float) -> bool:
@@ -99,7 +101,7 @@ def identity(manifest: Manifest) -> str:
     """Names the content: two checkpoints of one name with the same files have the same one."""
     named = hashlib.blake2b(manifest.algorithm.encode(), digest_size=16)
     for entry in manifest.files:
-        named.update(f"\0{entry.path}\0{entry.size}\0{entry.digest}".encode())
+        named.update(f"\0{entry.path}\0{entry.size}\0{entry.digest}".encode("utf-8", "surrogateescape"))
     return named.hexdigest()
 
 
@@ -125,17 +127,41 @@ def offload(
             f"{checkpoint} has no manifest, so a copy of it could not be verified",
             hint=f"ftsupervise checkpoints commit {checkpoint}",
         )
-    folder, whole = _folder_for(manifest, checkpoint.name, store)
+    _refuse_itself(checkpoint, store)
+    folder, there = _folder_for(manifest, checkpoint.name, store)
     job = _Job(checkpoint, manifest, store, folder, RateLimit(rate), progress)
-    if whole:
-        progress(2 * manifest.size)
-        _remember(job, now())
-        return OffloadReport(checkpoint.name, folder, 0, manifest.size)
+    if there:
+        if any((one.url, one.folder) == (store.url, folder) for one in copies_of(checkpoint, manifest)) and holds(
+            store, folder, manifest
+        ):
+            progress(2 * manifest.size)
+            return OffloadReport(checkpoint.name, folder, 0, manifest.size)
+        store.remove(f"{folder}/{_MANIFEST}")  # until every file was read back it is no copy
     return _copy(job, now, workers)
 
 
+def holds(store: Store, folder: str, manifest: Manifest) -> bool:
+    """Does ``folder`` still hold this content, by its manifest and the sizes of all files? Raises OSError, ValueError."""
+    there = manifest_in(store, folder)
+    if there is None or identity(there) != identity(manifest):
+        return False
+    sizes = store.sizes(folder)
+    return all(sizes.get(entry.path) == entry.size for entry in manifest.files)
+
+
+def _refuse_itself(checkpoint: Path, store: Store) -> None:
+    """A checkpoint is no copy of itself, by whatever links the two are the same."""
+    if not isinstance(store, FolderStore):
+        return
+    place, here = store.root.resolve(), checkpoint.resolve()
+    if place == here.parent or here == place or here in place.parents:
+        raise UsageError(
+            f"{store.url} is where {checkpoint.name} lies itself: that would be no copy", hint="name another folder"
+        )
+
+
 def _folder_for(manifest: Manifest, name: str, store: Store) -> tuple[str, bool]:
-    """The store's folder for this content, and whether it holds it whole."""
+    """The store's folder for this content, and whether a manifest of it lies there."""
     names = set(store.names())
     for number in range(1, _GENERATIONS):
         folder = name if number == 1 else f"{name}~{number}"

@@ -6,10 +6,12 @@ is not read again. A damaged checkpoint in its place goes into quarantine; nothi
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from ftsupervise.checkpoints.offload import WORKERS, CopyDamaged, identity, mani
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
-from ftsupervise.errors import NotFound, NotPermitted
+from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
 from ftsupervise.host.modes import make_folder
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
@@ -103,22 +105,45 @@ def restore(
         return target
     partial = folder / f"{RESTORING}{copy.name}"
     make_folder(partial, parents=True)
-    _fetch(copy, partial, RateLimit(rate), workers, progress)
-    _drop_others(partial, copy.manifest)
-    if not copy.is_file:
-        write_manifest(partial, copy.manifest)
-    for here, _, _ in os.walk(partial, topdown=False):
-        sync_directory(Path(here))
-    if os.path.lexists(target):
-        set_aside(target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now())
-    if copy.is_file:
-        os.rename(partial / copy.name, target)
-        write_manifest(target, copy.manifest)
-        partial.rmdir()
-    else:
-        os.rename(partial, target)
-    sync_directory(folder)
+    with _alone(partial):
+        _fetch(copy, partial, RateLimit(rate), workers, progress)
+        _drop_others(partial, copy.manifest)
+        if not copy.is_file:
+            write_manifest(partial, copy.manifest)
+        for here, _, _ in os.walk(partial, topdown=False):
+            sync_directory(Path(here))
+        if os.path.lexists(target):
+            set_aside(
+                target, f"it is not what its copy in {copy.store.url} says, which was restored in its place", now()
+            )
+        if copy.is_file:
+            os.rename(partial / copy.name, target)
+            write_manifest(target, copy.manifest)
+            partial.rmdir()
+        else:
+            os.rename(partial, target)
+        sync_directory(folder)
     return target
+
+
+@contextmanager
+def _alone(partial: Path) -> Iterator[None]:
+    """Raises AlreadyRunning while another restore works in that folder."""
+    fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
+        except OSError:  # a file system without locks
+            pass
+        if not partial.exists() or partial.stat().st_ino != os.fstat(fd).st_ino:
+            raise AlreadyRunning(
+                f"another restore has just made {partial.name.removeprefix(RESTORING)}", hint="look again"
+            )
+        yield
+    finally:
+        os.close(fd)
 
 
 def _fetch(copy: FoundCopy, partial: Path, limit: RateLimit, workers: int, progress: Callable[[int], object]) -> None:

@@ -32,7 +32,7 @@ class Better(str, Enum):
 
 
 class Retention(NamedTuple):
-    """What to keep; a checkpoint that no rule keeps may go."""
+    """What to keep; a verified checkpoint that no rule keeps may go."""
 
     last: int = ALWAYS  # the newest ones
     every: int | None = None  # steps: of each stretch of so many steps the first one
@@ -69,23 +69,27 @@ class RetentionPlan(NamedTuple):
 
 
 def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
-    """What goes by ``policy``. ``candidates``: all of one folder, damaged ones too, which count for no rule and stay."""
+    """What goes by ``policy``. ``candidates``: all of one folder. Only what is verified goes, and counts for a rule."""
     ordered = sorted(candidates, key=_age, reverse=True)
     verified = [one for one in ordered if one.verified]
     reasons: dict[str, list[str]] = {one.name: [] for one in ordered}
     for one in verified[:ALWAYS]:
         reasons[one.name].append(f"one of the {ALWAYS} newest that are verified")
+    stepped = any(one.step is not None for one in verified)
     for one in ordered:
         if one.verified is False:
             reasons[one.name].append("not whole: ftsupervise checkpoints verify says why")
+        elif one.verified is None:
+            reasons[one.name].append("no manifest says what it is: ftsupervise checkpoints commit writes one")
+        elif stepped and one.step is None:
+            reasons[one.name].append("its step is not known")
         elif one.used_by:
             reasons[one.name].append(one.used_by)
         elif verified and _age(one) > _age(verified[0]):
             reasons[one.name].append("newer than the newest that is verified")
         elif policy.copied and not one.copied:
             reasons[one.name].append("no copy elsewhere yet")
-    whole = [one for one in ordered if one.verified is not False]
-    for name, reason in _by_rule(whole, policy):
+    for name, reason in _by_rule([one for one in verified if one.step is not None or not stepped], policy):
         reasons[name].append(reason)
     if len(verified) < ALWAYS:
         why = f"{len(verified)} of {len(ordered)} checkpoints verified; nothing is removed before {ALWAYS} are"

@@ -6,6 +6,7 @@ Names are relative, with "/", and come from manifests; ``inside`` refuses one th
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -197,6 +198,8 @@ class ObjectStore:
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = f"{self._root}/{inside(name)}"
+        if not _is_utf8(path):
+            raise OSError(errno.EILSEQ, "the name is not UTF-8, so no object can have it", name)
         with _as_os_error(self.url):
             file: Any = self._fs.open(path, "wb", autocommit=False) if self._discards() else self._fs.open(path, "wb")
             try:
@@ -250,6 +253,14 @@ def file_pieces(path: Path, *, follow: bool = False) -> Iterator[bytes]:
             yield piece
     finally:
         os.close(fd)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.cli.checkpoints import CheckpointPlace, bar
 from ftsupervise.cli.output import count, say
 from ftsupervise.errors import UsageError
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -18,10 +19,10 @@ def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int)
     from ftsupervise.units import show_size
 
     for name in sorted(planned.keep, reverse=True):
-        say(f"kept     {name}: {'; '.join(planned.keep[name])}")
+        say(printable(f"kept     {name}: {'; '.join(planned.keep[name])}"))
     for one in reversed(planned.remove):
         size = f", {show_size(one.size)}" if one.size is not None else ""
-        say(f"{'would go' if dry_run else 'removed '} {one.name}{size}")
+        say(printable(f"{'would go' if dry_run else 'removed '} {one.name}{size}"))
     for name in left:
         say(f"{'would go' if dry_run else 'removed '} {name}, left by a restore or a save that was interrupted")
     if planned.refused:
@@ -82,15 +83,18 @@ def candidates(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> tup
 
 def _candidate(one: Found, verified: bool | None, size: int, policy: Retention) -> Candidate:
     from ftsupervise.checkpoints.manifest import read_manifest
-    from ftsupervise.checkpoints.offload import copies_of
+    from ftsupervise.checkpoints.offload import copies_of, holds
     from ftsupervise.checkpoints.retain import Candidate
+    from ftsupervise.checkpoints.stores import open_store
+    from ftsupervise.errors import Error
 
     copied = False
     if policy.copied and verified:
         try:
             manifest = read_manifest(one.path)
-            copied = manifest is not None and bool(copies_of(one.path, manifest))
-        except (OSError, ValueError):
+            known = copies_of(one.path, manifest) if manifest is not None else ()
+            copied = manifest is not None and any(holds(open_store(it.url), it.folder, manifest) for it in known)
+        except (OSError, ValueError, Error):  # away, or not as it was left: no copy as long as that is so
             copied = False
     metrics = one.head.metrics if one.head is not None else {}
     return Candidate(one.path.name, one.step, one.at.timestamp(), size, verified, metrics, copied)

@@ -217,7 +217,7 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
     from ftsupervise.checkpoints.offload import offload as copy
     from ftsupervise.cli.checkpoint_retention import candidates, show_plan
 
-    settings = place.settings
+    settings, failed = place.settings, list[str]()
     if settings is None:
         return
     if settings.adopt:
@@ -226,7 +226,11 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
         stores, rate = _stores(place, (), None)
         for path in _committed(place, every=settings.retain is not None and settings.retain.copied):
             for store in stores:
-                report = copy(path, store, now=_now, rate=rate)
+                try:
+                    report = copy(path, store, now=_now, rate=rate)
+                except (Error, OSError, ValueError) as error:
+                    failed.append(f"{path.name} to {store.url}: {error}")
+                    continue
                 if report.sent or not quiet:
                     _say_copied(store.url, report)
     if settings.retain is not None:
@@ -238,6 +242,8 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
         freed = retain.sweep(place.folder)
         if gone or left or not quiet:
             show_plan(planned, left, dry_run=False, freed=freed)
+    if failed:
+        raise Error("not copied: " + "; ".join(failed))
 
 
 def _adopt(place: CheckpointPlace) -> None:
@@ -287,7 +293,7 @@ def restore(
     from ftsupervise.checkpoints.restore import restore as bring_back
     from ftsupervise.errors import NotPermitted
 
-    place = find(run)
+    place = CheckpointPlace(target) if run is None and target is not None and places else find(run)
     stores, _ = _stores(place, places, rate)
     copies, unseen = copies_in(stores)
     for one in unseen:
@@ -301,7 +307,7 @@ def restore(
         try:
             with bar("restored", copy.manifest.size, quiet=as_json) as told:
                 path = bring_back(copy, (target or place.folder).absolute(), now=_now, rate=rate, progress=told)
-        except (CopyDamaged, NotPermitted) as error:
+        except (CopyDamaged, NotFound, NotPermitted) as error:
             say(str(error), err=True)
             problem = error
             continue

@@ -12,6 +12,7 @@ import click
 
 from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
 from ftsupervise.errors import Cancelled, NotFound, Refused, UsageError
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
@@ -75,9 +76,9 @@ def list_checkpoints(run: str | None, as_json: bool) -> None:
         say(f"{place.folder} holds no checkpoint")
     width = max((len(one.path.name) for one in found), default=0)
     for one in found:
-        say(f"{one.path.name:{width}}  {_line(one)}")
+        say(f"{printable(one.path.name):{width}}  {_line(one)}")
     for each in aside:
-        say(f"set aside: {each.path}, because {each.reason}")
+        say(printable(f"set aside: {each.path}, because {each.reason}"))
 
 
 def _line(one: Found) -> str:
@@ -129,7 +130,7 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, a
         print_json({"folder": str(place.folder), "newest": newest, "checkpoints": [plain(one) for one in verdicts]})
     else:
         for verdict in verdicts:
-            say(verdict.words())
+            say(printable(verdict.words()))
         if good is None:
             say("none of them is good to resume from", err=True)
     wrong = [one for one in verdicts if not one.good]

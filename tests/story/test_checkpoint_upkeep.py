@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -133,6 +134,76 @@ def test_the_newest_is_copied_and_comes_back_when_the_disk_is_lost(type_it: Type
     assert verify(tmp_path / "here/step-00000002", Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
     assert names(tmp_path / "here/.quarantine") == ["step-00000002"]
     assert f"set aside: {tmp_path}/here/.quarantine/step-00000002, because it is not what" in type_it("list", "here")
+
+
+def test_folders_and_files_that_are_no_checkpoints_are_never_removed(type_it: Type, tmp_path: Path) -> None:
+    for step in range(1, 5):
+        make(tmp_path / "p", step)
+    for name in ("tensorboard", "logs", "config", "step-0005-notes"):
+        (tmp_path / "p" / name).mkdir()
+        (tmp_path / "p" / name / "x").write_text("x")
+    (tmp_path / "p/base-model.pt").write_bytes(b"x")
+    type_it("prune", "p", "--last", "2")
+    left = ["base-model.pt", "config", "logs", "step-00000003", "step-00000004", "step-0005-notes", "tensorboard"]
+    assert names(tmp_path / "p") == left
+
+
+def test_a_copy_that_was_damaged_since_lets_nothing_go_and_is_made_good_again(type_it: Type, tmp_path: Path) -> None:
+    for step in range(1, 5):
+        make(tmp_path / "here", step)
+    type_it("offload", "here", "--all", "--to", "far")
+    (tmp_path / "far/step-00000001/1.bin").write_bytes(b"cut")
+    (tmp_path / "far/step-00000002/1.bin").unlink()
+    shown = type_it("prune", "here", "--last", "2", "--copied")
+    assert "step-00000001: no copy elsewhere yet" in shown and "step-00000002: no copy elsewhere yet" in shown
+    assert "sent and read back" in type_it("offload", "here", "--all", "--to", "far")
+    assert "2 checkpoints removed" in type_it("prune", "here", "--last", "2", "--copied")
+    assert type_it("restore", "here", "--from", "far", "--name", "step-00000001").strip().endswith("step-00000001")
+
+
+def test_a_checkpoint_is_no_copy_of_itself(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path / "here", 1)
+    (tmp_path / "link").symlink_to("here")
+    for place in ("here", "link", "here/step-00000001"):
+        assert "that would be no copy" in type_it("offload", "here", "--to", place, code=1)
+
+
+def test_upkeep_goes_on_with_the_rest_when_one_place_for_copies_fails(type_it: Type, tmp_path: Path) -> None:
+    (tmp_path / "bad").touch()
+    (tmp_path / "ftsupervise.yaml").write_text(
+        "name: tr11\nscheduler: local\nlaunch: {command: sleep 1}\n"
+        f"checkpoints: {{path: {tmp_path}/ckpt, retain: {{last: 2}}, offload: {{to: [{tmp_path}/bad, {tmp_path}/good]}}}}\n"
+        f"run_dir: {tmp_path}/run\n"
+    )
+    assert CliRunner().invoke(ftsupervise, ["launch"]).exit_code == 0
+    CliRunner().invoke(ftsupervise, ["kill"])
+    for step in range(1, 5):
+        make(tmp_path / "ckpt", step)
+    assert "bad" in type_it("upkeep", code=1)
+    assert names(tmp_path / "good") == ["step-00000004"]
+    left = [name for name in names(tmp_path / "ckpt") if name.startswith("step-")]
+    assert left == ["step-00000003", "step-00000004"]
+
+
+def test_two_restores_at_once_do_not_disturb_each_other(type_it: Type, tmp_path: Path) -> None:
+    make(tmp_path / "here", 1)
+    type_it("offload", "here", "--to", "far")
+    partial = tmp_path / "back" / ".restoring-step-00000001"
+    partial.mkdir(parents=True)
+    fd = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert "another restore works in" in type_it("restore", "--from", "far", "--to", "back", code=100)
+    finally:
+        os.close(fd)
+    assert "is here and whole" in type_it("restore", "--from", "far", "--to", "back")
+
+
+def test_a_name_with_a_line_feed_makes_no_line_of_its_own(type_it: Type, tmp_path: Path) -> None:
+    checkpoint = make(tmp_path / "here", 1)
+    checkpoint.rename(tmp_path / "here/step-1\nstep-9 is verified")
+    for command in (("list", "here"), ("verify", "here"), ("prune", "here", "--last", "2")):
+        assert not [line for line in type_it(*command).splitlines() if line.startswith("step-9")]
 
 
 def test_a_damaged_copy_is_passed_over_for_the_next_one(type_it: Type, tmp_path: Path) -> None:

@@ -48,6 +48,18 @@ def test_the_two_newest_verified_ones_stay_however_many_unverified_are_newer() -
     assert removed(mixed, Retention(last=2)) == [100]
 
 
+def test_what_has_no_manifest_is_no_checkpoint_of_ours_to_remove() -> None:
+    others = [Candidate(name, None, 1.0, 10, None) for name in ("tensorboard", "logs", "base-model.pt")]
+    assert removed([*STEPS, *others], Retention(last=8)) == [100, 200]
+
+
+def test_one_whose_step_is_not_known_stays_beside_those_whose_steps_are() -> None:
+    last = Candidate("last.ckpt", None, 99_999.0, 10, True)
+    assert removed([*STEPS, last], Retention(last=8)) == [100, 200]
+    nameless = [Candidate(name, None, at, 10, True) for name, at in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
+    assert [gone.name for gone in plan(nameless, Retention()).remove] == ["b"]
+
+
 def test_a_damaged_one_is_counted_by_no_rule_and_stays() -> None:
     damaged = [one(100), one(200), one(300), one(400, False), one(500, False)]
     assert removed(damaged, Retention(last=2)) == [100]
@@ -89,7 +101,7 @@ def test_no_policy_removes_what_a_run_may_need(found: list[Candidate], policy: R
     for candidate in gone.remove:
         assert candidate not in newest
         assert len(newest) == ALWAYS
-        assert candidate.verified is not False and not candidate.used_by
+        assert candidate.verified and not candidate.used_by
         assert (candidate.step or 0) < (newest[-1].step or 0)
         assert candidate.copied or not policy.copied
     assert {c.name for c in gone.remove} | set(gone.keep) == {c.name for c in found}
