@@ -307,10 +307,10 @@ def kill_at_random_moments(tmp_path: Path, rounds: int, seed: int) -> int:
                 assert hasher.hexdigest() == entry.digest
         if (back / checkpoint.name).exists():
             assert content(back / checkpoint.name) == expected
-        if chance.random() < 0.3 and back.exists():
+        if chance.random() < 0.7 and back.exists():
             for path in sorted(back.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
-        if chance.random() < 0.2 and store.root.exists():
+        if chance.random() < 0.6 and store.root.exists():
             for path in sorted(store.root.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
     offload(checkpoint, store, now=now)
