@@ -2,7 +2,7 @@
 
 | layout | sign that it is complete |
 |---|---|
-| torch DCP | ``.metadata``, written last, and every shard that it names |
+| torch DCP | ``.metadata``, written last, and every shard that it names, as long as it says |
 | DeepSpeed | ``latest`` beside it, written after all ranks; ranks without a gap |
 | Megatron | ``latest_checkpointed_iteration.txt`` beside it, written after all ranks |
 | Lightning | a ``.ckpt`` file with its end, or a folder with ``.metadata`` |
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickletools
 import re
 import struct
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,8 @@ _ITERATION = "latest_checkpointed_iteration.txt"
 _LATEST = "latest"
 _SMALL = 4096  # bytes of a file that holds a name or a number
 _LARGE = 64_000_000  # bytes of one that lists files
-_SHARD = re.compile(rb"__\d+_\d+\.distcp")
+_WALKED = 16_000_000  # bytes of a pickle whose instructions are read one by one, which takes up to some 3 s
+_SHARD = re.compile(rb"__(\d+)_\d+\.distcp")
 _RANKS = re.compile(r"(zero_pp_rank|mp_rank)_(\d+)(.*)")
 _STEPS = (
     re.compile(r"step[=_-]?(\d+)", re.I),
@@ -38,6 +41,7 @@ _STEPS = (
     re.compile(r"(\d+)(?!.*\d)"),
 )
 _ZIP, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+_ZIP_END_SIZE = 22  # bytes of the record at a zip's end, without a comment
 _TORCH = (".pt", ".pth", ".ckpt", ".bin")
 
 
@@ -109,22 +113,79 @@ def recognise(checkpoint: Path, contents: Contents) -> Recognised:
 
 
 def _dcp(checkpoint: Path, contents: Contents) -> Recognised:
-    return Recognised(Layout.DCP, *_metadata(checkpoint, contents))
+    return Recognised(Layout.DCP, *_metadata(checkpoint, contents), world=_ranks(contents))
+
+
+def _ranks(contents: Contents) -> int | None:
+    """How many ranks have written a shard, by the shards' names; None where the ranks have a gap.
+
+    It is a lower bound: a rank without anything to save leaves an empty shard, or none where each tensor has a file of its own.
+    """
+    ranks = {int(match[1]) for path in contents.files if (match := _SHARD.search(os.fsencode(path)))}
+    return len(ranks) if ranks and max(ranks) == len(ranks) - 1 else None
 
 
 def _metadata(checkpoint: Path, contents: Contents) -> tuple[bool, str]:
-    """torch writes ``.metadata`` last, whole and by a rename. It is a pickle: only the names of shards are looked for in it."""
+    """torch writes ``.metadata`` last, whole and by a rename. It is a pickle: only the shards' names and sizes are read."""
     facts = contents.files.get(_METADATA)
     if facts is None:
         return False, f"{_METADATA} is missing: not all ranks have written their part"
     raw = files.read_bounded(checkpoint / _METADATA, _LARGE)
     if not raw.endswith(b"."):  # the last byte of every pickle
         return False, f"{_METADATA} is cut short"
-    there = {name for path in contents.files if (name := _shard(path))}
-    wanted = {match.decode() for match in _SHARD.findall(raw)}
-    if missing := sorted(wanted - there):
+    there = {name: path for path in contents.files if (name := _shard(path))}
+    wanted = {match[0].decode() for match in _SHARD.finditer(raw)}
+    if missing := sorted(wanted - set(there)):
         return False, f"{_METADATA} names {len(wanted)} shards, and {_some(missing)} missing"
+    sizes = shard_sizes(raw)
+    for name in sorted(wanted):  # others hold nothing: a rank without anything to save leaves an empty one
+        one = contents.files[there[name]]
+        if not one.is_link and (cut := _cut_shard(checkpoint / one.path, one.facts.st_size, sizes.get(name, 1))):
+            return False, f"{one.path} {cut}"
     return True, _METADATA
+
+
+def _cut_shard(path: Path, size: int, wanted: int) -> str:
+    """Why a shard is not whole. torch writes its items one after the other, each as a zip; other formats have only a size."""
+    if size < wanted:
+        return f"has {size} bytes where {_METADATA} says {wanted}" if size else "is empty"
+    fd = files.open_regular(path)
+    try:
+        tail = os.pread(fd, _ZIP_END_SIZE, max(0, size - _ZIP_END_SIZE))
+        cut = os.pread(fd, len(_ZIP), 0) == _ZIP and not tail.startswith(_ZIP_END)
+    finally:
+        os.close(fd)
+    return "is cut short: its last archive has no end" if cut else ""
+
+
+def shard_sizes(raw: bytes) -> dict[str, int]:
+    """The bytes that each shard has at least, from a ``.metadata`` of torch: where its last item begins, and how long it is.
+
+    The pickle is not executed: its instructions are read for the strings and numbers that they push. {} for one that is too
+    large for that, or damaged: then a shard that was cut exactly where an item ends is not noticed.
+    """
+    if len(raw) > _WALKED:
+        return {}
+    sizes: dict[str, int] = {}
+    memo: dict[object, object] = {}
+    last: deque[object] = deque([None] * 6, maxlen=6)  # the newest values
+    try:
+        for instruction, argument, _ in pickletools.genops(raw):
+            kind = instruction.name
+            if kind in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
+                memo[len(memo) if kind == "MEMOIZE" else argument] = last[-1]
+                continue
+            if kind in ("FRAME", "MARK", "PROTO"):
+                continue
+            value = memo.get(argument) if kind in ("BINGET", "LONG_BINGET") else argument
+            last.append(value)
+            if isinstance(value, int) and last[-2] == "length" and (last[0], last[2]) == ("relative_path", "offset"):
+                name, offset = last[1], last[3]
+                if isinstance(name, str) and isinstance(offset, int):
+                    sizes[name] = max(sizes.get(name, 0), offset + value)
+    except ValueError:
+        return {}
+    return sizes
 
 
 def _shard(path: str) -> str:

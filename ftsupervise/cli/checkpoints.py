@@ -247,19 +247,34 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name; or that nothing in
-    it is a checkpoint."""
+    """Is it one checkpoint, and not a folder of them? Its manifest says so, its layout, a step in its name where it holds no
+    checkpoint of another step; or that nothing in it is a checkpoint."""
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.layouts import layout_of, says_step
     from ftsupervise.checkpoints.manifest import CheckpointLayout, manifest_of
 
-    if os.path.lexists(manifest_of(folder)) or says_step(folder.name):
+    if os.path.lexists(manifest_of(folder)):
         return True
     contents = contents_of(folder)
     if layout_of(folder, contents) is not CheckpointLayout.FILES:
         return True
-    return bool(contents.files) and not any(one.committed or one.step is not None for one in checkpoints_in(folder))
+    inside = checkpoints_in(folder)
+    if says_step(folder.name):
+        return not any(_is_another(one, folder) for one in inside)
+    return bool(contents.files) and not any(one.committed or one.step is not None for one in inside)
+
+
+def _is_another(one: Found, folder: Path) -> bool:
+    """Is it a checkpoint by itself, in a folder whose name says a step: ``ckpt7/step-100``? Its manifest says so, or its layout
+    and another step in its name."""
+    from ftsupervise.checkpoints.contents import contents_of
+    from ftsupervise.checkpoints.layouts import layout_of, says_step, step_of
+    from ftsupervise.checkpoints.manifest import CheckpointLayout
+
+    if one.committed or one.step == step_of(folder.name) or not says_step(one.path.name):
+        return one.committed
+    return layout_of(one.path, contents_of(one.path)) is not CheckpointLayout.FILES
 
 
 def print_json(value: dict[str, object]) -> None:

@@ -103,6 +103,25 @@ def test_a_metric_and_a_step_are_written_down(folder: Path) -> None:
     assert "finite number" in typed("commit", "--again", "--metric", "loss=nan", str(one)).output
 
 
+def test_a_folder_of_checkpoints_may_have_a_number_in_its_own_name(folder: Path) -> None:
+    seventh = folder.rename(folder.parent / "ckpt7")
+    assert [one["step"] for one in told("list", str(seventh))["checkpoints"]] == [300, 200, 100]
+    other = folder.parent / "ckpt8"  # without any manifest
+    for step in (100, 200):
+        (other / f"step-{step}").mkdir(parents=True)
+        (other / f"step-{step}" / "__0_0.distcp").write_bytes(b"w")
+        (other / f"step-{step}" / ".metadata").write_bytes(b"__0_0.distcp.")
+    assert [one["step"] for one in told("list", str(other))["checkpoints"]] == [200, 100]
+    assert typed("commit", str(other)).exit_code == 0
+    assert typed("verify", "--all", str(other)).exit_code == 0
+    one = folder.parent / "step-5" / "global_step5"  # of the same step: one checkpoint of DeepSpeed
+    one.mkdir(parents=True)
+    (one / "mp_rank_00_model_states.pt").write_bytes(b"w")
+    (one.parent / "latest").write_text("global_step5")
+    assert typed("commit", str(one.parent)).exit_code == 0
+    assert manifest_of(one.parent).exists()
+
+
 def test_a_manifest_is_replaced_only_when_asked(folder: Path) -> None:
     done = typed("commit", str(folder / "step-100"))
     assert isinstance(done.exception, Refused) and "--again" in str(done.exception)

@@ -8,11 +8,13 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ftsupervise.checkpoints.commit import NotComplete, commit
+from ftsupervise.checkpoints.find import choose
 from ftsupervise.checkpoints.manifest import CheckpointLayout as Layout
 from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.checkpoints.verify import CheckpointState as State
@@ -42,6 +44,32 @@ def dcp(folder: Path, ranks: int = 4) -> Path:
     for name in names:
         (folder / name).write_bytes(os.urandom(3000))
     (folder / ".metadata").write_bytes(pickle.dumps({"storage": names, "bomb": Bomb()}))
+    return folder
+
+
+@dataclass(frozen=True)
+class StorageInfo:
+    """Where an item lies, as torch pickles it into ``.metadata``."""
+
+    relative_path: str
+    offset: int
+    length: int
+
+
+def dcp_of_items(folder: Path, ranks: int = 2, items: int = 3) -> Path:
+    """As torch writes one: a zip for each item, one after the other; the last rank had nothing to save."""
+    folder.mkdir(parents=True)
+    places = {}
+    for rank in range(ranks):
+        shard = folder / f"__{rank}_0.distcp"
+        shard.touch()
+        for item in range(items) if rank < ranks - 1 else ():
+            archive(folder / "item")
+            places[f"{rank}.{item}"] = StorageInfo(shard.name, shard.stat().st_size, (folder / "item").stat().st_size)
+            with shard.open("ab") as file:
+                file.write((folder / "item").read_bytes())
+            (folder / "item").unlink()
+    (folder / ".metadata").write_bytes(pickle.dumps({"storage_data": places, "bomb": Bomb()}))
     return folder
 
 
@@ -179,3 +207,40 @@ def test_a_folder_that_says_nothing_of_itself_is_neither_complete_nor_damaged(tm
     assert "nothing in it says that it is complete" in found.words()
     commit(folder)
     assert verify(folder).good
+
+
+def test_a_cut_shard_of_dcp_is_torn_wherever_it_was_cut(tmp_path: Path) -> None:
+    one = dcp_of_items(tmp_path / "step-1", ranks=3)
+    found = verify(one)
+    assert (found.state, found.world) == (State.COMPLETE, 3), found
+    shard = one / "__1_0.distcp"
+    whole = shard.read_bytes()
+    assert len(whole) % 3 == 0
+    for length in (0, 3, 100, len(whole) // 3, len(whole) - 1):  # also where an item ends
+        os.truncate(shard, length)
+        found = verify(one)
+        assert found.state is State.TORN and "__1_0.distcp" in found.words(), (length, found)
+        with pytest.raises(NotComplete, match=r"__1_0\.distcp"):
+            commit(one)
+        shard.write_bytes(whole)
+    assert verify(one).state is State.COMPLETE
+    (one / ".metadata").write_bytes(pickle.dumps({"storage": ["__0_0.distcp", "__1_0.distcp"]}))  # it tells no sizes
+    assert verify(one).state is State.COMPLETE
+    for length in (0, 100, len(whole) - 1):
+        os.truncate(shard, length)
+        assert verify(one).state is State.TORN
+        shard.write_bytes(whole)
+    assert not Path("/tmp/ftsupervise-unpickled-a-checkpoint").exists()
+
+
+def test_a_dcp_checkpoint_of_fewer_ranks_is_passed_over_where_a_number_is_asked_for(tmp_path: Path) -> None:
+    dcp(tmp_path / "step-8", ranks=8)
+    dcp(tmp_path / "step-9", ranks=2)
+    choice = choose(tmp_path, Scope(world=8))
+    assert choice.verdict is not None and choice.verdict.path.name == "step-8"
+    assert [one.state for one in choice.passed] == [State.WRONG_WORLD]
+    any_world = choose(tmp_path).verdict
+    assert any_world is not None and (any_world.path.name, any_world.world) == ("step-9", 2)
+    with_gap = dcp(tmp_path / "step-10", ranks=1)
+    (with_gap / "__2_0.distcp").write_bytes(b"x")
+    assert verify(with_gap, Scope(world=8)).world is None

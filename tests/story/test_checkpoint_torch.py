@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.commit import NotComplete, commit
+from ftsupervise.checkpoints.layouts import shard_sizes
 from ftsupervise.checkpoints.manifest import CheckpointLayout, read_manifest
 from ftsupervise.checkpoints.verify import CheckpointState as State
 from ftsupervise.checkpoints.verify import Scope, Thoroughness, verify
@@ -116,9 +118,36 @@ def test_a_save_of_dcp_that_was_cut_off_is_torn(saved: tuple[Path, Path], tmp_pa
     shutil.copytree(saved[1], tmp_path / "step-3", ignore=shutil.ignore_patterns(".ftsupervise"))
     assert verify(tmp_path / "step-3").state is State.COMPLETE
     shard = next((tmp_path / "step-3").glob("*.distcp"))
+    whole = shard.read_bytes()
+    ends = [match.end() + 18 for match in re.finditer(rb"PK\x05\x06", whole)]  # each tensor is an archive
+    assert len(ends) == 4 and ends[-1] == len(whole)
+    for length in (0, 1, 100, *ends[:-1], *(end - 1 for end in ends)):
+        os.truncate(shard, length)
+        assert verify(tmp_path / "step-3").state is State.TORN, length
+        shard.write_bytes(whole)
+    assert verify(tmp_path / "step-3").state is State.COMPLETE
     shard.unlink()
     assert shard.name in verify(tmp_path / "step-3").words()
     (tmp_path / "step-3" / ".metadata").unlink()
     shard.write_bytes(b"x")
     with pytest.raises(NotComplete, match=r"\.metadata is missing"):
         commit(tmp_path / "step-3")
+
+
+def test_a_save_of_dcp_that_holds_nothing_or_only_numbers_is_complete(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    saves: dict[str, dict[str, object]] = {
+        "step-1": {},
+        "step-2": {"step": 2, "name": "x"},
+        "step-3": {"empty": torch.empty(0), "one": torch.tensor(1.0)},
+        "step-4": {f"w{number}": torch.ones(1000) for number in range(300)},
+    }
+    for name, saved in saves.items():
+        dcp.save(saved, checkpoint_id=tmp_path / name, no_dist=True)
+        found = verify(tmp_path / name)
+        assert (found.state, found.world) == (State.COMPLETE, 1), found
+    with (tmp_path / "step-4" / ".metadata").open("rb") as file:
+        raw = file.read()
+    shard = tmp_path / "step-4" / "__0_0.distcp"
+    assert shard_sizes(raw) == {shard.name: shard.stat().st_size}
