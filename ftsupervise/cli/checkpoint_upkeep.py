@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ftsupervise.cli.checkpoint_answers import find_in_time, must_answer
 from ftsupervise.cli.checkpoints import CheckpointPlace, bar, checkpoints, find, print_json
 from ftsupervise.cli.output import plain, say
 from ftsupervise.errors import Error, NoAnswer, NotFound, UsageError
@@ -111,6 +112,7 @@ def offload(
 
     place = find(run)
     stores, rate = _stores(place, places, rate)
+    must_answer(stores, hint="nothing was copied; --to PLACE names only those that answer")
     wanted = _to_copy(place, every=every)
     reports, failed = [], list[str]()
     for path in wanted:
@@ -185,16 +187,19 @@ def upkeep(runs: tuple[str, ...], everything: bool, quiet: bool) -> None:
     (checkpoints.offload), remove (checkpoints.retain). Made for the crontab: ftsupervise cron add checkpoints.
 
     The newest checkpoint is copied; all of them where checkpoints.retain.copied lets none go without a copy. What fails for one
-    run does not keep the others waiting; the exit code is 1 then.
+    run does not keep the others waiting, nor does a folder of it that does not answer; the exit code is 1 then.
     """
     if everything and runs:
         raise UsageError("--all and names of runs do not go together", hint="leave one of them out")
+    from ftsupervise.probe import Probe
+
     failed = []
-    for run in _all_runs() if everything else runs or (None,):
-        try:
-            _keep_up(find(run), quiet=quiet)
-        except (Error, OSError, ValueError) as error:
-            failed.append(f"{run or 'this run'}: {error}")
+    with Probe() as probe:
+        for run in _all_runs() if everything else runs or (None,):
+            try:
+                _keep_up(find_in_time(run, probe), quiet=quiet)
+            except (Error, OSError, ValueError) as error:
+                failed.append(f"{run or 'this run'}: {error}")
     if failed:
         raise Error("\n".join(failed))
 
@@ -272,7 +277,7 @@ def _adopt(place: CheckpointPlace) -> None:
     "--from", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
 )
 @click.option("--name", metavar="NAME", help="This checkpoint; default: the newest that has a copy.")
-@click.option("--to", "target", type=click.Path(path_type=Path), metavar="DIR", help="Into another folder.")
+@click.option("--to", "target", type=Path, metavar="DIR", help="Into another folder.")
 @click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def restore(
@@ -295,6 +300,7 @@ def restore(
 
     place = CheckpointPlace(target) if run is None and target is not None and places else find(run)
     stores, _ = _stores(place, places, rate)
+    must_answer(stores, target, hint="nothing was restored; --from PLACE and --to DIR name only those that answer")
     copies, unseen = copies_in(stores)
     for one in unseen:
         say(f"{one.where} could not be seen: {one.why}", err=True)
