@@ -92,7 +92,15 @@ def scene() -> Iterator[Scene]:
     wait_until(lambda: (found.run / "attempts" / "0001" / "end.json").exists(), "the first member to end")
     shutil.copy(found.run / "launches" / "0001" / "train.sbatch", found.kept)
     yield found
-    shutil.rmtree(top)
+    wait_until(lambda: _is_removed(top), "the members that are still queued to leave the folder alone")
+
+
+def _is_removed(top: Path) -> bool:
+    try:
+        shutil.rmtree(top)
+    except OSError:  # a member has just written there
+        return not top.exists()
+    return True
 
 
 def test_a_member_of_the_chain_goes_on_in_the_folder_that_was_launched(scene: Scene) -> None:
