@@ -49,6 +49,13 @@ def type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Type:
     return one
 
 
+def run_with(folder: Path, checkpoints: str) -> None:
+    """A run directory with these settings, as a launch leaves it."""
+    (folder / "run" / "switches").mkdir(parents=True)
+    text = f"name: tr11\nscheduler: local\nlaunch: {{command: sleep 1}}\ncheckpoints: {checkpoints}\nrun_dir: {folder}/run\n"
+    (folder / "run" / "run.yaml").write_text(text)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
@@ -74,17 +81,11 @@ def test_what_no_rule_keeps_goes_and_nothing_of_it_is_left(type_it: Type, tmp_pa
 
 
 def test_the_rules_of_the_settings_count_and_those_typed_go_before(type_it: Type, tmp_path: Path) -> None:
-    (tmp_path / "ftsupervise.yaml").write_text(
-        "name: tr11\nscheduler: local\nlaunch: {command: sleep 1}\n"
-        f"checkpoints: {{path: {tmp_path}/ckpt, retain: {{last: 4}}}}\nrun_dir: {tmp_path}/run\n"
-    )
-    done = CliRunner().invoke(ftsupervise, ["launch"])
-    assert done.exit_code == 0, done.output
-    CliRunner().invoke(ftsupervise, ["kill"])
+    run_with(tmp_path, f"{{path: {tmp_path}/ckpt, retain: {{last: 4}}}}")
     for step in range(1, 7):
         make(tmp_path / "ckpt", step)
-    assert "2 checkpoints would go" in type_it("prune", "--dry-run")
-    assert "3 checkpoints would go" in type_it("prune", "--dry-run", "--last", "3")
+    assert "2 checkpoints would go" in type_it("prune", "run", "--dry-run")
+    assert "3 checkpoints would go" in type_it("prune", "run", "--dry-run", "--last", "3")
 
 
 def test_without_a_rule_nothing_goes(type_it: Type, tmp_path: Path) -> None:
@@ -170,16 +171,11 @@ def test_a_checkpoint_is_no_copy_of_itself(type_it: Type, tmp_path: Path) -> Non
 
 def test_upkeep_goes_on_with_the_rest_when_one_place_for_copies_fails(type_it: Type, tmp_path: Path) -> None:
     (tmp_path / "bad").touch()
-    (tmp_path / "ftsupervise.yaml").write_text(
-        "name: tr11\nscheduler: local\nlaunch: {command: sleep 1}\n"
-        f"checkpoints: {{path: {tmp_path}/ckpt, retain: {{last: 2}}, offload: {{to: [{tmp_path}/bad, {tmp_path}/good]}}}}\n"
-        f"run_dir: {tmp_path}/run\n"
-    )
-    assert CliRunner().invoke(ftsupervise, ["launch"]).exit_code == 0
-    CliRunner().invoke(ftsupervise, ["kill"])
+    places = f"[{tmp_path}/bad, {tmp_path}/good]"
+    run_with(tmp_path, f"{{path: {tmp_path}/ckpt, retain: {{last: 2}}, offload: {{to: {places}}}}}")
     for step in range(1, 5):
         make(tmp_path / "ckpt", step)
-    assert "bad" in type_it("upkeep", code=1)
+    assert "bad" in type_it("upkeep", "run", code=1)
     assert names(tmp_path / "good") == ["step-00000004"]
     left = [name for name in names(tmp_path / "ckpt") if name.startswith("step-")]
     assert left == ["step-00000003", "step-00000004"]
