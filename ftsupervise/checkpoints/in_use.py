@@ -42,7 +42,7 @@ def _may_live(one: Attempt) -> bool:
 
 def _copied(folder: Path, now: float) -> dict[str, str]:
     found = {}
-    for name in os.listdir(folder):
+    for name in _names(folder):
         if name.startswith(RESTORING) and not _unchanged(folder / name, now):
             found[name.removeprefix(RESTORING)] = "it is being restored"
         elif not name.startswith(".") and being_copied(folder / name, now - A_DAY):
@@ -52,10 +52,18 @@ def _copied(folder: Path, now: float) -> dict[str, str]:
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
     """What an interrupted restore or save left in ``folder`` and has not changed for a day: paths below it. Raises OSError."""
-    found = [folder / name for name in os.listdir(folder) if name.startswith(RESTORING)]
-    if rundir is not None:
+    found = [folder / name for name in _names(folder) if name.startswith(RESTORING)]
+    if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
         found += _staged(fence.staging(rundir, folder))
     return tuple(sorted(str(path.relative_to(folder)) for path in found if _unchanged(path, now)))
+
+
+def _names(folder: Path) -> list[str]:
+    """[] where there is no such folder: the run has not saved yet."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def _staged(areas: Path) -> Iterator[Path]:

@@ -161,6 +161,8 @@ def sweep(
 
     Links are removed, not followed. Raises OSError for the first file that cannot be deleted; the rest stays for the next call.
     """
+    if not folder.is_dir():  # the run has not saved yet
+        return 0
     limit = RateLimit(rate, clock=clock, sleep=sleep)
     freed = 0
     with os.scandir(folder) as found:

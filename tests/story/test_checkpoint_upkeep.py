@@ -88,6 +88,12 @@ def test_the_rules_of_the_settings_count_and_those_typed_go_before(type_it: Type
     assert "3 checkpoints would go" in type_it("prune", "run", "--dry-run", "--last", "3")
 
 
+def test_a_run_that_has_not_begun_or_not_saved_yet_has_nothing_to_remove(type_it: Type, tmp_path: Path) -> None:
+    run_with(tmp_path, f"{{path: {tmp_path}/ckpt, retain: {{last: 2}}, offload: {{to: {tmp_path}/far}}}}")
+    assert "0 of 0 checkpoints verified" in type_it("prune", "run")
+    type_it("upkeep", "run")
+
+
 def test_without_a_rule_nothing_goes(type_it: Type, tmp_path: Path) -> None:
     make(tmp_path, 1)
     assert "no rule says which checkpoints to keep" in type_it("prune", ".", code=64)
