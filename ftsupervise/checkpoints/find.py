@@ -104,19 +104,45 @@ def choose(
     Raises OSError where the folder cannot be read; also where no good one was found and one of them could not be read, for to
     begin anew because a file server stumbled would cost all steps.
     """
-    passed: list[Verdict] = []
+    seen = look_back(folder, scope, pattern=pattern, without=without)
+    good = seen[-1] if seen and seen[-1].good else None
+    passed = seen[:-1] if good is not None else seen
+    if good is not None:
+        return Choice(good, passed)
+    blind = next((one for one in passed if one.error), None)
+    if blind is not None:
+        raise OSError(blind.error, blind.words(), str(blind.path))
+    return Choice(None, passed)
+
+
+def look_back(
+    folder: Path,
+    scope: Scope = Scope(),  # noqa: B008 - a frozen value
+    *,
+    pattern: str = "*",
+    without: str = "",
+) -> tuple[Verdict, ...]:
+    """The verdicts from the newest checkpoint back to the first good one; one that was removed meanwhile is left out.
+
+    Raises OSError where the folder cannot be read.
+    """
+    seen: list[Verdict] = []
     for found in checkpoints_in(folder, pattern=pattern):
         if found.path.name == without:
             continue
         verdict = verify(found.path, scope)
+        if verdict.good or verdict.state is not CheckpointState.UNSEEN or os.path.lexists(found.path):
+            seen.append(verdict)
         if verdict.good:
-            return Choice(verdict, tuple(passed))
-        if not (verdict.state is CheckpointState.UNSEEN and not os.path.lexists(found.path)):  # removed meanwhile
-            passed.append(verdict)
-    blind = next((one for one in passed if one.error), None)
-    if blind is not None:
-        raise OSError(blind.error, blind.words(), str(blind.path))
-    return Choice(None, tuple(passed))
+            break
+    return tuple(seen)
+
+
+def sizes_back(folder: str, pattern: str, run_dir: str) -> list[tuple[str, str, list[str], bool, int]]:
+    """``look_back`` by sizes in plain values, for a caller at the other end of a pipe: path, state, the first things that are
+    wrong, whether there is a manifest, errno. The owner of ``run_dir`` is trusted too. Raises OSError."""
+    seen = look_back(Path(folder), Scope(accounts=(Path(run_dir).stat().st_uid,)), pattern=pattern)
+    return [(str(one.path), one.state.value, list(one.wrong[:3]), one.manifest, one.error) for one in seen]
 
 
 def newest(folder: Path, scope: Scope = Scope(), *, pattern: str = "*") -> Verdict | None:  # noqa: B008 - a frozen value

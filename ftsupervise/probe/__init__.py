@@ -176,6 +176,16 @@ class Probe:
             return NotSeen("/proc", got.why if isinstance(got, NotSeen) else "it is not mounted")
         return tuple(ProcessMemory(*one) for one in got)
 
+    def call(self, path: str | Path, function: str, *args: Any, bound: float = 30.0) -> Any:
+        """The plain values that ``function`` ("room.module:name") of ours gives for ``args``; NotSeen after ``bound`` seconds.
+
+        ``path`` is what it looks at. One child for each device makes all these calls, beside the one that answers the other
+        questions: a function that takes long leaves those answered.
+        """
+        module, _, name = function.partition(":")
+        key = f"call {self._table.of(os.path.normpath(str(path)))}"
+        return self._ask(key, str(path), "call", (module, name, args), bound=bound, asked=str(path))
+
     def run(
         self, argv: Sequence[str], *, bound: float = 30.0, most: int = 65_536, env: Mapping[str, str] | None = None
     ) -> Ran | Missing | NotSeen:

@@ -251,7 +251,7 @@ def processes(roots: list[int], most: int) -> list[tuple[int, int, int, str, int
     Own bytes are RssAnon + RssShmem: pages of mapped files come and go with the page cache and are no leak. ``stat`` and
     ``status`` are read because neither waits for a lock of a process in state D, as ``cmdline`` and ``maps`` do.
     """
-    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    _find_our_package()
     from ftsupervise.host import processes as host  # here: this one question is worth what it costs to import
 
     known = {one.pid: one for one in islice(host.living(), most)}
@@ -260,6 +260,20 @@ def processes(roots: list[int], most: int) -> list[tuple[int, int, int, str, int
         wanted |= below
     found = [known[pid] for pid in sorted(wanted)]
     return [(one.pid, one.parent, one.start, one.state, one.resident, host.own_bytes(one.pid)) for one in found]
+
+
+def call(module: str, name: str, args: tuple[Any, ...]) -> Any:
+    """Call a function of ours. It needs no package besides the standard library, and its answer is plain values."""
+    from importlib import import_module
+
+    _find_our_package()
+    return getattr(import_module(f"ftsupervise.{module}"), name)(*args)
+
+
+def _find_our_package() -> None:
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if ours not in sys.path:
+        sys.path.append(ours)
 
 
 def run(argv: list[str], env: dict[str, str], bound: float, most: int) -> tuple[int, bytes, bytes, bool]:
@@ -313,7 +327,7 @@ def _end(pid: int, killpg: Any) -> int:
 # --------------------------------------------------------------------------------------------------------- the loop
 
 _OF_PATHS = {f.__name__: f for f in (statvfs, look, listing, tail, text, texts, tree, clock)}
-_OTHERS = {f.__name__: f for f in (processes, run)}
+_OTHERS = {f.__name__: f for f in (processes, call, run)}
 
 
 def answer(name: str, args: tuple[Any, ...], mounts: Mounts, mine: str) -> tuple[Any, ...]:

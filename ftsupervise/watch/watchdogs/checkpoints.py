@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ftsupervise.checkpoints.find import unfinished
 from ftsupervise.checkpoints.verify import CheckpointState
 from ftsupervise.findings import Finding, Severity, Words
-from ftsupervise.host import processes
-from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Ran, Tree
+from ftsupervise.probe import Entry, Listing, Missing, NotSeen, Tree
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
-from ftsupervise.rundir.records import as_text, parse_object
+from ftsupervise.rundir.records import as_text
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 _GOOD = (CheckpointState.VERIFIED.value, CheckpointState.COMPLETE.value)
 _AGAIN = 3600.0  # seconds after which a checkpoint that is known is verified again
-_BOUND = 60.0  # seconds for a verification of sizes
+VERIFY_WITHIN = 60.0  # seconds for a verification of sizes
 _WALKS = 2  # trees measured anew in one check
 
 
@@ -251,36 +250,25 @@ def _says_nothing(one: dict[str, Any]) -> bool:
 
 
 def _verdicts(look: Look, newest: Written) -> list[dict[str, Any]] | str:
-    """The verdicts of ``ftsupervise checkpoints verify --sizes``, newest first, up to the first good one; a sentence where
-    there are none. Asked again when there is a newer one, and now and then."""
+    """The verdicts by sizes, newest first, up to the first good one; a sentence where there are none. Asked again when there is
+    a newer one, and now and then."""
     known = look.memory.get("verdicts", {})
     asked = look.now.timestamp()
     if known.get("of") == [newest.name, newest.mtime] and 0 <= asked - known.get("at", 0.0) < _AGAIN:
         return list(known["seen"])
-    command = processes.own_command("checkpoints", "verify", "--sizes", "--json", str(look.rundir.root))
-    ran = look.probe.run(command, bound=_BOUND, most=1_000_000)
-    if not isinstance(ran, Ran):
-        return ran.sentence if isinstance(ran, NotSeen) else "checkpoints cannot be verified here"
-    if ran.late:
-        return f"checkpoints could not be verified within {_BOUND:.0f} s"
-    try:
-        seen = [_plain_verdict(one) for one in parse_object(ran.out)["checkpoints"]]  # type: ignore[attr-defined]
-    except (ValueError, TypeError, KeyError):
-        said = ran.err.decode("utf-8", "replace").strip().partition("\n")[0]
-        return f"checkpoints could not be verified: {said[:200] or f'exit {ran.code}'}"
+    folder, pattern, root = folder_of(look), look.run.checkpoints.pattern, str(look.rundir.root)
+    got = look.probe.call(folder, "checkpoints.find:sizes_back", str(folder), pattern, root, bound=VERIFY_WITHIN)
+    if isinstance(got, (Missing, NotSeen)):
+        return got.sentence if isinstance(got, NotSeen) else "checkpoints cannot be verified: their folder has gone"
+    seen = [_plain_verdict(*one) for one in got]
     look.memory["verdicts"] = {"of": [newest.name, newest.mtime], "at": asked, "seen": seen}
     return seen
 
 
-def _plain_verdict(one: Any) -> dict[str, Any]:
-    wrong = [as_text(text) for text in one["wrong"][:3]]
-    return {
-        "path": as_text(one["path"]),
-        "state": CheckpointState(one["state"]).value,
-        "wrong": wrong,
-        "manifest": one["manifest"] is True,
-        "error": one["error"],
-    }
+def _plain_verdict(path: str, state: str, wrong: list[str], manifest: bool, error: int) -> dict[str, Any]:
+    """As it is kept in the watchdog's memory; the names in it are another's text."""
+    texts = [as_text(text) for text in wrong]
+    return {"path": as_text(path), "state": state, "wrong": texts, "manifest": manifest, "error": error}
 
 
 def _finding(look: Look, subject: str, bad: bool | None, summary: str, **more: Any) -> Finding:
