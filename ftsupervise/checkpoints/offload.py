@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -222,23 +221,17 @@ def _each(
 ) -> list[FileEntry]:
     """Do ``work`` for its files, several at once; those for which it said no. What went well is added to ``proved``."""
     wrong, since = [], 0
-    with ThreadPoolExecutor(workers, thread_name_prefix="copy") as pool:
-        pending = {pool.submit(do, job, entry): entry for do, entries in work.items() for entry in entries}
-        try:
-            for done in as_completed(pending):
-                entry = pending[done]
-                if not done.result():
-                    wrong.append(entry)
-                    continue
-                proved.add(entry.path)
-                since += entry.size
-                if since >= _REMEMBER:
-                    since = 0
-                    _remember(job, None, proved)
-        except BaseException:
-            for one in pending:
-                one.cancel()
-            raise
+    tasks = [(do, entry) for do, entries in work.items() for entry in entries]
+    done = digest.in_parallel(lambda task: task[0](job, task[1]), tasks, workers)
+    for (_, entry), well in zip(tasks, done, strict=True):
+        if not well:
+            wrong.append(entry)
+            continue
+        proved.add(entry.path)
+        since += entry.size
+        if since >= _REMEMBER:
+            since = 0
+            _remember(job, None, proved)
     return wrong
 
 

@@ -10,7 +10,6 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -106,7 +105,11 @@ def restore(
     partial = folder / f"{RESTORING}{copy.name}"
     make_folder(partial, parents=True)
     with _alone(partial):
-        _fetch(copy, partial, RateLimit(rate), workers, progress)
+        limit = RateLimit(rate)
+        for _ in digest.in_parallel(
+            lambda entry: _fetch(copy, entry, partial, limit, progress), copy.manifest.files, workers
+        ):
+            pass
         _drop_others(partial, copy.manifest)
         if not copy.is_file:
             write_manifest(partial, copy.manifest)
@@ -146,19 +149,7 @@ def _alone(partial: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _fetch(copy: FoundCopy, partial: Path, limit: RateLimit, workers: int, progress: Callable[[int], object]) -> None:
-    with ThreadPoolExecutor(workers, thread_name_prefix="restore") as pool:
-        pending = [pool.submit(_fetch_one, copy, entry, partial, limit, progress) for entry in copy.manifest.files]
-        try:
-            for done in as_completed(pending):
-                done.result()
-        except BaseException:
-            for one in pending:
-                one.cancel()
-            raise
-
-
-def _fetch_one(
+def _fetch(
     copy: FoundCopy, entry: FileEntry, partial: Path, limit: RateLimit, progress: Callable[[int], object]
 ) -> None:
     if _has_digest(partial / entry.path, entry, copy.manifest.algorithm):

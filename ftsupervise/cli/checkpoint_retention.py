@@ -1,4 +1,4 @@
-"""What ``ftsupervise checkpoints prune`` and ``upkeep`` ask before something goes, and how they show it."""
+"""The plan of ``ftsupervise checkpoints prune`` and ``upkeep``, and how it is shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
-    from ftsupervise.checkpoints.retain import Candidate, Retention
+    from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
 
 
 def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
@@ -55,12 +55,22 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
     return policy
 
 
-def candidates(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> tuple[Candidate, ...]:
-    """All checkpoints of a folder as retention sees them. Every byte is read of the newest ones, until two are verified; of the
-    others the sizes are compared."""
+def plan_of(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> RetentionPlan:
+    """What goes by ``policy``. Where by the sizes of the files something does, every byte of the newest ones is read before it is
+    said, until two are verified."""
+    from ftsupervise.checkpoints.retain import ALWAYS, plan
+
+    planned = plan(_candidates(place, policy, 0, quiet=quiet), policy)
+    if not planned.remove:
+        return planned
+    return plan(_candidates(place, policy, ALWAYS, quiet=quiet), policy)
+
+
+def _candidates(place: CheckpointPlace, policy: Retention, in_full: int, *, quiet: bool) -> tuple[Candidate, ...]:
+    """All checkpoints of a folder as retention sees them: the newest ones read in full until ``in_full`` are verified, of the
+    others the sizes compared."""
     from ftsupervise.checkpoints.find import checkpoints_in
     from ftsupervise.checkpoints.in_use import in_use
-    from ftsupervise.checkpoints.retain import ALWAYS
     from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
     used = in_use(place.rundir, place.folder, time.time())
@@ -69,7 +79,7 @@ def candidates(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> tup
     made = []
     with bar("read", None, quiet=quiet) as told:
         for one in found:
-            thoroughness = Thoroughness.FULL if whole < ALWAYS else Thoroughness.SIZES
+            thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
             verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
             whole += verdict.state is CheckpointState.VERIFIED
             unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)

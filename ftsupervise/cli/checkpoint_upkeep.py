@@ -61,7 +61,7 @@ def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
     """
     from ftsupervise.checkpoints import retain
     from ftsupervise.checkpoints.in_use import leftovers
-    from ftsupervise.cli.checkpoint_retention import candidates, policy_of, show_plan
+    from ftsupervise.cli.checkpoint_retention import plan_of, policy_of, show_plan
 
     place = find(run)
     if place.one is not None:
@@ -69,7 +69,7 @@ def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
             f"{place.one} is one checkpoint", hint=f"name the folder: ftsupervise checkpoints prune {place.folder}"
         )
     policy = policy_of(place, rules)
-    planned = retain.plan(candidates(place, policy, quiet=as_json), policy)
+    planned = plan_of(place, policy, quiet=as_json)
     left = leftovers(place.rundir, place.folder, time.time())
     freed = 0
     if not dry_run:
@@ -220,7 +220,7 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
     from ftsupervise.checkpoints import retain
     from ftsupervise.checkpoints.in_use import leftovers
     from ftsupervise.checkpoints.offload import offload as copy
-    from ftsupervise.cli.checkpoint_retention import candidates, show_plan
+    from ftsupervise.cli.checkpoint_retention import plan_of, show_plan
 
     settings, failed = place.settings, list[str]()
     if settings is None:
@@ -239,8 +239,7 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
                 if report.sent or not quiet:
                     _say_copied(store.url, report)
     if settings.retain is not None:
-        policy = settings.retain.policy
-        planned = retain.plan(candidates(place, policy, quiet=True), policy)
+        planned = plan_of(place, settings.retain.policy, quiet=True)
         left = leftovers(place.rundir, place.folder, time.time())
         retain.remove(place.folder, left)
         gone = retain.remove(place.folder, [one.name for one in planned.remove])
