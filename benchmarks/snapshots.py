@@ -37,7 +37,7 @@ else:
 
 
 class State:
-    """What a loop has: ``mb`` MB in many arrays."""
+    """The state of a loop: ``mb`` MB in many arrays."""
 
     def __init__(self, mb: int) -> None:
         count = max(1, (mb << 20) // PIECE)

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.recovery.launchers import Launcher
 from ftsupervise.checkpoints import memory_folder
+from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.sandbox import Sandbox, temporary
 
@@ -148,7 +149,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     folder = top / "run"
     folder.mkdir()
     events = Events(folder / "events")
-    before = set(Path(shm_dir.SHARED_MEMORY).iterdir())
+    before = set(Path(SHARED_MEMORY).iterdir())
     try:
         with temporary(top / "slurm", **SHAPE) as sandbox:
             own = {
@@ -166,7 +167,7 @@ def stage(launcher: Launcher, **more: str) -> Iterator[Stage]:
     finally:
         events.close()
         shutil.rmtree(top, ignore_errors=True)
-        _clear_pages(set(Path(shm_dir.SHARED_MEMORY).iterdir()) - before)
+        _clear_pages(set(Path(SHARED_MEMORY).iterdir()) - before)
         memory_folder.remove_leftovers()
 
 

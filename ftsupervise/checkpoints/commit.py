@@ -26,7 +26,7 @@ class NotComplete(ValueError):
 
 
 class Origin(NamedTuple):
-    """What a manifest says besides the files. None: as the layout says."""
+    """The fields of a manifest besides its files. None: as the layout says."""
 
     at: datetime | None = None  # default: when the newest file was written
     step: int | None = None

@@ -28,7 +28,7 @@ class FileFacts(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What lies in a checkpoint: files and links by their paths, folders, and what is neither ("a FIFO")."""
+    """The contents of a checkpoint: files and links by their paths, folders, and other things such as "a FIFO"."""
 
     files: dict[str, FileFacts]
     folders: dict[str, os.stat_result]

@@ -51,7 +51,7 @@ def _copied(folder: Path, now: float) -> dict[str, str]:
 
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
-    """What an interrupted restore or save left in ``folder`` and has not changed for a day: paths below it. Raises OSError."""
+    """Paths below ``folder`` that an interrupted restore or save left and that have not changed for a day. Raises OSError."""
     found = [folder / name for name in _names(folder) if name.startswith(RESTORING)]
     if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
         found += _staged(fence.staging(rundir, folder))

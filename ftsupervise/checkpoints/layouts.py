@@ -69,7 +69,7 @@ def says_step(name: str) -> bool:
 
 
 def layout_of(checkpoint: Path, contents: Contents) -> Layout:
-    """Which program wrote it."""
+    """The program that wrote it."""
     if not contents.folders:
         return Layout.LIGHTNING if checkpoint.suffix == ".ckpt" else Layout.FILES
     names = {path for path in contents.files if "/" not in path}

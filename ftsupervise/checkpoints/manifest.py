@@ -83,7 +83,7 @@ class Manifest(NamedTuple):
 
 
 class ManifestHead(NamedTuple):
-    """What a manifest says before its files."""
+    """The first line of a manifest, before its files."""
 
     step: int | None = None
     algorithm: str = ""

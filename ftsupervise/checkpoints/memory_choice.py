@@ -104,7 +104,7 @@ _Generation = tuple[int, int, int]  # step, attempt, world
 
 
 def _generations(held: Iterable[HeldSnapshot], lineage: Sequence[Begun]) -> dict[_Generation, dict[int, list[str]]]:
-    """What is held of each generation: rank -> the nodes that hold it."""
+    """Each generation that is held: rank -> the nodes that hold it."""
     groups: dict[_Generation, dict[int, list[str]]] = {}
     for one in held:
         if 0 <= one.rank < one.world and one.step >= 0 and accepts(lineage, one.step, one.attempt):

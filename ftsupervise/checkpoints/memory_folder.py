@@ -14,17 +14,15 @@ gone, and the next job on the node removes it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterator
 
 from ftsupervise.host import processes
+from ftsupervise.host.shared_memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
 from ftsupervise.rundir.paths import ENV_SNAPSHOTS
 
-SHARED_MEMORY = "/dev/shm"
 _NAME = "ftsupervise-snapshots"
 _RANK = re.compile(r"rank-([0-9]{1,9})")
 
@@ -49,113 +47,56 @@ def rank_file(place: str, rank: int) -> str:
 
 def ranks_in(place: str) -> dict[int, str]:
     """rank -> its file, own ones and copies. {} where the folder is not there, or not ours alone."""
-    if not is_ours(place):
+    if not is_private(place):
         return {}
-    try:
-        names = os.listdir(place)
-    except OSError:
-        return {}
-    return {int(found[1]): f"{place}/{name}" for name in names if (found := _RANK.fullmatch(name))}
-
-
-def is_ours(folder: str) -> bool:
-    """Is it a directory of this account that no other one may write?"""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return {int(found[1]): f"{place}/{name}" for name in names_in(place) if (found := _RANK.fullmatch(name))}
 
 
 def make(folder: str, node: str = "") -> int | None:
     """Make ``folder`` and the part of ``node``, 0700 whatever the umask, and hold them: a descriptor to keep open.
     None where that cannot be, or a stranger was there first."""
     place = node_folder(folder, node)
-    for one in (folder, place):
-        try:
-            os.mkdir(one, 0o700)  # noqa: PTH102
-        except FileExistsError:  # another node of a test cluster, or an earlier agent
-            pass
-        except OSError:
-            return None
-        if not is_ours(one):
-            return None
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    if not make_private(folder) or not make_private(place):
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # another process is removing it
-        os.close(fd)
-        return None
-    return fd
+    return hold(folder)
 
 
 def remove(folder: str, node: str = "") -> None:
     """Remove what is ``node``'s, and the folder itself if nothing is left in it. What is not ours alone stays."""
-    if is_ours(folder):
+    if is_private(folder):
         _empty(node_folder(folder, node))
-        _remove_folder(folder)
+        remove_empty(folder)
 
 
 def remove_leftovers(top: str = SHARED_MEMORY) -> None:
     """Remove the folders of this account's jobs that are gone from this node: nobody holds them or was started with them."""
     mine = re.compile(rf"{_NAME}-{os.geteuid()}-[A-Za-z0-9_.]+-[0-9a-f]{{16}}")
-    left = [f"{top}/{name}" for name in _names(top) if mine.fullmatch(name)]
-    held = [(folder, fd) for folder in left if is_ours(folder) and (fd := _alone(folder)) is not None]
+    left = [f"{top}/{name}" for name in names_in(top) if mine.fullmatch(name)]
+    held = [(folder, fd) for folder in left if is_private(folder) and (fd := hold(folder, alone=True)) is not None]
     used = processes.marked(ENV_SNAPSHOTS) if held else {}
     for folder, fd in held:
         try:
             if folder not in used:
-                for name in _names(folder):
+                for name in names_in(folder):
                     _empty(f"{folder}/{name}")
-                _remove_folder(folder)
+                remove_empty(folder)
         finally:
             os.close(fd)
 
 
-def _alone(folder: str) -> int | None:
-    """A descriptor that holds ``folder`` alone; None while others hold it."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
-
-
 def _empty(place: str) -> None:
-    if not is_ours(place):
+    if not is_private(place):
         return
-    for name in _names(place):
+    for name in names_in(place):
         try:
             os.unlink(f"{place}/{name}")
         except IsADirectoryError:  # a rank's staging area
             shutil.rmtree(f"{place}/{name}", ignore_errors=True)
         except OSError:
             continue
-    _remove_folder(place)
-
-
-def _remove_folder(folder: str) -> None:
-    try:
-        os.rmdir(folder)  # noqa: PTH106
-    except OSError:
-        return
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    remove_empty(place)
 
 
 def folders(top: str = SHARED_MEMORY) -> Iterator[str]:
     """The snapshot folders of this account on this host, of whatever job."""
-    yield from (f"{top}/{name}" for name in _names(top) if name.startswith(f"{_NAME}-{os.geteuid()}-"))
+    yield from (f"{top}/{name}" for name in names_in(top) if name.startswith(f"{_NAME}-{os.geteuid()}-"))

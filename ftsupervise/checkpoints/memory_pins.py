@@ -42,7 +42,7 @@ def slot_to_write(steps: Sequence[int], pins: Pins) -> int:
 
 
 def keeps(steps: Sequence[int], pins: Pins) -> frozenset[int]:
-    """Those of ``steps`` that are not overwritten. Pure."""
+    """The ``steps`` that are not overwritten. Pure."""
     wanted = min((step for step in steps if pins.wanted >= 0 and step >= pins.wanted), default=-1)
     return frozenset(step for step in (pins.held, wanted) if step >= 0 and step in steps)
 

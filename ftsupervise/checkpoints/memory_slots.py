@@ -54,7 +54,7 @@ class SnapshotId(NamedTuple):
 
 
 class SlotHeader(NamedTuple):
-    """What a slot says of itself."""
+    """The header of a slot."""
 
     turn: int  # counts the writings of this slot: a reader sees that it was written over
     step: int  # TORN while it is being written

@@ -52,7 +52,7 @@ class StoredArray(NamedTuple):
 
 
 class Arrays(Protocol):
-    """What a framework does with its arrays."""
+    """The operations that a framework has for its arrays."""
 
     kind: str
 

@@ -59,7 +59,7 @@ class CopyRecords(NamedTuple):
 
 
 class OffloadReport(NamedTuple):
-    """What one call did for one checkpoint; bytes."""
+    """The result of one call for one checkpoint, in bytes."""
 
     name: str
     folder: str
@@ -68,7 +68,7 @@ class OffloadReport(NamedTuple):
 
 
 class CopyDamaged(Error):
-    """What was read is not what the manifest says, here or there."""
+    """A file that was read, here or there, differs from the manifest."""
 
 
 class _Job(NamedTuple):
@@ -257,7 +257,7 @@ def _as_committed(job: _Job, entry: FileEntry) -> Iterator[bytes]:
 
 
 def pieces_of(root: Path, entry: FileEntry) -> Iterator[bytes]:
-    """What is copied of a file: its bytes, and of a link where it leads. Raises OSError."""
+    """The bytes of a file; of a link, the path that it leads to. Raises OSError."""
     path = root / entry.path
     return iter((os.fsencode(path.readlink()),)) if entry.link else file_pieces(path)
 

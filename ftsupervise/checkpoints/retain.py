@@ -1,4 +1,4 @@
-"""Which checkpoints are kept and which may go, and how they go.
+"""The rules that keep checkpoints, the plan of what goes, and its removal.
 
 ``plan`` decides and touches nothing. Kept are always the two newest that were verified, each one in use, and each one younger
 than the newest verified; with fewer than two verified ones nothing goes at all. What is removed is renamed first
@@ -25,14 +25,14 @@ FILES_A_SECOND = 500.0  # deletions: a metadata server is everybody's
 
 
 class Better(str, Enum):
-    """Which end of a metric is the better one."""
+    """The end of a metric that is the better one."""
 
     LOW = "low"
     HIGH = "high"
 
 
 class Retention(NamedTuple):
-    """What to keep; a verified checkpoint that no rule keeps may go."""
+    """The rules that keep checkpoints; a verified one that no rule keeps may go."""
 
     last: int = ALWAYS  # the newest ones
     every: int | None = None  # steps: of each stretch of so many steps the first one
@@ -56,7 +56,7 @@ class Candidate(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """What stays with the reasons, and what goes, oldest first. ``refused``: why nothing may go at all, "" if it may."""
+    """The checkpoints that stay, with the reasons, and those that go, oldest first. ``refused``: the reason why none may go."""
 
     keep: Mapping[str, tuple[str, ...]]
     remove: tuple[Candidate, ...]
@@ -69,7 +69,7 @@ class RetentionPlan(NamedTuple):
 
 
 def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
-    """What goes by ``policy``. ``candidates``: all of one folder. Only what is verified goes, and counts for a rule."""
+    """The plan by ``policy``. ``candidates``: all of one folder. Only a verified one goes, and only that counts for a rule."""
     ordered = sorted(candidates, key=_age, reverse=True)
     verified = [one for one in ordered if one.verified]
     reasons: dict[str, list[str]] = {one.name: [] for one in ordered}

@@ -41,7 +41,7 @@ class RankFile(NamedTuple):
 
 
 class RankList(NamedTuple):
-    """What one rank wrote."""
+    """The files that one rank wrote."""
 
     rank: int
     algorithm: str

@@ -276,7 +276,7 @@ def _missing(what: str, url: str) -> Error:
 
 @contextmanager
 def _as_os_error(url: str) -> Iterator[None]:
-    """What a store's own package raises becomes an OSError with its reason; none of its kinds is known further in."""
+    """Turns an error of a store's own package into an OSError with its reason."""
     try:
         yield
     except (OSError, Error, ValueError, GeneratorExit):

@@ -25,7 +25,7 @@ _NAMED = 3  # wrong files that a sentence names
 
 
 class CheckpointState(str, Enum):
-    """What verification found."""
+    """The outcome of a verification."""
 
     VERIFIED = "verified"  # as its manifest says
     COMPLETE = "complete"  # without a manifest, and its layout says that it is complete
@@ -39,7 +39,7 @@ class CheckpointState(str, Enum):
 
 
 class Thoroughness(str, Enum):
-    """What is compared."""
+    """How much is compared."""
 
     SIZES = "sizes"
     SAMPLED = "sampled"  # sizes, and the digests of some files
@@ -50,7 +50,7 @@ SAMPLE = 0.1  # share of the files whose digests are taken where it is "sampled"
 
 
 class Verdict(NamedTuple):
-    """What verification found about one checkpoint."""
+    """The result of verifying one checkpoint."""
 
     path: Path
     state: CheckpointState
@@ -81,7 +81,7 @@ class Verdict(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What is asked of a checkpoint. ``accounts``: user ids that are trusted besides this account and root."""
+    """The demands on a checkpoint. ``accounts``: user ids that are trusted besides this account and root."""
 
     thoroughness: Thoroughness = Thoroughness.SIZES
     world: int | None = None  # the ranks that it must have been written by; None: any number

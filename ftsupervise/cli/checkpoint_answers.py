@@ -70,7 +70,7 @@ def _look(probe: Probe, folder: Path, hint: str) -> None:
 
 
 def _seen(probe: Probe, folder: Path) -> NotSeen | None:
-    """What cannot be seen of it. Of a folder above only the file system is asked: another mount in it may hang."""
+    """The reason why it cannot be seen. Of a folder above only the file system is asked: another mount in it may hang."""
     from ftsupervise.probe import Missing, NotSeen
 
     for here in (folder, *folder.parents):

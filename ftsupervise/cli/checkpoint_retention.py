@@ -56,8 +56,8 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
 
 
 def plan_of(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> RetentionPlan:
-    """What goes by ``policy``. Where by the sizes of the files something does, every byte of the newest ones is read before it is
-    said, until two are verified."""
+    """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
+    newest checkpoints was read, until two are verified."""
     from ftsupervise.checkpoints.retain import ALWAYS, plan
 
     planned = plan(_candidates(place, policy, 0, quiet=quiet), policy)

@@ -251,7 +251,7 @@ def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
 
 
 def _adopt(place: CheckpointPlace) -> None:
-    """Those that their own program calls complete; the others may be under way."""
+    """Commit the checkpoints that their own program calls complete; the others may be under way."""
     from ftsupervise.checkpoints.commit import NotComplete, commit
     from ftsupervise.checkpoints.contents import contents_of
     from ftsupervise.checkpoints.find import checkpoints_in

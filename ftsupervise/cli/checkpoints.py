@@ -26,7 +26,7 @@ _BAD, _UNSEEN = 1, 3  # exit codes of verify
 
 
 class CheckpointPlace(NamedTuple):
-    """What a command was asked about: a folder of checkpoints, or one of them."""
+    """The subject of a command: a folder of checkpoints, or one of them."""
 
     folder: Path
     one: Path | None = None

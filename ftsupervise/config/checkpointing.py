@@ -24,7 +24,7 @@ class RetainSettings(Strict):
     metric: str = ""
     """A metric that ``guard.checkpoint(metrics=...)`` or ``ftsupervise checkpoints commit --metric`` reported."""
     better: Literal["low", "high"] = "low"
-    """Which end of the metric is the better one."""
+    """The end of the metric that is the better one."""
     copied: bool = False
     """Remove only checkpoints that have a copy elsewhere (``checkpoints.offload``)."""
     before_full: bool = False
@@ -80,6 +80,6 @@ class CheckpointSettings(Strict):
     snapshot_every: int | None = declared("checkpoints.snapshot_every")
     snapshot_copies: Share = declared("checkpoints.snapshot_copies")
     retain: RetainSettings | None = None
-    """Which ones are kept. Without it none is removed."""
+    """The checkpoints to keep. Without it none is removed."""
     offload: OffloadSettings | None = None
     """Where copies lie. Without it none are made."""

@@ -55,7 +55,7 @@ def _scope(place: RankContext, world: int | None, voice: Voice) -> Scope:
 
 
 def _suspicion(place: RankContext, voice: Voice) -> Suspicion | None:
-    """What the ledger says against a checkpoint; nothing where it cannot be read: no movement on an unknown."""
+    """The reasons in the ledger against a checkpoint; none where it cannot be read: no movement on an unknown."""
     if place.rundir is None or place.attempt is None or not place.quarantine_after:
         return None
     try:

@@ -40,7 +40,7 @@ _PATIENCE = 60.0  # seconds after which memory that was short is asked for again
 
 
 class Copied(Protocol):
-    """What is copied into a slot."""
+    """The data that is copied into a slot."""
 
     def places(self, described: Described, buffer: memoryview) -> Any:
         """The places in ``buffer`` to copy to: found once for each slot and layout."""
@@ -164,7 +164,7 @@ class SnapshotMemory:
     # ------------------------------------------------------------------------------------------------ the memory itself
 
     def _kept(self) -> Pins:
-        """What the copier to other nodes keeps, where there is one."""
+        """The pins of the process that copies to other nodes, where there is one."""
         if self._pins is None:
             try:
                 self._pins = PinsPage(self._folder)

@@ -26,6 +26,7 @@ from ftsupervise.guard.loop_state import LoopState
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
+from ftsupervise.host.shared_memory import is_private
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
@@ -62,7 +63,7 @@ class Snapshots:
             self._coming_until = 0.0
             return
         folder = memory_folder.node_folder(self._named)
-        if not memory_folder.is_ours(folder):
+        if not is_private(folder):
             self._why = f"{folder} is not there, or is not ours alone (has this container a /dev/shm of its own?)"
             return
         self._coming_until = 0.0
@@ -122,7 +123,7 @@ class Snapshots:
         return found.step
 
     def _held(self) -> dict[SnapshotId, int]:
-        """What this attempt may begin from."""
+        """The snapshot that this attempt may begin from."""
         newest = self._place.attempt
         try:
             held = {} if self._memory is None else self._memory.held()

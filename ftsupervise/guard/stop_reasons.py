@@ -250,7 +250,7 @@ class SwitchReader:
         return answered
 
     def take_back(self, answered: Identity | None) -> None:
-        """That checkpoint failed: the next one that is saved answers the switch."""
+        """Call it when that checkpoint failed: the next one that is saved answers the switch."""
         if self._to_clear is None:
             self._to_clear = answered
 

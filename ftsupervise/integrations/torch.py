@@ -114,7 +114,7 @@ def _is_sharded(value: object) -> bool:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """What of a tensor this rank holds: all of it, unless it is sharded."""
+    """The part of a tensor that this rank holds: all of it, unless it is sharded."""
     with torch.no_grad():
         return value.to_local() if _is_sharded(value) else value
 
@@ -127,7 +127,7 @@ def _dense(value: torch.Tensor) -> tuple[int, ...]:
 
 
 class TorchFramework:
-    """What a snapshot holds of torch besides tensors, and how its objects are loaded."""
+    """torch's values in a snapshot besides tensors, and how its objects are loaded."""
 
     name = "torch"
     arrays = (ShardArrays(), TorchArrays())

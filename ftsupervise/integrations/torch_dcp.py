@@ -214,7 +214,7 @@ class AsyncCheckpoints:
         return "" if done else "a newer attempt has begun"
 
     def _gather(self, own: Any, group: Any) -> list[Any]:
-        """What each rank says, by rank."""
+        """The values of all ranks, by rank."""
         if group is None:
             return [own]
         found: list[Any] = [None] * self._world

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import NamedTuple
 
+from ftsupervise.host.shared_memory import remove_empty
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolve, send_datagram, udp
 from ftsupervise.ranks.rpc import Answers, reap
-from ftsupervise.ranks.shm_dir import clear, create_locked, remove_empty, remove_stale
+from ftsupervise.ranks.shm_dir import clear, create_locked, remove_stale
 from ftsupervise.ranks.snapshot_relay import SnapshotRelay
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again

@@ -17,8 +17,9 @@ from time import monotonic
 
 from ftsupervise.host import processes
 from ftsupervise.host.processes import ProcessStat, process_stat
+from ftsupervise.host.shared_memory import is_private
 from ftsupervise.ranks.protocol import RankExit
-from ftsupervise.ranks.shm_dir import ExitFifo, is_private, newest_attempt
+from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.truth import HeartbeatSample, RankState
 

@@ -9,16 +9,14 @@ holds a shared lock on the directory; an unlocked one was left by a killed proce
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import stat
 import time
 from collections.abc import Callable
 
+from ftsupervise.host.shared_memory import SHARED_MEMORY, hold, is_private, make_private, names_in, remove_empty
 from ftsupervise.rundir.heartbeat_page import EXIT_FIFO
 
-SHARED_MEMORY = "/dev/shm"
 STANDBY_LOG = "standby.log"  # in the directory of standbys (warm/standbys.py)
 _OLD = 60.0  # seconds after which an unlocked directory is removed
 
@@ -30,42 +28,28 @@ def new_base(top: str = SHARED_MEMORY) -> str:
 
 def create_locked(base: str) -> int | None:
     """Make ``base``, ours alone whatever the umask, and hold it: a descriptor to keep open. None when it cannot be had."""
-    try:
-        os.mkdir(base, 0o700)  # noqa: PTH102
-    except FileExistsError:
-        pass
-    except OSError:
-        return None
-    try:
-        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # another process is removing it
-        pass
-    return fd
+    return hold(base) if make_private(base) else None
 
 
 def remove_stale(top: str = SHARED_MEMORY) -> None:
     """Remove the directories that killed runs of ours have left on this node."""
     mine = re.compile(rf"ftsupervise-{os.getuid()}-[0-9a-f]{{16}}")
-    for name in _names(top):
+    for name in names_in(top):
         base = f"{top}/{name}"
         if not mine.fullmatch(name) or not is_private(base):
             continue
-        try:
-            fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            if time.time() - os.fstat(fd).st_mtime > _OLD:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                clear(base)
-        except OSError:  # held
-            continue
-        finally:
+        # a young one is left alone: it is about to be held
+        if _age(base) > _OLD and (fd := hold(base, alone=True)) is not None:
+            clear(base)
             os.close(fd)
+
+
+def _age(folder: str) -> float:
+    """Seconds since something was made or removed in it; 0 when it has gone."""
+    try:
+        return time.time() - os.lstat(folder).st_mtime
+    except OSError:
+        return 0.0
 
 
 def newest_attempt(base: str) -> int | None:
@@ -78,20 +62,11 @@ def newest_attempt(base: str) -> int | None:
         return None
 
 
-def is_private(folder: str) -> bool:
-    """Is it a directory that only this account may write?"""
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-
-
 def clear(base: str, before: int | None = None) -> None:
     """Remove the pages of attempts before ``before``, or all there is. What is not ours alone stays."""
     if not is_private(base):
         return
-    for name in _names(base):
+    for name in names_in(base):
         # of standbys (warm/standbys.py), and of agents that were killed
         if before is None and (
             name.endswith((".sock", ".coming")) or name == STANDBY_LOG or name.startswith(EXIT_FIFO)
@@ -101,23 +76,11 @@ def clear(base: str, before: int | None = None) -> None:
             continue
         folder = f"{base}/{name}"
         if is_private(folder):
-            for page in _names(folder):
+            for page in names_in(folder):
                 _quietly(os.unlink, f"{folder}/{page}")
         _quietly(os.rmdir, folder)
     if before is None:
         remove_empty(base)
-
-
-def remove_empty(base: str) -> None:
-    """Remove the place itself if there is nothing in it."""
-    _quietly(os.rmdir, base)
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _quietly(do: Callable[[str], None], path: str) -> None:

@@ -212,7 +212,7 @@ def _take_pieces(channel: SnapshotChannel, file: SlotFile, slot: int, offer: _Of
     return sums.hexdigest()
 
 
-# What lies in a node's folder.
+# The contents of a node's folder.
 
 
 def has_writer(file: SlotFile) -> bool:

@@ -9,7 +9,7 @@ from ftsupervise.rundir.records import decode, encode
 
 
 class CopyOrder(NamedTuple):
-    """What the supervisor tells a node."""
+    """The supervisor's order to a node."""
 
     number: int  # grows: an older one is not obeyed
     attempt: int
@@ -20,7 +20,7 @@ class CopyOrder(NamedTuple):
 
 
 class CopyReport(NamedTuple):
-    """What a node tells the supervisor."""
+    """A node's report to the supervisor."""
 
     port: int = 0  # where it takes snapshots
     ranks: int = 0  # that run here and make snapshots

@@ -72,7 +72,7 @@ class SnapshotKeeper:
             self._lock = memory_folder.make(self._folder, node)
 
     def begin(self, mine: Claim, nodes: Sequence[str], log: Path) -> dict[str, str]:
-        """What the ranks of the next attempt get in their environment. ``nodes``: where they will run, in their order."""
+        """The environment variables for the ranks of the next attempt. ``nodes``: where they will run, in their order."""
         if not self._folder:
             return {}
         env = {ENV_SNAPSHOTS: self._folder}

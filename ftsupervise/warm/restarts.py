@@ -47,7 +47,7 @@ def parse_setting(text: str) -> WarmSettings:
 
 @dataclass
 class AttemptImports:
-    """What is known of one attempt: whether it began warm, and what its rank 0 has imported."""
+    """One attempt: whether it began warm, and what its rank 0 has imported."""
 
     attempt: int = 0
     env: Mapping[str, str] = field(default_factory=dict)

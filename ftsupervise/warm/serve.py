@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftsupervise.host import processes
+from ftsupervise.host import processes, shared_memory
 from ftsupervise.ranks import shm_dir
 from ftsupervise.warm import client, rank_setup
 from ftsupervise.warm.rank_setup import Incompatible, Judge, RankRequest, read_request
@@ -158,7 +158,7 @@ class Serving:
         self.judge, self.report, self.changed_module = judge, report, changed_module
         processes.become_subreaper()
         processes.set_name(processes.STANDBY.encode())
-        if shm_dir.create_locked(place) is None or not shm_dir.is_private(place):
+        if shm_dir.create_locked(place) is None:
             self.report({"refused": f"cannot make {place}, or another user owns it"})
             os._exit(1)
         self.poll = select.poll()
@@ -207,7 +207,7 @@ class Serving:
         if (self.leaving or self.stale) and not self.callers:
             self.entrance.path.unlink(missing_ok=True)
             self.leftovers.kill()
-            shm_dir.remove_empty(str(self.entrance.path.parent))
+            shared_memory.remove_empty(str(self.entrance.path.parent))
             os._exit(0)
 
     def _on_signal(self, numbers: bytes) -> None:

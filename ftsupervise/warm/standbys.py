@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import IO, NamedTuple
 
 from ftsupervise.host import processes
+from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir.records import decode, parse_object
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
@@ -121,7 +122,7 @@ class StandbyFolder:
 
     def __init__(self) -> None:
         """Raises OSError."""
-        shared = shm_dir.SHARED_MEMORY
+        shared = SHARED_MEMORY
         top = shared if os.access(shared, os.W_OK) else os.environ.get("TMPDIR") or "/tmp"
         self.path = Path(shm_dir.new_base(top))
         self.log = self.path / shm_dir.STANDBY_LOG
@@ -137,7 +138,7 @@ class StandbyFolder:
 
 @dataclass(frozen=True)
 class StandbyOrder:
-    """What is to be started, and what for."""
+    """The standby to be started, and its purpose."""
 
     command: PythonCommand
     env: Mapping[str, str]

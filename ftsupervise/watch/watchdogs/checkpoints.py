@@ -144,7 +144,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
 
 
 def _saves(look: Look, now: float) -> Iterator[Finding]:
-    """What the guard says of saves in the background; nothing where the loop makes none."""
+    """The guard's report on saves in the background; no finding where the loop makes none."""
     beats, blind = newest_beats(look, now)
     told = [(beat.rank, beat.facts[SAVE_FAILED]) for beat, _ in beats if SAVE_FAILED in beat.facts]
     if blind and look.memory.get("background"):
