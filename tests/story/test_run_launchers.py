@@ -69,7 +69,7 @@ def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
 
 
 def test_what_a_person_told_torchrun_stays(run: SupervisedRun) -> None:
-    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_PORT")
+    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_MASTER_PORT")
     shown = " ".join(f"${name}" for name in names)
     one = run.start("sh", "-c", f"echo told {shown}", TORCHELASTIC_ERROR_FILE="mine")
     assert one.wait(60) == 0
