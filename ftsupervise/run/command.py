@@ -23,6 +23,7 @@ from ftsupervise.run.cause import cause, failure
 from ftsupervise.run.exit_analysis import CommandSpec, Touched
 from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
+from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
@@ -375,6 +376,7 @@ class RunningCommand:
             seconds=seconds,
             reached=seen,
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
+            worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
             told=told,
             warned=self.now.warned,
             newer=newer,
@@ -385,11 +387,9 @@ class RunningCommand:
         )
 
     def _reached(self) -> Reached:
-        """The steps reached by the beats; the heartbeat pages are read more often and may know a later last step."""
-        seen = reached(self.asked.options.rundir, self.asked.mine.number)
-        states = self.asked.agents.table.newest() if self.asked.agents is not None else []
-        told = [one.step for one in states if one.step is not None]
-        return seen._replace(last=max([*told, *([] if seen.last is None else [seen.last])], default=None))
+        """The steps reached by the heartbeat pages, which are read more often, and by the beats."""
+        page = seen_by(self.asked.agents.table) if self.asked.agents is not None else None
+        return reached(self.asked.options.rundir, self.asked.mine.number, page)
 
     def say(self, text: str) -> None:
         tell(self.asked.mine.folder / "run.log", text)
