@@ -299,6 +299,7 @@ class Imports(NamedTuple):
     cpus: int = 0
     rss: int = 0  # bytes
     modules: Annotated[tuple[str, ...], 100_000] = ()  # in the order in which they were imported
+    ours: Annotated[tuple[str, ...], 1000] = ()  # the same of this package, wherever it lies
 
 
 def installed() -> list[str]:
@@ -318,7 +319,8 @@ def installed() -> list[str]:
 
 def write_imports(path: str, attempt: int | None, seconds: float) -> None:
     """Write them down. ``seconds``: from the start of this process to where its imports were over. Raises OSError."""
-    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()))
+    ours = tuple(name for name in sys.modules if name == "ftsupervise" or name.startswith("ftsupervise."))
+    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()), ours)
     write_json(Path(path), record, sync=False)
 
 

@@ -201,15 +201,17 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     lost: dict[str, str] = {}
     if ended.failure is not None:
         now, lost = _look_for_lost_nodes(to, now)
+    ended = with_lost_nodes(ended, lost)
+    if ended.failure is not None:
+        to.nodes.after(mine, ended, lost)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
     if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
         words = f"these steps do not end: {', '.join(left)}"
         tell(mine.folder / "run.log", words)
         now = now._replace(foreign=now.foreign | frozenset(left), crowded=True)
         ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
-    ended = with_lost_nodes(ended, lost)
-    if ended.failure is not None:
-        to.nodes.after(mine, ended, lost)
+    if ended.failure is not None and not lost:
+        to.snapshots.ask_ahead()
     return now._replace(ended=ended, code=ended.code)
 
 
@@ -246,6 +248,8 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
     left = set(nodes or to.allocation.nodes)
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
+    if not left:  # all nodes are there; otherwise Slurm and we learn later what has become of one
+        to.allocation.ask_ahead()
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
         if left and not left <= silent:  # the agent of a lost node is not waited for

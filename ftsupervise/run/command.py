@@ -12,7 +12,7 @@ import subprocess
 import time
 from datetime import datetime, timezone
 
-from ftsupervise.host import processes
+from ftsupervise.host import bounded, processes
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
@@ -230,13 +230,7 @@ class RunningCommand:
         self._tell_to_leave(signal.SIGTERM, why.words())
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in bounded.reap():
             if pid == self.pid and self.now.code is None:
                 self._move(AttemptEvent.EXITED, code=os.waitstatus_to_exitcode(status))
 
@@ -274,7 +268,9 @@ class RunningCommand:
 
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
-        return self.asked.warm.without_standbys(processes.below(os.getpid(), without=self.others | aside))
+        warm = self.asked.warm
+        ours = processes.below(os.getpid(), without=self.others | aside | warm.apart())
+        return [pid for pid in ours if pid != warm.serving()]
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
