@@ -40,6 +40,25 @@ class SwitchState(NamedTuple):
         return self.health is Health.BAD
 
 
+NOT_A_NUMBER = "loss is not a number"
+DIVERGES = "loss diverges"
+
+
+class LossTrouble(NamedTuple):
+    """A loss that is no number or that diverges, as the rank that was given it says."""
+
+    kind: str = NOT_A_NUMBER  # or DIVERGES
+    since: int | None = None  # the first step whose loss showed it
+    step: int | None = None  # the last one that did
+    rank: int = 0
+    words: Annotated[str, 500] = ""  # the numbers
+    then: str = "warn"  # what the settings say: "warn", "stop", or "resume" from an older checkpoint
+
+    @property
+    def stops(self) -> bool:
+        return self.then in ("stop", "resume")
+
+
 class Beat(NamedTuple):
     """A rank's newest proof of progress."""
 
@@ -50,6 +69,7 @@ class Beat(NamedTuple):
     pid: int = 0
     host: str = ""
     facts: Mapping[str, str] = MappingProxyType({})
+    trouble: LossTrouble | None = None  # with its loss, while there is any
 
 
 class HeartbeatSample(NamedTuple):
