@@ -104,6 +104,13 @@ class RankState(NamedTuple):
     leaving: bool = False
 
 
+class SkippedBatches(NamedTuple):
+    """Batches that the loop was told to skip when it went on from ``step``."""
+
+    step: int
+    batches: int
+
+
 class Resumed(NamedTuple):
     """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
 
@@ -116,6 +123,13 @@ class Resumed(NamedTuple):
     passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
     set_aside: str = ""  # the one that this attempt put into the quarantine
     set_aside_step: int | None = None
+    more_aside: int = 0  # others that were set aside with it
+    skipped: tuple[SkippedBatches, ...] = ()  # on the way to here, the last at this very step
+
+    @property
+    def skip(self) -> int:
+        """Batches to skip before the first step of this attempt."""
+        return sum(one.batches for one in self.skipped if one.step == (self.step or 0))
 
     def same(self, other: Resumed) -> bool:
         """Is it the same checkpoint, not a later one of the same name?"""
@@ -123,8 +137,10 @@ class Resumed(NamedTuple):
 
     def words(self) -> str:
         """ "from step-00000080 (step-00000100 was set aside)"."""
-        more = [f"{self.set_aside} was set aside"] if self.set_aside else []
+        others = f" and {self.more_aside} more were" if self.more_aside else " was"
+        more = [f"{self.set_aside}{others} set aside"] if self.set_aside else []
         more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        more += [f"{self.skip} batches are skipped"] if self.skip else []
         said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
         return said + (f" ({'; '.join(more)})" if more else "")
 

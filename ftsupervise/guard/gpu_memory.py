@@ -2,8 +2,8 @@
 
 CUDA is asked only where the program itself has begun to use it: a guard that initialised it would break every later fork and
 take some hundred megabytes. Memory that PyTorch's allocator holds but has given to no tensor is not used: the next tensor gets
-it. Before a loop leaves because of its GPU, garbage that Python has not collected yet and the allocator's empty blocks are given
-back once; this waits for the device, some milliseconds, and is done in the guard's check and never at each step.
+it. Before a loop leaves because of its GPU, garbage that Python has not collected yet and the allocator's empty blocks are
+given back once; this waits for the device, some milliseconds, and is done in the guard's check and never at each step.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ Pure, and cheap: a loss costs one append, the statistics are made once in a bloc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from statistics import median
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 _BLOCKS = 16  # the patience in blocks; the same number has to be known before anything is judged
 _PAST = 64  # blocks that say where the loss stood
@@ -29,7 +28,7 @@ _MAD = 1.4826  # of a normal distribution: from the median of the deviations to 
 class LossRise(NamedTuple):
     """A loss that went up and stays up."""
 
-    since: int  # the step of the first block that stood high
+    since: Any  # the step of the first block that stood high, as it was given
     now: float
     before: float
 
@@ -43,15 +42,15 @@ class LossTrend:
         self._first_ever = first_ever
         self._asked = False
         self._block: list[float] = []
-        self._begins = 0  # step of the first loss in the block
+        self._begins: Any = None  # step of the first loss in the block
         self._past: deque[float] = deque(maxlen=_PAST)
         self._high: deque[float] = deque(maxlen=_BLOCKS)  # the newest blocks that stand high, one after the other
-        self._since = 0
+        self._since: Any = None
         self._before = self._noise = 0.0
         self._fresh = 0  # more blocks for which these two hold
         self._highest: float | None = None  # of the blocks of this process: where the training came from
 
-    def add(self, value: float, step: int) -> LossRise | None:
+    def add(self, value: float, step: Any) -> LossRise | None:
         """The rise, when this loss makes it certain; None otherwise, and again None while it goes on in the same way."""
         block = self._block
         if not block:
@@ -111,3 +110,9 @@ class LossTrend:
             if first is not None and first - first == 0.0:
                 self._highest = max(first, self._highest if self._highest is not None else first)
         return not self._is_high(rise, before)
+
+
+def median(values: Iterable[float]) -> float:
+    """The upper one of two; ``statistics`` takes longer to import than the guard."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftsupervise.guard.loss_trend import median
 from ftsupervise.host.memory import HostMemory
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class _Gauge:
 class MemoryLimits:
     """``memory`` and ``gpu``: shares at which to leave; None: never. ``say`` prints a line."""
 
-    def __init__(self, memory: float | None, gpu: GpuMemory | None, gpu_limit: float | None, say: Callable[[str], object]):
+    def __init__(
+        self, memory: float | None, gpu: GpuMemory | None, gpu_limit: float | None, say: Callable[[str], object]
+    ):
         self.limit = memory or 1.0  # of the host and the job; snapshots stay below it
         self._say = say
         self._host = _Gauge(HOST, memory, say)

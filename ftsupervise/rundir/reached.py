@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ftsupervise.model import Reached
+from ftsupervise.model import NodeRanks, Reached
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_count, as_number
-from ftsupervise.truth import Beat
+from ftsupervise.truth import Beat, LossTrouble
 
 
 def reached(rundir: RunDir, number: int) -> Reached:
@@ -22,7 +22,20 @@ def reached(rundir: RunDir, number: int) -> Reached:
         last=max(lasts, default=None),
         saved=max(_facts(mine, "saved"), default=None),
         first_at=max(times, default=None),
+        trouble=_earliest([beat.trouble for beat in mine if beat.trouble is not None]),
+        first_loss=max(filter(None, (_moment(beat.facts.get("first_loss")) for beat in mine)), default=None),
+        because=next(
+            ((NodeRanks(beat.host, str(beat.rank)), text) for beat in mine if (text := beat.facts.get("because"))), None
+        ),
     )
+
+
+def _earliest(troubles: list[LossTrouble]) -> LossTrouble | None:
+    """The one that stopped the run, else the first; as it stood when the last rank saw it."""
+    if not troubles:
+        return None
+    first = min(troubles, key=lambda one: (not one.stops, one.since is None, one.since or 0, one.rank))
+    return first._replace(step=max((one.step for one in troubles if one.step is not None), default=None))
 
 
 def _facts(found: list[Beat], name: str) -> list[int]:

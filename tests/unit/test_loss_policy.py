@@ -61,6 +61,30 @@ def test_a_loss_that_diverges_is_warned_of_or_stops_or_neither() -> None:
     assert not any(off.take(*curve)) and not off.warnings
 
 
+def test_the_step_of_a_loss_is_the_next_one_where_the_loop_gives_it_before_step() -> None:
+    watch = LossWatch(LossPolicy(nonfinite=LossAction.STOP), 0, print, lambda: None)
+    watch.take(1.0, None)
+    watch.take(math.nan, 7)
+    assert watch.trouble is not None and watch.trouble.since == 8
+    told = LossWatch(LossPolicy(nonfinite=LossAction.STOP), 0, print, lambda: None)
+    told.take(math.nan, 7, 3)
+    assert told.trouble is not None and told.trouble.since == 3, "the loop reads its losses late, and says so"
+
+
+def test_the_step_of_a_loss_that_came_before_the_first_step_is_that_of_the_stop() -> None:
+    watch = LossWatch(LossPolicy(nonfinite=LossAction.STOP), 0, print, lambda: None)
+    watch.take(math.nan, None)
+    assert watch.trouble is not None and watch.trouble.since is None
+    watch.settle(51)
+    assert (watch.trouble.since, watch.trouble.step) == (51, 51)
+
+
+def test_a_loss_that_comes_and_goes_does_not_fill_the_log() -> None:
+    told = Told()
+    told.take(*[1.0, math.nan] * 100)
+    assert len(told.warnings) == 10 and told.warnings[-1].endswith("more of this is not said")
+
+
 def test_what_is_no_number_of_python_is_refused() -> None:
     with pytest.raises(ValueError, match="much"):
         Told().watch.take("much", 1)  # type: ignore[arg-type]
