@@ -40,6 +40,7 @@ class Checkpoints:
         self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
         self._superseded, self._voice, self._place = superseded, voice, place
         self._kept = False  # the folder's own name is durable
+        self._skip: int | None = None  # not asked yet
         self._alone = place.staging is None and place.world == 1  # nobody sweeps what a killed save left
 
     def stage(self, name: str) -> Path:
@@ -74,7 +75,18 @@ class Checkpoints:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
         from ftsupervise.guard.resume import latest
 
-        return latest(self._place, world, self._voice, self.over, begun=begun)
+        found = latest(self._place, world, self._voice, self.over, begun=begun)
+        if not begun:
+            self._skip = found.skip
+        return found.path
+
+    def skip(self) -> int:
+        """The batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
+        if self._skip is None and self._place.attempt_dir is not None:
+            from ftsupervise.guard.resume import skip_of
+
+            self._skip = skip_of(self._place.attempt_dir)  # rank 0 alone has asked for the checkpoint
+        return self._skip or 0
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""

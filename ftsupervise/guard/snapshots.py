@@ -21,9 +21,8 @@ from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
 from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
-from ftsupervise.guard.heartbeat import whole
 from ftsupervise.guard.loop_state import LoopState
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
@@ -203,7 +202,7 @@ class Snapshots:
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
         number, memory = whole(step), self._memory
-        if memory is None or number is None or self._outside.newer is not None:
+        if memory is None or number is None or self._outside.newer is not None or not self._outside.loss.sound:
             return False
         try:
             described = describe()

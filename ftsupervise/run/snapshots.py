@@ -25,7 +25,7 @@ from ftsupervise.ranks.snapshot_relay import QUESTION, Supply, begin_from, begin
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
-from ftsupervise.truth import Beginning, RankState
+from ftsupervise.truth import NOT_A_NUMBER, Beginning, RankState
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
@@ -65,6 +65,7 @@ class SnapshotKeeper:
         self._saved: int | None = None  # newest step on disk, as the loop said
         self._last = _Last()
         self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
+        self._spoilt = ""  # why no snapshot is used before the next attempt has begun
         self._used = False  # has any rank of this job had a snapshot?
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
@@ -100,6 +101,9 @@ class SnapshotKeeper:
         saved = ended.reached.saved
         if saved is not None:
             self._saved = max(saved, self._saved if self._saved is not None else saved)
+        if (trouble := ended.reached.trouble) is not None and (trouble.stops or trouble.kind == NOT_A_NUMBER):
+            self._spoilt, self._saved = f"{trouble.kind}: {trouble.words}", None
+            self._doubts.clear()
         homes = {one.rank: one.node for one in states}
         self._last = self._last._replace(homes=homes, reached=ended.reached.last)
         by_others = ended.failure is not None and ended.failure.kind in _BY_OTHERS
@@ -135,6 +139,11 @@ class SnapshotKeeper:
             found = choose(seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=homes)
             return found if places is not None else found._replace(why="the run has another number of nodes now")
 
+        if self._spoilt:
+            spoilt = MemoryChoice(Source.START, why=self._spoilt)
+            self._carry_out(spoilt, held)
+            self._spoilt = ""
+            return spoilt
         refused = self._doubted(chosen_without)
         while True:
             chosen = chosen_without(refused)
