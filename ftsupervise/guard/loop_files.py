@@ -1,8 +1,8 @@
 """The state of a training loop in the files of a checkpoint: one of each rank, without pickle.
 
-What most ranks hold alike (the weights and moments of a data-parallel training) rank 0 alone writes. Which arrays those are is
-seen, not assumed: each rank compares the digests of its arrays with those of rank 0 and writes what differs. A rank's file is the
-description that snapshots have (``checkpoints/memory_state.py``), and the bytes of its arrays behind it.
+What all ranks hold alike (the weights and moments of a data-parallel training) rank 0 alone writes. Which arrays those are is
+seen, not assumed: each rank compares the digests of its arrays with those of rank 0, and writes what differs. The file of a
+rank is the description that snapshots have (``checkpoints/memory_state.py``), and the bytes of its arrays behind it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FirstArray(NamedTuple):
     offset: int
 
 
-class RankState(NamedTuple):
+class SavedRank(NamedTuple):
     """What one rank saved, as it lies in its file."""
 
     step: int
@@ -77,7 +77,7 @@ def write(
     header = {"step": step, "rank": rank, "world": world, "description": len(description), "size": size}
     head = _MAGIC + _json(header) + b"\n"
     begin = _page(_HEADER + len(description))
-    fd = os.open(file_of(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(file_of(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         _write_at(fd, memoryview(head), 0)
         _write_at(fd, memoryview(description), _HEADER)
@@ -88,7 +88,7 @@ def write(
         os.close(fd)
 
 
-def read(checkpoint: Path, rank: int) -> RankState:
+def read(checkpoint: Path, rank: int) -> SavedRank:
     """The state of a rank, with its bytes mapped, not read. Raises OSError, FileNotFoundError where there is none, and
     ValueError for one that is damaged or of another version."""
     path = file_of(checkpoint, rank)
@@ -108,7 +108,7 @@ def read(checkpoint: Path, rank: int) -> RankState:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 
-def _parsed(header: bytes, whole: memoryview, rank: int) -> RankState:
+def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:
     said = json.loads(header)
     step, of, world, length, size = (int(said[name]) for name in ("step", "rank", "world", "description", "size"))
     begin = _page(_HEADER + length)
@@ -116,7 +116,7 @@ def _parsed(header: bytes, whole: memoryview, rank: int) -> RankState:
         raise ValueError(f"it has {len(whole)} bytes, and {begin + size} were written")
     numbers, _, description = bytes(whole[_HEADER : _HEADER + length]).partition(b"\n")
     own = frozenset(at for first, last in json.loads(numbers) for at in range(int(first), int(last) + 1))
-    state = RankState(step, rank, world, description, own, whole[begin:])
+    state = SavedRank(step, rank, world, description, own, whole[begin:])
     for number, row in enumerate(state.arrays()):
         if number in own and not 0 <= row.offset <= row.offset + row.size <= size:
             raise ValueError("an array lies outside of it")

@@ -1,4 +1,4 @@
-"""What of the training loop a snapshot holds, and how it is put back: the objects that the loop named, and random generators.
+"""What of the training loop is kept, and how it is put back: the objects that the loop named, and the random generators.
 
 An object with ``state_dict`` and ``load_state_dict`` (a module, an optimizer, a schedule, a scaler, a stateful loader) gives
 its own state. A dictionary, a list or an array is kept as it is and changed in place: a loop keeps its place in the data there.
@@ -143,16 +143,13 @@ class LoopState:
             one.seed(seed)
 
     def bound_to_ranks(self, description: bytes, own: frozenset[int]) -> list[str]:
-        """The names of the modules and optimizers of which a rank keeps a part of its own, among the arrays ``own``."""
-        tree, rows = parse(description)
-        parts = tree["dict"]["parts"]["dict"]
-        found = []
+        """The modules and optimizers of which a rank behind rank 0 kept a part for itself, among its arrays ``own``."""
+        parts, found = parse(description)[0]["dict"]["parts"]["dict"], []
         for name, part in self._parts.items():
-            arrays: dict[int, str] = {}
-            build(parts[name], lambda at: arrays.setdefault(at, rows[at].kind), self._frameworks)
-            for one in self._integrations:
-                if one.is_bound(part.target, parts[name], {at for at in arrays if at in own}, arrays):
-                    found.append(name)
+            numbers: set[int] = set()
+            state = build(parts.get(name), lambda at, seen=numbers: seen.add(at) or at, self._frameworks)  # type: ignore[misc]
+            if any(one.is_bound(part.target, state, numbers & own) for one in self._integrations):
+                found.append(name)
         return found
 
     def ranks(self, rank: int, world: int) -> Any:

@@ -1,9 +1,9 @@
 """The place of a training loop in its data: which epoch, how many batches of it, and from which random numbers it was shuffled.
 
 A new DataLoader begins at the first batch. ``Batches`` goes on in the middle of an epoch: the sampler starts from the random
-state that it had at the beginning of that epoch, and the indices of the batches that were trained on are passed over. Their data
-is not loaded. What the data set draws at random comes out the same too: in the training process from the generators that a
-snapshot or checkpoint brings back, and in worker processes because each batch there is seeded by its place.
+state that it had at the beginning of that epoch, and the indices of the batches that were trained on are passed over. Their
+data is not loaded. What the data set draws at random comes out the same too: in the training process from the generators that
+a snapshot or checkpoint brings back, and in worker processes because each batch there is seeded by its place.
 
 ``StatefulDataLoader`` of torchdata has a state of its own, which is kept as it is.
 """
@@ -72,8 +72,7 @@ class Batches:
                 raise ValueError("the loader has no batches")
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._again()) if self._goes_on else iter(self._anew())
-        for batch in batches:
+        for batch in self._again() if self._goes_on else self._anew():
             self.taken += 1
             yield batch
         self._last = self.taken
@@ -124,26 +123,27 @@ class Batches:
             self._order.expect(self.epoch)
         elif not self._stateful:
             self._began = _random_states(self._generators)
-        return iter(self._source)
+        return self._batches()
 
     def _again(self) -> Iterator[Any]:
-        """The iterator of the rest of the epoch. What its making draws was drawn before: it leaves the generators as they are."""
+        """The iterator of the rest of the epoch. Making one draws random numbers; these were drawn before the restart, so the
+        generators stay as they were restored."""
         self._goes_on = False
         self._set_epoch()
         now = _random_states(self._generators)
         if self._order is not None:
             self._order.expect(self.epoch, self.taken, self._began)
-            batches = iter(self._source)
+            batches = self._batches()
             drawn = self._order.began is not None
             _set_random_states(now, () if drawn else self._generators)
             return batches
         if self._stateful:
-            batches = iter(self._source)
+            batches = self._batches()
             _set_random_states(now, ())
             return batches
         if self._began is not None:
             _set_random_states(self._began, self._generators)
-        batches = iter(self._source)
+        batches = self._batches()
         if self.taken:
             warnings.warn(
                 f"{type(getattr(self.loader, 'dataset', self.loader)).__name__} has no indices: {self.taken} batches are "
@@ -156,9 +156,15 @@ class Batches:
         _set_random_states(now, ())
         return batches
 
+    def _batches(self) -> Iterator[Any]:
+        batches: Iterator[Any] = iter(self._source)
+        return batches
+
     def _replicas(self) -> int | None:
         """How many ranks share the epoch."""
-        return next((one.num_replicas for one in self._samplers if isinstance(getattr(one, "num_replicas", None), int)), None)
+        return next(
+            (one.num_replicas for one in self._samplers if isinstance(getattr(one, "num_replicas", None), int)), None
+        )
 
 
 class _Order:
