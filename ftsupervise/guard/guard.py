@@ -25,6 +25,7 @@ from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Finished
+from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
     from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
@@ -136,7 +137,7 @@ class Guard:
         lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
         Raises OSError when the checkpoint cannot be staged or committed (a full disk).
         """
-        with self.phase("save"):
+        with self.phase(SAVE):
             staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
             try:
                 yield staged
@@ -280,8 +281,7 @@ class Guard:
         """Call when the checkpoint of ``step`` is committed: takes down the save switch it answers, and no other."""
         if not self.may_save():
             return
-        self._heart.facts["saved"] = str(whole(step))
-        self._heart.soon()
+        self._heart.saved(step)
         self._outside.switches.saved(self._place.area, clear=self._place.rank == 0)
 
     def finished(self, step: int) -> None:
@@ -306,10 +306,11 @@ class Guard:
             self._in_memory.finished()
         self.close()
 
-    def report(self, *, loss: float) -> None:
+    def report(self, *, loss: float | None = None, last_step: int | None = None) -> None:
         """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
-        Give a float: the caller decides when to read it from the GPU."""
-        self._heart.report(loss)
+        Give a float: the caller decides when to read it from the GPU. ``last_step``, said once: the step after which the
+        training is complete; ``status`` then says when that will be."""
+        self._heart.report(loss, last_step)
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
