@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import COMMIT_WITHIN, Checkpoints
@@ -40,9 +40,11 @@ class Guard:
 
     run_dir      the run's directory; default $FTSUPERVISE_RUN_DIR, which ``ftsupervise run`` sets. Without one there
                  are no switches and no beats, and only signals and the limits given here count.
-    agree        int -> int, the maximum over all ranks (a collective). With it every rank leaves at the same step, and
-                 rank 0 alone checks the shared directory. It is called once in ``agree_every`` steps, by every rank;
-                 what it raises goes to the caller. A loop with a collective of its own can carry ``vote()`` on it.
+    agree        how the ranks leave at the same step. By default they agree through torch.distributed, where the program
+                 has initialised it by its first ``step()``. Every rank must call ``step()`` equally often then, with
+                 any numbers. Otherwise give a function int -> int, the maximum over all ranks (a collective): every
+                 rank calls it once in ``agree_every`` steps, and what it raises goes to the caller. A loop with a
+                 collective of its own can carry ``vote()`` on it. ``False``: each rank decides alone.
     poll         seconds between two checks of switches and limits, at most one. A slow file system stretches it.
     memory       share (0-1) of the host's or the job's memory at which to save and stop.
     stop_before  seconds before the job's end at which to save and stop, besides Slurm's own signal.
@@ -56,7 +58,7 @@ class Guard:
         self,
         run_dir: str | os.PathLike[str] | None = None,
         *,
-        agree: Callable[[int], int] | None = None,
+        agree: Callable[[int], int] | Literal[False] | None = None,
         agree_every: int = 1,
         poll: float | timedelta | None = None,
         memory: float | None = None,
@@ -69,7 +71,7 @@ class Guard:
     ) -> None:
         limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
-        self._agree = agree
+        self._agree = agree or None
         self._voice = Voice(place.rank, place.world)
         self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
         self._outside = self._decider.outside
@@ -101,9 +103,26 @@ class Guard:
         now = _monotonic()
         if self._page is not None:
             self._page.step(step, now)
-        if agreed is None and now < self._decider.next:
-            return _CONTINUE
-        return self._decider.decide(step, agreed, self._heart)
+        decider = self._decider
+        agreement = decider.agreement
+        if agreement is None:
+            if now < decider.next and agreed is None:
+                return _CONTINUE
+        else:
+            agreement.count = count = agreement.count + 1
+            if count <= agreement.free and now < decider.next and agreed is None:
+                return _CONTINUE
+        return decider.decide(step, agreed, self._heart)
+
+    def check(self) -> Decision:
+        """What this rank knows by now: what all ranks will do at a step to come, else its own reason. Ask anywhere, as often as
+        you like, before the first step too: in a wait for data, in a long evaluation. Costs as little as ``step()``.
+
+        Other ranks may know more or less at this moment, and it is no order: the one that counts comes from ``step()``, at
+        which all leave together. So do on it what one rank may do alone (wait no longer, leave out what is optional). The
+        reason itself goes to the others at once. It waits for nothing, answers no save switch and never raises.
+        """
+        return self._decider.check(self._heart)
 
     def vote(self) -> int:
         """This rank's vote for a collective the loop runs anyway; the maximum over all ranks goes to ``step(…, agreed)``.
@@ -331,12 +350,18 @@ class Guard:
             self._heart.change_phase(before)
 
     def close(self) -> None:
-        """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
+        """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block.
+
+        Rank 0 waits up to 3 s for the other ranks here, if they agreed through a store that ends with its process."""
+        self._close(in_order=True)
+
+    def _close(self, *, in_order: bool) -> None:
         if self._heart.ending is not None:
             self._heart.ending.leaves()
         self._outside.signals.ignore()
         self._heart.beat_now()
         self._outside.memory.close()
+        self._decider.close(in_order=in_order)
 
     def __enter__(self) -> Guard:
         if self._heart.ending is not None:
@@ -353,4 +378,4 @@ class Guard:
                 self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
             except Exception:  # an error that cannot say what it is goes on as it is
                 self._heart.facts["error"] = kind.__name__
-        self.close()
+        self._close(in_order=kind is None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage, struct_rusage
 from typing import NamedTuple
 
+from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
     ENV_AREA,
@@ -58,7 +59,10 @@ class Limits(NamedTuple):
 def place(
     env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
 ) -> RankContext:
+    """``rank`` and ``world``: as given, else as the launcher or the initialised process group says, else one rank."""
     root = run_dir or env.get(ENV_RUN_DIR)
+    if rank is None and world is None and _int(env, _RANK) is None and (group := find_process_group()) is not None:
+        rank, world = group.rank, group.world
     own = env.get(ENV_ATTEMPT_DIR) if not run_dir or str(run_dir) == env.get(ENV_RUN_DIR) else None
     return RankContext(
         rundir=RunDir(Path(root).absolute()) if root else None,
