@@ -78,6 +78,9 @@ class Snapshots:
     def restore(self, loop: LoopState, one_pass: Callable[[], object] | None) -> int | None:
         """See ``Guard.restore``."""
         self._loop = loop
+        ranks = loop.ranks(self._place.rank, self._place.world)
+        if self._agree is None and ranks is not None:
+            self._agree = lambda vote: max(ranks.of_all(vote))
 
         def load(found: SnapshotId, slot: int) -> None:
             assert self._memory is not None
