@@ -89,7 +89,7 @@ class RunningCommand:
         command = self.asked.command
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
-        wrapped = self.asked.warm.wrap(command)
+        wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
         try:
             child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:

@@ -267,6 +267,10 @@ class Allocation:
         """SIGTERM for the tasks of one step, on all its nodes."""
         self._ask("scancel", "--signal=TERM", step, timeout=_TELL)
 
+    def address(self, node: str) -> str:
+        """Where Slurm reaches a node; "" when that is unknown."""
+        return self._where().get(node, ("", 0))[0]
+
     def _where(self) -> dict[str, tuple[str, int]]:
         """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
         if len(self.nodes) > 1 and not self._addresses:
