@@ -152,6 +152,8 @@ class Snapshots:
     def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
         assert self._memory is not None
         try:
+            if self._place.attempt is None and self._memory.is_damaged(held[found]):  # a supervisor has looked
+                return "it is damaged: its bytes are not those that were copied there"
             return why_not(self._memory.description(held[found]))
         except (OSError, ValueError, LookupError) as error:
             return str(error)
