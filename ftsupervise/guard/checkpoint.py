@@ -123,13 +123,14 @@ class Checkpoints:
             return False
 
     def _seal(self, staged: Path, origin: Origin, ranks: Collection[int]) -> None:
-        """All files closed to others, durable, and in the manifest."""
+        """All files closed to others, durable, and in the manifest. Nothing reads them before they have their name, so files,
+        manifest and folders go to the disk together."""
         from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.commit import NotComplete, entries_of, manifest_from, require_still, sync_folders
+        from ftsupervise.checkpoints.commit import NotComplete, Syncs, digests_of, manifest_from, require_still
         from ftsupervise.checkpoints.contents import contents_of
         from ftsupervise.checkpoints.incremental import base_for, share, write_shared
         from ftsupervise.checkpoints.layouts import layout_of
-        from ftsupervise.checkpoints.manifest import write_manifest
+        from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
@@ -137,19 +138,24 @@ class Checkpoints:
         base = base_for(self.folder, self._place.incremental)
         shared = share(staged, joined.rest, base)
         contents = contents_of(staged) if shared else contents
-        try:
-            entries = (*joined.entries, *shared, *entries_of(staged, _without(joined.rest, shared)))
-            require_still(staged, contents)
-        except NotComplete as error:
-            raise OSError(errno.EBUSY, str(error)) from None
-        sync_folders(staged, contents)
         if contents.odd:
             self._voice.once(
                 f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
             )
-        write_shared(staged, base, entries)
-        write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
-        shards.remove_lists(staged)
+        try:
+            with Syncs() as syncs:
+                rest = _without(joined.rest, shared)
+                entries = (*joined.entries, *shared, *digests_of(staged, rest, syncs))
+                pages = write_shared(staged, base, entries)
+                write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)), sync=False)
+                shards.remove_lists(staged)
+                for page in (manifest_of(staged), *pages):
+                    syncs.file(page)
+                for folder in (FOLDER_NAME, *contents.folders):
+                    syncs.folder(staged / folder)
+            require_still(staged, contents)
+        except NotComplete as error:
+            raise OSError(errno.EBUSY, str(error)) from None
 
     def _clear(self, staged: Path) -> None:
         """Take away what saves that were killed have left: of this name, and of others when it has lain there for a day."""
