@@ -251,6 +251,7 @@ class Launch(Strict):
     """Nodes that are never used: "node-7", "node-[1-4,9]"."""
     restart: Restart = Restart()
     """Restarts after a failure of the command."""
+    distributed: Literal["auto", "never"] = declared("launch.distributed")
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None

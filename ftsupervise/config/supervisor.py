@@ -93,6 +93,11 @@ SETTINGS = (
         help="How long the command may take to stop after the kill switch was raised, before it is ended.",
     ),
     Setting(
+        "--distributed", "launch.distributed", "distributed", Form.CHOICE, "auto", choices=("auto", "never"),
+        help="auto: the ranks of a Python command without a launcher of its own get the names that torch.distributed reads "
+        "(MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK), unless one of them is set.",
+    ),
+    Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",
         help="A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto "
         "(what the run turned out to import by its first step, where memory is not tight), a list of modules such as torch and "

@@ -36,6 +36,7 @@ class Options:
     look_every: float = 1.0  # between two checks of the kill switch and the fence
     checkpoints: str | None = None  # where they are written, unless the environment says; None: in the run directory
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
+    distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY
     budgets: Budgets = field(default_factory=Budgets)

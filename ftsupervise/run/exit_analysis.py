@@ -265,6 +265,8 @@ class CommandSpec:
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True
+    # the words that are started, so that each rank has the names by which it finds the others
+    in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
 
     @property
     def restarts(self) -> bool:
