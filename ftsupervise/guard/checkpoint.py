@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.manifest import FileEntry
 
 _REMOVED = ".removed-"  # on its way out
-_A_DAY = 86400.0  # seconds
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
 
@@ -37,10 +36,10 @@ class Checkpoints:
 
     def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
-        self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
+        self._area = place.staging or place.checkpoints / fence.STAGING / fence.area_alone(place.world)
         self._superseded, self._voice, self._place = superseded, voice, place
         self._kept = False  # the folder's own name is durable
-        self._alone = place.staging is None and place.world == 1  # nobody sweeps what a killed save left
+        self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
         """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
@@ -51,7 +50,7 @@ class Checkpoints:
             raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
-            if self._alone:
+            if self._sweeps:
                 self._clear(staged)
             make_folder(staged, parents=True)
         except OSError:
@@ -158,19 +157,23 @@ class Checkpoints:
             raise OSError(errno.EBUSY, str(error)) from None
 
     def _clear(self, staged: Path) -> None:
-        """Take away what saves that were killed have left: of this name, and of others when it has lain there for a day."""
-        try:
-            left = [entry for entry in os.scandir(self._area) if entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return
-        for entry in left:
-            old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _A_DAY
-            if entry.name == staged.name or (old and not entry.name.startswith(_REMOVED)):
-                aside = self._area / f"{_REMOVED}{entry.name}-{os.getpid()}"
-                os.rename(entry.path, aside)
-                _delete(aside)
-            elif entry.name.startswith(_REMOVED):
-                _delete(Path(entry.path))
+        """Take away what saves of this account that were killed have left: of this name where no other rank may write there
+        already, and all that has not changed for a day."""
+        from ftsupervise.checkpoints.staged import left_alone, names_in
+
+        if self._place.world == 1 and staged.is_dir() and not staged.is_symlink():
+            self._take_away(staged)
+        for name in names_in(self._area):
+            if name.startswith(_REMOVED):
+                _delete(self._area / name)
+        for path in left_alone(self.folder, time.time()):
+            if path != staged and path.lstat().st_uid == os.geteuid():
+                self._take_away(path)
+
+    def _take_away(self, path: Path) -> None:
+        aside = path.with_name(f"{_REMOVED}{path.name.removeprefix(_REMOVED)}-{os.getpid()}")
+        os.rename(path, aside)
+        _delete(aside)
 
     def _origin(self, step: int | None, metrics: Mapping[str, float]) -> Origin:
         from ftsupervise.checkpoints.commit import Origin

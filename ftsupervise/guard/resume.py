@@ -80,7 +80,8 @@ def _put_away(place: RankContext, aside: Suspicion | None, choice: Choice, voice
     if aside is not None:
         name = aside.checkpoint.checkpoint
         try:
-            put = set_aside(place.checkpoints / name, aside.words(), datetime.now(timezone.utc))
+            now = datetime.now(timezone.utc)
+            put = set_aside(place.checkpoints / name, aside.words(), now, area=place.staging)
             done = True
             voice.once(f"checkpoint {name} is set aside in {put.parent}: {aside.words()}")
         except OSError as error:
