@@ -79,7 +79,7 @@ class SupervisedTraining:
 
     def loss(self, value: float) -> None:
         if not self._over:
-            self.guard.report(loss=value)
+            self.guard.loss(value)
 
     def beat(self) -> None:
         if not self._over:
