@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import contents_of
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
@@ -61,11 +63,7 @@ class RetentionPlan(NamedTuple):
     keep: Mapping[str, tuple[str, ...]]
     remove: tuple[Candidate, ...]
     refused: str = ""
-
-    @property
-    def frees(self) -> int:
-        """Bytes, as far as they are known."""
-        return sum(one.size or 0 for one in self.remove)
+    frees: int = 0  # bytes: of those that go, or less where they share files with others (``would_free``)
 
 
 def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
@@ -95,7 +93,8 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
         why = f"{len(verified)} of {len(ordered)} checkpoints verified; nothing is removed before {ALWAYS} are"
         return RetentionPlan({name: tuple(said) or (why,) for name, said in reasons.items()}, (), why)
     remove = tuple(one for one in reversed(ordered) if not reasons[one.name])
-    return RetentionPlan({name: tuple(said) for name, said in reasons.items() if said}, remove)
+    keep = {name: tuple(said) for name, said in reasons.items() if said}
+    return RetentionPlan(keep, remove, frees=sum(one.size or 0 for one in remove))
 
 
 def _age(one: Candidate) -> tuple[int, float, str]:
@@ -120,6 +119,23 @@ def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[st
         for one in measured[: policy.best]:
             value = one.metrics[policy.metric]
             yield one.name, f"one of the best {policy.best} by {policy.metric} ({value:g})"
+
+
+def would_free(folder: Path, names: Iterable[str]) -> int:
+    """The bytes of files that become free when these checkpoints go: a file that has a name outside of them stays. Raises
+    OSError; a checkpoint that is gone frees nothing."""
+    links: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], os.stat_result] = {}
+    for name in names:
+        try:
+            contents = contents_of(folder / name)
+        except FileNotFoundError:
+            continue
+        for one in contents.files.values():
+            key = (one.facts.st_dev, one.facts.st_ino)
+            links[key] += 1
+            found[key] = one.facts
+    return sum(facts.st_size for key, facts in found.items() if facts.st_nlink <= links[key])
 
 
 # ------------------------------------------------------------------------------------------------------------- removing

@@ -1,6 +1,6 @@
-"""The guard itself: what the training loop calls, and how reasons become decisions.
+"""The guard itself: what the training loop calls.
 
-A step in which nothing is due costs one comparison with the clock. Signal handlers and the deadline make a check due.
+A step in which nothing is due costs one comparison with the clock; see decider.py for the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import Checkpoints
+from ftsupervise.guard.decider import Decider
 from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.settings import NOW, Pace, Voice
-from ftsupervise.guard.stop_reasons import Decision, StopReasons, as_vote, from_vote
+from ftsupervise.guard.settings import Voice
+from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import Finished, Stopped
+from ftsupervise.rundir.switches import Finished
+from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
     from ftsupervise.guard.snapshots import Snapshots
@@ -67,15 +68,10 @@ class Guard:
     ) -> None:
         limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
-        self._pace = Pace(limits.poll)
-        self._agree, self._agree_every = agree, max(1, agree_every)
-        self._shared = agree is not None  # decisions are shared, so rank 0 alone checks the shared directory
-        self._next = NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
-        self._first = True
-        self._want = _CONTINUE  # this rank's own decision
-        self._stop: Decision | None = None  # decided: every later step repeats it
+        self._agree = agree
         self._voice = Voice(place.rank, place.world)
-        self._outside = StopReasons(place, limits, signals, self._wake, self._voice)
+        self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
+        self._outside = self._decider.outside
         self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
         self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
         self._in_memory: Snapshots | None = None
@@ -103,19 +99,16 @@ class Guard:
         now = _monotonic()
         if self._page is not None:
             self._page.step(step, now)
-        if agreed is None and now < self._next:
+        if agreed is None and now < self._decider.next:
             return _CONTINUE
-        return self._decide(step, agreed)
+        return self._decider.decide(step, agreed, self._heart)
 
     def vote(self) -> int:
         """This rank's vote for a collective the loop runs anyway; the maximum over all ranks goes to ``step(…, agreed)``.
 
         Take it last before the collective, so that what happened during the step is answered at its end.
         """
-        self._shared = True
-        if _monotonic() >= self._pace.due:
-            self._look()
-        return as_vote(self._want)
+        return self._decider.vote(self._heart)
 
     @contextmanager
     def checkpoint(
@@ -141,7 +134,7 @@ class Guard:
         lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
         Raises OSError when the checkpoint cannot be staged or committed (a full disk).
         """
-        with self.phase("save"):
+        with self.phase(SAVE):
             staged = self._checkpoints.stage(name or f"step-{whole(step) or 0:08d}")
             try:
                 yield staged
@@ -227,19 +220,19 @@ class Guard:
         self._outside.superseded()
         who = f"attempt {self._outside.newer}" if self._outside.newer else "a newer attempt"
         self._voice.once(f"{who} has begun: this attempt saves nothing any more")
-        self._wake()
+        self._decider.wake()
 
     def saved(self, step: int) -> None:
         """Call when the checkpoint of ``step`` is committed: takes down the save switch it answers, and no other."""
         if not self.may_save():
             return
-        self._heart.facts["saved"] = str(whole(step))
-        self._heart.soon()
+        self._heart.saved(step)
         self._outside.switches.saved(self._place.area, clear=self._place.rank == 0)
 
     def finished(self, step: int) -> None:
         """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
-        self._forget()
+        if self._heart.ending is not None:
+            self._heart.ending.forget()
         if not self.may_save():
             self.close()
             return
@@ -258,10 +251,11 @@ class Guard:
             self._in_memory.finished()
         self.close()
 
-    def report(self, *, loss: float) -> None:
+    def report(self, *, loss: float | None = None, last_step: int | None = None) -> None:
         """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
-        Give a float: the caller decides when to read it from the GPU."""
-        self._heart.report(loss)
+        Give a float: the caller decides when to read it from the GPU. ``last_step``, said once: the step after which the
+        training is complete; ``status`` then says when that will be."""
+        self._heart.report(loss, last_step)
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
@@ -283,13 +277,15 @@ class Guard:
 
     def close(self) -> None:
         """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
-        self._leave()
+        if self._heart.ending is not None:
+            self._heart.ending.leaves()
         self._outside.signals.ignore()
         self._heart.beat_now()
         self._outside.memory.close()
 
     def __enter__(self) -> Guard:
-        self._forget()
+        if self._heart.ending is not None:
+            self._heart.ending.forget()
         return self
 
     def __exit__(
@@ -303,98 +299,3 @@ class Guard:
             except Exception:  # an error that cannot say what it is goes on as it is
                 self._heart.facts["error"] = kind.__name__
         self.close()
-
-    # ------------------------------------------------------------------------------------------------------ deciding
-
-    def _decide(self, step: int, agreed: int | None) -> Decision:
-        if self._stop is not None:
-            return self._stop
-        if self._first:
-            self._first = False
-            self._heart.first(step)
-        if agreed is None:
-            if _monotonic() >= self._pace.due:
-                self._look()
-            if self._agree is not None:
-                if step % self._agree_every:
-                    return _CONTINUE
-                agreed = self._agree(as_vote(self._want))
-            elif self._place.world > 1:
-                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may stop at different steps")
-        decision = self._want if agreed is None else self._shared_decision(agreed)
-        if decision.save:
-            self._outside.switches.answer()
-            self._want = _CONTINUE
-            self._tell_all(f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}")
-        elif decision.stop:
-            self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved")
-        if decision.stop:
-            self._settle(decision, step)
-        return decision
-
-    def _shared_decision(self, agreed: int) -> Decision:
-        """The common decision; with this rank's own reason if it voted for the same."""
-        return self._want if agreed == as_vote(self._want) else from_vote(int(agreed))
-
-    def _settle(self, decision: Decision, step: int) -> None:
-        """The loop will stop: record the cause for the supervisor."""
-        self._stop = decision
-        self._wake()
-        self._forget()
-        self._leave()
-        self._heart.facts["stop"] = decision.cause
-        self._heart.beat_now()
-        if self._place.attempt_dir is not None and self._place.rank == 0:
-            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc))
-            try:
-                write_json(self._place.attempt_dir / STOPPED, record)
-            except OSError as error:
-                self._voice.once(f"cannot write down why we stop: {error.strerror}")
-
-    def _leave(self) -> None:
-        if self._heart.ending is not None:
-            self._heart.ending.leaves()
-
-    def _forget(self) -> None:
-        if self._heart.ending is not None:
-            self._heart.ending.forget()
-
-    def _tell_all(self, text: str) -> None:
-        if not self._shared or self._place.rank == 0:
-            self._voice.say(text, for_all=self._shared)
-
-    # ------------------------------------------------------------------------------------------------------- looking
-
-    def _wake(self) -> None:
-        """Check at the next step. Called by signal handlers."""
-        self._pace.due = self._next = NOW
-
-    def _look(self) -> None:
-        """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""
-        end = self._outside.end
-        now = self._pace.begin(end)
-        self._set_next()
-        try:
-            self._want = self._reasons(now)
-        except Exception as error:  # law 7: our failure never stops the training
-            self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
-        self._pace.done(end)
-        self._set_next()
-        if self._outside.signals.got and not self._want.stop:  # it came during the check
-            self._wake()
-
-    def _set_next(self) -> None:
-        self._next = NOW if self._agree is not None else self._pace.due
-
-    def _reasons(self, now: float) -> Decision:
-        if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
-            for taken in self._outside.signals.taken():
-                self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
-            if self._outside.signals.pid != os.getpid() and not self._first:
-                self._outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
-            self._heart.facts["memory"] = self._outside.memory.used()
-            self._heart.miss_the_watch(now)
-        want = self._outside.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
-        if self._outside.switches.problem:
-            self._heart.facts["problem"] = self._outside.switches.problem
-        return want

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import stat
 import sys
 import time
@@ -171,8 +173,12 @@ class GuardIsThere(Exception):
 def follow(
     look: Callable[[], ProgressSign | None], beats: BeatsOfCommand, tell: Callable[[bytes], None], every: float
 ) -> None:
-    """Look again and again, until the ranks beat by themselves. Raises BrokenPipeError once the supervisor has gone."""
-    told = ""
+    """Look again and again, until the ranks beat by themselves, and once more after a SIGTERM. Raises BrokenPipeError once the
+    supervisor has gone."""
+    told, last = "", False
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     while True:
         try:
             seen = look()
@@ -188,7 +194,9 @@ def follow(
             if (text := error.strerror or str(error)) != told:
                 told = text
                 tell(SAYS + f"launch.heartbeat cannot look: {text}\n".encode())
-        time.sleep(every)
+        if last:
+            return
+        last = bool(select.select([woken], [], [], every)[0])
 
 
 def source(pattern: str, path: str) -> FollowedLog | TouchedFile:

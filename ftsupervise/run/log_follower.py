@@ -90,10 +90,13 @@ class LogFollower:
                 self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
 
     def close(self) -> None:
-        os.close(self._pipe)
+        """It takes a last look, and ends; bounded."""
         if self._process is not None:
-            processes.signal_exactly(self._process, signal.SIGKILL)
-            processes.wait_gone([self._process], _END)
+            processes.signal_exactly(self._process, signal.SIGTERM)
+            for one in processes.wait_gone([self._process], _END):
+                processes.signal_exactly(one, signal.SIGKILL)
+        self._hear()
+        os.close(self._pipe)
 
 
 def _readable(fd: int) -> int | None:

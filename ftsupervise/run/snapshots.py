@@ -64,6 +64,7 @@ class SnapshotKeeper:
         self._weight = 1  # of the last failure
         self._saved: int | None = None  # newest step on disk, as the loop said
         self._last = _Last()
+        self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
         self._used = False  # has any rank of this job had a snapshot?
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
@@ -153,14 +154,33 @@ class SnapshotKeeper:
             self._doubts[began] = self._doubts.get(began, 0) + self._weight
         return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
 
-    def _held(self, log: Path) -> list[HeldSnapshot]:
-        if not self._agents.remote:
-            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+    def ask_ahead(self) -> None:
+        """The ranks have ended: ask the nodes what they hold, for the ``begin`` that may follow."""
+        self._ahead = None
+        if self._agents.remote and self._agents.ring.active:
+            asked: dict[str, dict[str, str]] = {}
+            thread = threading.Thread(target=lambda: asked.update(ahead=self._ask()), name="asking", daemon=True)
+            thread.start()
+            self._ahead = thread, asked
+
+    def _ask(self) -> dict[str, str]:
         nodes = self._agents.present()
         until = monotonic() + _ASK  # agents that have just been started again have not reported yet
         while self._agents.table.silent(nodes, inf) and monotonic() < until:
             sleep(0.02)
-        answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+        return self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+
+    def _held(self, log: Path) -> list[HeldSnapshot]:
+        if not self._agents.remote:
+            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+        ahead, self._ahead = self._ahead, None
+        answers: dict[str, str] = {}
+        if ahead is not None:
+            ahead[0].join()
+            answers = ahead[1].get("ahead", {})
+        nodes = self._agents.present()
+        if not answers.keys() >= set(nodes):
+            answers = self._ask()
         silent = [node for node in nodes if node not in answers]
         if silent:
             tell(log, f"not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")

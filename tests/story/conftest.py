@@ -19,9 +19,14 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
     made: list[Standby] = []
 
     def make(
-        *words: str, flags: int = 0, modules: tuple[str, ...] = ("json",), wait: bool = True, **env: str
+        *words: str,
+        flags: int = 0,
+        modules: tuple[str, ...] = ("json",),
+        wait: bool = True,
+        imports: Path | None = None,
+        **env: str,
     ) -> Standby:
-        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env))
+        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env), imports)
         made.append(one)
         if wait:
             until(one.ready, "the standby")
