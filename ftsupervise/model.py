@@ -223,6 +223,8 @@ class Reached(NamedTuple):
     last: int | None = None  # last step
     saved: int | None = None  # newest step that was saved
     first_at: float | None = None  # epoch seconds at which the last rank had made its first step
+    saving: float | None = None  # seconds in saves
+    active_at: float | None = None  # epoch seconds of the last step, or of the last change of a phase
     trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
     first_loss: float | None = None
     because: tuple[NodeRanks, str] | None = None  # the rank that asked to stop, and its words
@@ -244,6 +246,8 @@ class End(NamedTuple):
     seconds: float = 0.0
     reached: Reached = Reached()
     ready: float | None = None  # seconds to the first step
+    worked: float | None = None  # seconds to the last sign of progress
+    braked: bool = False  # the brake comes on after it
     told: int = 0  # the signal that asked us to stop
     warned: bool = False
     newer: int | None = None  # the attempt that has taken our place
@@ -276,6 +280,10 @@ class Attempt(NamedTuple):
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
     held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
+    saving: float | None = None  # seconds in saves; None where the loop does not say
+    worked: float | None = None  # seconds from the start to the last sign of progress
+    braked: bool = False  # the brake came on after it
+    heard: datetime | None = None  # of one without an end: its supervisor's last page
     trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
     first_loss: float | None = None  # the first that any rank reported
 

@@ -11,6 +11,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+SAVE = "save"  # the phase of a rank that saves a checkpoint, or waits for others that do
+
 
 class Health(Enum):
     """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
@@ -86,6 +88,27 @@ class HeartbeatSample(NamedTuple):
     leaving: bool = False
     failed: bool = False  # an exception is on its way out
     code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
+    since: float = 0.0  # when its phase began
+    saving: float = 0.0  # seconds that it has spent in saves that are over
+    saved: int | None = None  # newest step that it has saved
+    first: int | None = None  # the first step that it made
+    first_at: float = 0.0  # when it had made it
+    loss: float | None = None  # the newest that it reported
+    last_step: int | None = None  # the one after which the training is complete, where it said so
+
+
+class Tally(NamedTuple):
+    """What the guards of some ranks have counted, as one (``ranks/tally.py``). Times as in ``RankState``."""
+
+    first: int | None = None  # the lowest first step
+    first_at: float | None = None  # when the last of them had made its first step
+    last: int | None = None  # the highest step
+    saved: int | None = None  # newest step that one of them has saved
+    saving: float = 0.0  # seconds in saves, of the one that spent most
+    active: float | None = None  # the last step of any of them, or the last change of its phase
+    loss: float | None = None  # of the lowest rank that reported one
+    loss_rank: int | None = None
+    last_step: int | None = None  # the one after which the training is complete, where one said so
 
 
 class RankState(NamedTuple):

@@ -288,6 +288,9 @@ class CommandSpec:
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True
+    # the words that are started, so that each rank has the names by which it finds the others
+    in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
+    last_look: Callable[[], None] = lambda: None  # once it is over, before it is recorded how far it came
 
     @property
     def restarts(self) -> bool:

@@ -16,18 +16,11 @@ from typing import TypeVar
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
-from ftsupervise.model import (
-    Attempt,
-    Cause,
-    CauseKind,
-    Claim,
-    End,
-    Failure,
-    FailureKind,
-)
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
+from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
     as_counts,
@@ -128,19 +121,34 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             failure=_failure(end),
             saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
+            saving=as_number(end.get("saving")),
+            worked=as_number(end.get("worked")),
+            braked=end.get("braked") is True,
             then=as_text(end.get("then"), _LONGEST),
             hardware=as_text(end.get("hardware"), _LONGEST),
             trouble=_part(LossTrouble, end.get("trouble")),
             first_loss=as_number(end.get("first_loss")),
         )
-    seen = reached(rundir, number)
+    page = read_progress(rundir, number)
+    seen = reached(rundir, number, page)
     words, told, at = _told(folder)
     cause = _without_end(start)
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = _told_to_end(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
+    since = began.started.timestamp()
     began = began._replace(first_step=seen.first, last_step=seen.last, saved=seen.saved, held=_held(folder))
-    return began._replace(cause=cause, note=note, told=told, trouble=seen.trouble, first_loss=seen.first_loss)
+    return began._replace(
+        cause=cause,
+        note=note,
+        told=told,
+        ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
+        saving=seen.saving,
+        worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
+        heard=None if page is None else page.at,
+        trouble=seen.trouble,
+        first_loss=seen.first_loss,
+    )
 
 
 def _without_end(start: Mapping[str, object]) -> Cause | None:
@@ -365,11 +373,14 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "last_step": ended.reached.last,
         "saved": ended.reached.saved,
         "ready": None if ended.ready is None else round(ended.ready, 2),
+        "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
+        "worked": None if ended.worked is None else round(ended.worked, 2),
         "first_loss": ended.reached.first_loss,
         "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
         "hardware": ended.hardware,
+        "braked": ended.braked,
     }
     write_json(mine.folder / "end.json", record)
 
@@ -388,6 +399,8 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         failure=ended.failure,
         saved=ended.reached.saved,
         ready=ended.ready,
+        saving=ended.reached.saving,
+        worked=ended.worked,
         hardware=ended.hardware,
         trouble=ended.reached.trouble,
         first_loss=ended.reached.first_loss,
