@@ -164,21 +164,29 @@ def living(*, zombies: bool = False) -> Iterator[Process]:
 
 def environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty if it is gone, a zombie or somebody else's."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (item.partition("=") for item in os.fsdecode(raw).split("\0"))
+    pairs = (item.partition("=") for item in os.fsdecode(_environ(pid)).split("\0"))
     return {key: value for key, mark, value in pairs if mark}
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123
+            return file.readall()
+    except OSError:
+        return b""
 
 
 def marked(name: str) -> dict[str, list[Process]]:
     """The living processes of this account with ``name`` in their environment, by its value. Children inherit it, whatever
     they do with sessions and groups."""
     found: dict[str, list[Process]] = {}
-    for one in living():
-        value = environment(one.pid).get(name)
-        if value is not None and one.pid != os.getpid():
+    mark = f"{name}=".encode()
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or mark not in _environ(int(pid)):  # of most one look is enough
+            continue
+        one = process(int(pid))
+        value = environment(int(pid)).get(name)
+        if one is not None and not one.gone and value is not None and one.pid != os.getpid():
             found.setdefault(value, []).append(one)
     return found
 

@@ -23,6 +23,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
@@ -176,9 +177,9 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     """Run the command from start to end, and gather the facts for the decision."""
     mine, placement = now.claim, now.placement
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
-    pages = to.agents.begin(mine.number, mine.folder / "run.log", away)
+    shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
-    env = _env(to, now, pages)
+    env = _env(to, now, shared)
     in_rank = partial(rendezvous.in_each_rank, names=_meet(to, now, env))
     to.warm.begin(mine.number, env)
     asked = CommandSpec(
@@ -189,22 +190,28 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    ended = one.run_to_end(env)
+    pages = ProgressWriter(to.options.rundir, mine, now.fence.area if now.fence is not None else None, to.agents.table)
+    try:
+        ended = one.run_to_end(env)
+    finally:
+        pages.close()
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
     if ended.failure is not None:
         now, lost = _look_for_lost_nodes(to, now)
+    ended = with_lost_nodes(ended, lost)
+    if ended.failure is not None:
+        to.nodes.after(mine, ended, lost)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
     if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
         words = f"these steps do not end: {', '.join(left)}"
         tell(mine.folder / "run.log", words)
         now = now._replace(foreign=now.foreign | frozenset(left), crowded=True)
         ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
-    ended = with_lost_nodes(ended, lost)
-    if ended.failure is not None:
-        to.nodes.after(mine, ended, lost)
+    if ended.failure is not None and not lost:
+        to.snapshots.ask_ahead()
     return now._replace(ended=ended, code=ended.code)
 
 
@@ -241,6 +248,8 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
     left = set(nodes or to.allocation.nodes)
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
+    if not left:  # all nodes are there; otherwise Slurm and we learn later what has become of one
+        to.allocation.ask_ahead()
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
         if left and not left <= silent:  # the agent of a lost node is not waited for

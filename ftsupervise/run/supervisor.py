@@ -339,7 +339,8 @@ class Supervisor:
         return Outcome.DONE
 
     def _record(self) -> Outcome:
-        ended, verdict = self.now.ended, self.now.verdict
+        verdict = self.now.verdict
+        ended = self.now.ended._replace(braked=verdict.move is NextAction.STOP)
         then = _THEN[verdict.move]
         self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))

@@ -254,8 +254,12 @@ class Standbys:
         return frozenset({self._process.pid, *processes.below(self._process.pid)})
 
     def apart(self) -> frozenset[int]:
-        """Those of ``tree()`` that are not the attempt's: ranks below a standby that serves here are."""
-        return frozenset({self._process.pid}) if self._serves_here() else self.tree()
+        """The standby whose ``tree()`` is not the attempt's; none where it serves here, with the ranks below it."""
+        return frozenset() if self._serves_here() else frozenset({self._process.pid})
+
+    def serving(self) -> int:
+        """A standby that serves here; 0 where there is none."""
+        return self._process.pid if self._serves_here() else 0
 
     def ranks(self) -> list[int]:
         """The ranks below a standby that serves here, on this machine without Slurm."""
