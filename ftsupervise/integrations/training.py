@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -53,7 +53,7 @@ class SupervisedTraining:
         **options: Any,
     ) -> None:
         self.rank, self.world = rank, world
-        self.guard = Guard(rank=rank, world=world, agree=_agreement(), **options)
+        self.guard = Guard(rank=rank, world=world, **options)
         self.stopped: Decision | None = None
         self._save_every, self._keep, self._over = save_every, keep, False
         self._context = settings.place(os.environ, None, rank, world)
@@ -79,7 +79,7 @@ class SupervisedTraining:
 
     def loss(self, value: float) -> None:
         if not self._over:
-            self.guard.report(loss=value)
+            self.guard.loss(value)
 
     def beat(self) -> None:
         if not self._over:
@@ -179,20 +179,6 @@ def _look(context: RankContext) -> Path | None:
 def _together() -> bool:
     """Are there other ranks, and can this one talk to them?"""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-
-
-def _agreement() -> Callable[[int], int] | None:
-    """The largest vote of all ranks; None where this process is alone."""
-    if not _together():
-        return None
-    group = dist.new_group(backend="gloo")
-
-    def agree(vote: int) -> int:
-        box = torch.tensor(vote)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=group)
-        return int(box)
-
-    return agree
 
 
 # ------------------------------------------------------------------------------------------------------------ generators
