@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
 from ftsupervise.checkpoints.find import checkpoints_in
@@ -148,7 +148,14 @@ def _verified(path: Path) -> bool | None:
     return None if not verdict.manifest or verdict.error else verdict.good
 
 
-def newest(rank: int, folder: Path | None = None) -> Path | None:
+class Newest(NamedTuple):
+    """The checkpoint to go on from; None: there is none. ``skip``: steps whose batches are to be left out then."""
+
+    path: Path | None
+    skip: int = 0
+
+
+def newest(rank: int, folder: Path | None = None) -> Newest:
     """What ``guard.latest()`` says, before there is a guard. Where the ranks can already talk, all take that of rank 0.
 
     ``folder``: where to look; default: where the guard commits. Raises OSError where the checkpoints cannot be read: to begin
@@ -162,18 +169,24 @@ def newest(rank: int, folder: Path | None = None) -> Path | None:
     found: list[Any] = [None]
     if rank == 0:
         try:
-            found[0] = _look(context)
+            found[0] = tuple(_look(context))
         except OSError as error:
             found[0] = error
     dist.broadcast_object_list(found)
     if isinstance(found[0], OSError):
         raise found[0]
-    return Path(found[0]) if found[0] is not None else None
+    return Newest(*found[0])
 
 
-def _look(context: RankContext) -> Path | None:
-    voice = Voice(context.rank, context.world)
-    return Checkpoints(context, lambda: False, voice).latest(None, begun=False)
+def _look(context: RankContext) -> Newest:
+    checkpoints = Checkpoints(context, lambda: False, Voice(context.rank, context.world))
+    return Newest(checkpoints.latest(None, begun=False), checkpoints.skip())
+
+
+def cannot_skip(found: Newest, framework: str, rank: int) -> None:
+    """Say that the batches on which the loss went wrong are trained on again."""
+    if found.skip and rank == 0:
+        Voice(0, 1).say(f"{framework} has no way to skip the batches of {found.skip} steps: they are trained on again")
 
 
 def _together() -> bool:
