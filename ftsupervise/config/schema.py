@@ -28,6 +28,7 @@ from ftsupervise.config.fields import (
     off_is_null,
     wrong_at,
 )
+from ftsupervise.config.heartbeat import HeartbeatSettings
 from ftsupervise.config.slurm_options import (
     KEYS,
     Constraint,
@@ -252,6 +253,8 @@ class Launch(Strict):
     restart: Restart = Restart()
     """Restarts after a failure of the command."""
     distributed: Literal["auto", "never"] = declared("launch.distributed")
+    heartbeat: HeartbeatSettings | None = None
+    """How the progress of a command without the guard is seen; null: it is not, inside the job."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None

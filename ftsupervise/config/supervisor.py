@@ -19,6 +19,8 @@ class Form(Enum):
     SECONDS = "S"
     TEXT = "COMMAND"
     FOLDER = "DIR"
+    FILE = "FILE"
+    PATTERN = "REGEX"
     TOKEN = "TOKEN"
     CHOICE = ""
     CHOICES = " "  # the flag is given once for each
@@ -97,6 +99,16 @@ SETTINGS = (
         "--distributed", "launch.distributed", "distributed", Form.CHOICE, "auto", choices=("auto", "never"),
         help="auto: the ranks of a Python command without a launcher of its own get the names that torch.distributed reads "
         "(MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK), unless one of them is set.",
+    ),
+    Setting(
+        "--heartbeat-log", "launch.heartbeat.log", "heartbeat_log", Form.PATTERN, "",
+        help="For a command without the guard: the regular expression that finds the step in a line of the job's output, or of "
+        "heartbeat.file, with one group around the number. auto: the usual forms.",
+    ),
+    Setting(
+        "--heartbeat-file", "launch.heartbeat.file", "heartbeat_file", Form.FILE, None,
+        help="The log of that, where it is not the job's output. Without heartbeat.log: a file that the command touches while "
+        "it makes progress, or writes its step into.",
     ),
     Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",

@@ -45,7 +45,7 @@ def latest(place: RankContext, world: int | None, voice: Voice, over: Callable[[
     if place.rank == 0:
         _tell_passed(back.choice, voice)
         if place.attempt_dir is not None and not over():
-            done = [one for one in back.aside if _set_aside(place.checkpoints / one.path.name, back.why, voice)]
+            done = [one for one in back.aside if _set_aside(place, one.path.name, back.why, voice)]
             if done:
                 resumed = resumed._replace(
                     set_aside=done[0].path.name, set_aside_step=done[0].step, more_aside=len(done) - 1
@@ -70,9 +70,7 @@ def _newest(place: RankContext, scope: Scope, voice: Voice, over: Callable[[], b
     if place.rank == 0:
         _tell_passed(choice, voice)
         if not begun and place.attempt_dir is not None and not over():
-            suspect_is_out = aside is not None and _set_aside(
-                place.checkpoints / aside.checkpoint.checkpoint, aside.words(), voice
-            )
+            suspect_is_out = aside is not None and _set_aside(place, aside.checkpoint.checkpoint, aside.words(), voice)
             if suspect_is_out and aside is not None:
                 gone = aside.checkpoint
                 resumed = resumed._replace(set_aside=gone.checkpoint, set_aside_step=gone.step)
@@ -133,14 +131,14 @@ def _tell_passed(choice: Choice, voice: Voice) -> None:
         voice.once(f"checkpoint {one.words()}; it is passed over")
 
 
-def _set_aside(checkpoint: Path, why: str, voice: Voice) -> bool:
+def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
     """Was it set aside? Where it cannot be, this attempt passes it over."""
     try:
-        put = set_aside(checkpoint, why, datetime.now(timezone.utc))
+        put = set_aside(place.checkpoints / name, why, datetime.now(timezone.utc), area=place.staging)
     except OSError as error:
-        voice.once(f"checkpoint {checkpoint.name} cannot be set aside ({error.strerror}); this attempt passes it over")
+        voice.once(f"checkpoint {name} cannot be set aside ({error.strerror}); this attempt passes it over")
         return False
-    voice.once(f"checkpoint {checkpoint.name} is set aside in {put.parent}: {why}")
+    voice.once(f"checkpoint {name} is set aside in {put.parent}: {why}")
     return True
 
 

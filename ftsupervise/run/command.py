@@ -81,6 +81,7 @@ class RunningCommand:
             do[self.now.state]()
         if self.watcher is not None:
             self.watcher.close()
+        self.asked.last_look()
         return self._end(began, time.monotonic() - started)
 
     def _start(self, env: dict[str, str]) -> None:

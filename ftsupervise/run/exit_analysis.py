@@ -290,6 +290,7 @@ class CommandSpec:
     kill_ranks: Callable[[], bool] = lambda: True
     # the words that are started, so that each rank has the names by which it finds the others
     in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
+    last_look: Callable[[], None] = lambda: None  # once it is over, before it is recorded how far it came
 
     @property
     def restarts(self) -> bool:

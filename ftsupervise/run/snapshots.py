@@ -151,7 +151,7 @@ class SnapshotKeeper:
 
         if self._spoilt:
             spoilt = MemoryChoice(Source.START, why=self._spoilt)
-            self._carry_out(spoilt, held)
+            self._carry_out(spoilt, held, places or {})
             self._spoilt = ""
             return spoilt
         refused = self._doubted(chosen_without)
