@@ -71,5 +71,6 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         guard={
             **{key: str(value) for key, value in parts["guard"].items()},
             "QUARANTINE_AFTER": str(budgets.set_aside_after),
+            "LOSS_BACK": str(budgets.loss_back),
         },
     )
