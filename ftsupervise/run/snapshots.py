@@ -134,7 +134,7 @@ class SnapshotKeeper:
         refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
         held = self._held(log)
         chosen = choose(held, self._lineage, disk=self._saved, refused=refused)
-        if chosen.source is not Source.MEMORY:
+        if chosen.source is not Source.MEMORY or (self._saved is not None and self._saved >= chosen.step):
             return
         began, one = monotonic(), SnapshotId(chosen.step, chosen.attempt)
         where: dict[str, list[int]] = {}
