@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import NamedTuple, TypeVar
 
 from ftsupervise.checkpoints import memory_kept
@@ -21,6 +21,8 @@ from ftsupervise.model import Attempt
 from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir
 
+_KEEP = 120.0  # seconds for the memory to go to the disk
+_KILL_WAIT = 27.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show what is kept
 T = TypeVar("T")
 
@@ -105,6 +107,18 @@ class KeptSnapshots:
         for one in kept:
             if one.path != but:
                 memory_kept.remove(one)
+
+
+def keep_until(told_at: float | None, end: float | None, *, told: bool) -> float:
+    """Until when, monotonic, a job that ends may write. ``told``: it was asked to stop, at ``told_at`` (monotonic) or now;
+    ``end``: its time limit, epoch seconds."""
+    now = monotonic()
+    bounds = [now + _KEEP]
+    if told:
+        bounds.append((now if told_at is None else told_at) + _KILL_WAIT)
+    if end is not None:
+        bounds.append(now + end - time() + _KILL_WAIT)
+    return min(bounds)
 
 
 def may_begin_from(kept: KeptSnapshot, attempts: Collection[Attempt]) -> bool:

@@ -36,7 +36,7 @@ from ftsupervise.ranks.snapshot_relay import (
 )
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
-from ftsupervise.rundir import ledger
+from ftsupervise.rundir import kept, ledger
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.truth import NOT_A_NUMBER, Beginning, RankState
 
@@ -63,6 +63,7 @@ class _Last(NamedTuple):
     nodes: tuple[str, ...] = ()
     homes: Mapping[int, str] = {}
     reached: int | None = None
+    from_kept: bool = False  # it began from what an older job had kept
 
 
 class SnapshotKeeper:
@@ -80,7 +81,6 @@ class SnapshotKeeper:
         self._last = _Last()
         self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
         self._spoilt = ""  # why no snapshot is used before the next attempt has begun
-        self._from_kept = False  # the last attempt began from what an older job had kept
         self._used = False  # has any rank of this job had a snapshot?
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
@@ -103,7 +103,7 @@ class SnapshotKeeper:
                     Source.KEPT, kept.step, kept.attempt, why=chosen.why if chosen is not None else ""
                 )
                 env[ENV_SNAPSHOT_KEPT] = str(kept.path)
-        self._from_kept = chosen is not None and chosen.source is Source.KEPT
+        from_kept = chosen is not None and chosen.source is Source.KEPT
         if chosen is not None and chosen.source in (Source.MEMORY, Source.KEPT):
             env[ENV_SNAPSHOT_STEP] = str(chosen.step)
         if chosen is not None:
@@ -111,14 +111,14 @@ class SnapshotKeeper:
         began = chosen.step if chosen is not None else -1
         self._lineage.append(Begun(mine.number, began))
         self._agents.ring.begin(mine.number, began if told else -1)
-        self._last = _Last(mine.number, tuple(nodes))
+        self._last = _Last(mine.number, tuple(nodes), from_kept=from_kept)
         if self._copies:
             self._pages = _CopiesPage(mine, self._agents)
         return env
 
     def _refused_kept(self) -> frozenset[int]:
         """The attempt before began from a kept one, and what it made is not in memory: it may have failed because of it."""
-        if self._from_kept:
+        if self._last.from_kept:
             began = self._lineage[-1].step
             self._doubts[began] = self._doubts.get(began, 0) + self._weight
         return frozenset(step for step, count in self._doubts.items() if count >= _DOUBT)
@@ -130,6 +130,9 @@ class SnapshotKeeper:
     def keep(self, mine: Claim, to: Target, log: Path) -> None:
         """The job ends: keep on the disk what the loop has not saved. Bounded by ``to.until``."""
         if not self._folder or not self._last.number or (self._agents.remote and not self._agents.ring.active):
+            return
+        if self._spoilt:
+            tell(log, f"what is in memory is not kept on the disk: {self._spoilt}")
             return
         refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
         held = self._held(log)
@@ -155,7 +158,7 @@ class SnapshotKeeper:
         else:
             tell(log, f"step {one.step} was in memory only: it is kept in {path} ({monotonic() - began:.1f} s)")
             try:
-                ledger.write_kept(mine, one.step, str(path), datetime.now(timezone.utc))
+                kept.write_kept(mine.folder, one.step, str(path), datetime.now(timezone.utc))
             except OSError as error:
                 tell(log, f"cannot write what attempt {mine.number} has kept: {error}")
 

@@ -28,7 +28,7 @@ from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
-from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
+from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
 from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
@@ -90,8 +90,6 @@ class CronKeepalive:
 _NOT_NOW = 75
 _THEN = {NextAction.RESTART: "restarted in place", NextAction.LEAVE: "left", NextAction.STOP: "stopped by the brake"}
 _OUTCOME = {NextAction.RESTART: Outcome.RESTART, NextAction.LEAVE: Outcome.LEAVE, NextAction.STOP: Outcome.STOP}
-_KEEP = 120.0  # seconds for the memory to go to the disk
-_KILL_WAIT = 27.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _OLDER, _OLDER_LOOK = 600.0, 5.0  # seconds for an older attempt to end
 
 
@@ -202,13 +200,8 @@ class Supervisor:
         if to.options.rundir.has_finished():
             to.snapshots.finished()
             return
-        at = time.monotonic()
-        bounds = [at + _KEEP]
-        if now.told:
-            bounds.append((at if now.ended.told_at is None else now.ended.told_at) + _KILL_WAIT)
-        if to.end is not None:
-            bounds.append(at + to.end - time.time() + _KILL_WAIT)
-        to.snapshots.keep(now.claim, Target(now.fence.staging, min(bounds)), now.claim.folder / "run.log")
+        until = keep_until(now.ended.told_at, to.end, told=now.told)
+        to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing
 

@@ -18,6 +18,7 @@ from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.printable import printable
+from ftsupervise.rundir import kept
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -37,7 +38,7 @@ from ftsupervise.rundir.records import (
 )
 from ftsupervise.truth import Beginning, LossTrouble, Resumed
 
-START, COPIES, KEPT = "start.json", "copies.json", "kept.json"  # pages of an attempt
+START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
-        kept=_kept(folder),
+        kept=kept.read_kept(folder),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -193,13 +194,6 @@ def _part(kind: type[T], raw: object) -> T | None:
 def _held(folder: Path) -> int | None:
     page, _ = _page(folder / COPIES)
     return None if page is None else as_whole(page.get("held"))
-
-
-def _kept(folder: Path) -> int | None:
-    if not os.path.lexists(folder / KEPT):
-        return None
-    page, _ = _page(folder / KEPT)
-    return None if page is None else as_whole(page.get("step"))
 
 
 def _resumed(folder: Path) -> Resumed | None:
@@ -360,13 +354,6 @@ def write_copies(mine: Claim, held: int, nodes: int, problem: str, now: datetime
     """Write how far the buddy copies are: the step that every buddy holds. Raises OSError."""
     record = {"attempt": mine.number, "at": now.isoformat(), "held": held, "nodes": nodes, "problem": problem}
     write_json(mine.folder / COPIES, record, sync=False)
-
-
-def write_kept(mine: Claim, step: int, path: str, now: datetime) -> None:
-    """Write that the memory's step was kept on the disk when the job ended. Raises OSError."""
-    write_json(
-        mine.folder / KEPT, {"attempt": mine.number, "at": now.isoformat(), "step": step, "path": path}, sync=False
-    )
 
 
 def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
