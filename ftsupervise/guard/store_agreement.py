@@ -65,7 +65,7 @@ class StoreAgreement:
     @property
     def _margin(self) -> int:
         """So many steps before the last one that may be made, more are asked for."""
-        return (self._pace.steps + 1) // 2
+        return (self._pace.steps + 3) // 4
 
     def _is_coming(self, want: Decision) -> bool:
         return any(one.decision() >= want for one in self._courier.known.named if one.at > self._answered)
