@@ -11,6 +11,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+SAVE = "save"  # the phase of a rank that saves a checkpoint, or waits for others that do
+
 
 class Health(Enum):
     """What a probe saw. ``UNKNOWN`` is a value of its own: it neither fires nor resolves what it could not see."""
@@ -40,6 +42,25 @@ class SwitchState(NamedTuple):
         return self.health is Health.BAD
 
 
+NOT_A_NUMBER = "loss is not a number"
+DIVERGES = "loss diverges"
+
+
+class LossTrouble(NamedTuple):
+    """A loss that is no number or that diverges, as the rank that was given it says."""
+
+    kind: str = NOT_A_NUMBER  # or DIVERGES
+    since: int | None = None  # the first step whose loss showed it
+    step: int | None = None  # the last one that did
+    rank: int = 0
+    words: Annotated[str, 500] = ""  # the numbers
+    then: str = "warn"  # what the settings say: "warn", "stop", or "resume" from an older checkpoint
+
+    @property
+    def stops(self) -> bool:
+        return self.then in ("stop", "resume")
+
+
 class Beat(NamedTuple):
     """A rank's newest proof of progress."""
 
@@ -50,6 +71,7 @@ class Beat(NamedTuple):
     pid: int = 0
     host: str = ""
     facts: Mapping[str, str] = MappingProxyType({})
+    trouble: LossTrouble | None = None  # with its loss, while there is any
 
 
 class HeartbeatSample(NamedTuple):
@@ -66,6 +88,27 @@ class HeartbeatSample(NamedTuple):
     leaving: bool = False
     failed: bool = False  # an exception is on its way out
     code: int | None = None  # the exit code with which its interpreter ends after a failure; its process may take long
+    since: float = 0.0  # when its phase began
+    saving: float = 0.0  # seconds that it has spent in saves that are over
+    saved: int | None = None  # newest step that it has saved
+    first: int | None = None  # the first step that it made
+    first_at: float = 0.0  # when it had made it
+    loss: float | None = None  # the newest that it reported
+    last_step: int | None = None  # the one after which the training is complete, where it said so
+
+
+class Tally(NamedTuple):
+    """What the guards of some ranks have counted, as one (``ranks/tally.py``). Times as in ``RankState``."""
+
+    first: int | None = None  # the lowest first step
+    first_at: float | None = None  # when the last of them had made its first step
+    last: int | None = None  # the highest step
+    saved: int | None = None  # newest step that one of them has saved
+    saving: float = 0.0  # seconds in saves, of the one that spent most
+    active: float | None = None  # the last step of any of them, or the last change of its phase
+    loss: float | None = None  # of the lowest rank that reported one
+    loss_rank: int | None = None
+    last_step: int | None = None  # the one after which the training is complete, where one said so
 
 
 class RankState(NamedTuple):
@@ -84,6 +127,13 @@ class RankState(NamedTuple):
     leaving: bool = False
 
 
+class SkippedBatches(NamedTuple):
+    """Batches that the loop was told to skip when it went on from ``step``."""
+
+    step: int
+    batches: int
+
+
 class Resumed(NamedTuple):
     """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
 
@@ -96,6 +146,13 @@ class Resumed(NamedTuple):
     passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
     set_aside: str = ""  # the one that this attempt put into the quarantine
     set_aside_step: int | None = None
+    more_aside: int = 0  # others that were set aside with it
+    skipped: tuple[SkippedBatches, ...] = ()  # on the way to here, the last at this very step
+
+    @property
+    def skip(self) -> int:
+        """Batches to skip before the first step of this attempt."""
+        return sum(one.batches for one in self.skipped if one.step == (self.step or 0))
 
     def same(self, other: Resumed) -> bool:
         """Is it the same checkpoint, not a later one of the same name?"""
@@ -103,8 +160,10 @@ class Resumed(NamedTuple):
 
     def words(self) -> str:
         """ "from step-00000080 (step-00000100 was set aside)"."""
-        more = [f"{self.set_aside} was set aside"] if self.set_aside else []
+        others = f" and {self.more_aside} more were" if self.more_aside else " was"
+        more = [f"{self.set_aside}{others} set aside"] if self.set_aside else []
         more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        more += [f"{self.skip} batches are skipped"] if self.skip else []
         said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
         return said + (f" ({'; '.join(more)})" if more else "")
 

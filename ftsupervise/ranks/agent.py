@@ -20,6 +20,8 @@ from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal, resolv
 from ftsupervise.ranks.rpc import Answers, reap
 from ftsupervise.ranks.shm_dir import clear, create_locked, remove_stale
 from ftsupervise.ranks.snapshot_relay import SnapshotRelay
+from ftsupervise.ranks.tally import pack
+from ftsupervise.truth import Tally
 
 _SILENT = 40  # reports without an answer after which other addresses are tried again
 _REFUSED = 4  # refusals ("port unreachable") after which the supervisor counts as gone
@@ -28,6 +30,7 @@ _TRY_AGAIN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds between
 _LAST = 1.0  # seconds for the ranks to end when the supervisor has ended the attempts
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
 _STILL, _LONG = 3, 60  # reports
+_TALLY = 5  # reports between two tallies that tell nothing new
 _NEW = 0.25  # seconds between two checks while pages still appear
 
 
@@ -184,6 +187,22 @@ class ExitReports:
         return min((due for due, _ in self._unacked.values()), default=float("inf"))
 
 
+class TallyReports:
+    """What the guards here have counted: reported at once when a save or a first step is new, else after ``every`` seconds."""
+
+    def __init__(self, link: SupervisorLink, every: float) -> None:
+        self._link, self._every = link, every
+        self._due, self._told = 0.0, (0, Tally())
+
+    def report(self, observer: RankObserver, now: float) -> None:
+        """As of its last check, if that is due."""
+        attempt, tally = observer.attempt or 0, observer.tally()
+        told = attempt, Tally(tally.first, saved=tally.saved, saving=round(tally.saving, 1), last_step=tally.last_step)
+        if told != self._told or now >= self._due:
+            self._told, self._due = told, now + self._every
+            self._link.say(protocol.TALLY, attempt, pack(tally, now))
+
+
 class Agent:
     def __init__(self, config: AgentConfig, key: bytes) -> None:
         """Raises OSError when there can be no socket."""
@@ -193,6 +212,7 @@ class Agent:
         self.link = SupervisorLink(Seal(key), node, config.generation, config.hosts, config.port, self.poll)
         self.observer = RankObserver(config.base, config.node, self.poll)
         self.exits = ExitReports(self.link)
+        self.tallies = TallyReports(self.link, _TALLY * config.every)
         self.snapshots = SnapshotRelay(config.snapshots, config.node, key, config.copies, self.poll, self._copies)
         self.answers = Answers(config.node, self.poll, self._dying, self.snapshots.answer)
         self.over = False
@@ -266,6 +286,7 @@ class Agent:
         bodies = protocol.pack_states(states, now)[:255]
         for part, body in enumerate(bodies):
             self.link.say(protocol.STATES, self.observer.attempt or 0, body, part, len(bodies))
+        self.tallies.report(self.observer, now)
         self._answer(now)
         self.snapshots.beat()
 
@@ -295,6 +316,7 @@ class Agent:
             elif self.snapshots.heard(fd):
                 continue
             elif self.observer.on_ready(fd):
+                self.tallies.report(self.observer, monotonic())
                 self._collect_exits()
 
     def _handle(self, message: Datagram) -> None:

@@ -20,8 +20,9 @@ from ftsupervise.host.processes import ProcessStat, process_stat
 from ftsupervise.host.shared_memory import is_private
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.shm_dir import ExitFifo, newest_attempt
+from ftsupervise.ranks.tally import of_pages
 from ftsupervise.rundir import heartbeat_page
-from ftsupervise.truth import HeartbeatSample, RankState
+from ftsupervise.truth import HeartbeatSample, RankState, Tally
 
 _INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info of Linux 6.15: mask, …, exit code
 _INFO_EXIT = 1 << 3
@@ -75,6 +76,10 @@ class RankObserver:
         found = [self._state_of(one, now) for one in self._ranks.values()]
         found.sort()
         return found
+
+    def tally(self) -> Tally:
+        """What the guards of the ranks here had counted at the last check."""
+        return of_pages((one.sample for one in self._ranks.values()), monotonic())
 
     def keep_to_these(self) -> None:
         """Search for no other pages from here on, and keep those that are removed."""

@@ -15,20 +15,33 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 from ftsupervise.ranks import protocol
 from ftsupervise.ranks.protocol import Address, Datagram, RankExit, Seal
-from ftsupervise.truth import RankState
+from ftsupervise.ranks.tally import merged
+from ftsupervise.ranks.tally import read as read_tally
+from ftsupervise.truth import RankState, Tally
 
 _SLICE = 32  # nodes unpacked between two checks for waiting datagrams
 _LAST_WORD = 1 << 62  # above the number of any question
 _ACKS = 10  # beats between two messages to an agent
 
 
+class RanksSeen(NamedTuple):
+    """Ranks that no agent reports, and what their guards had counted."""
+
+    states: Sequence[RankState] = ()
+    tally: Tally = Tally()
+
+
+_NONE = RanksSeen()
+
+
 class Node:
     """The last report of one node."""
 
-    __slots__ = ("acked", "address", "name", "numbers", "parts", "raw", "seen", "states")
+    __slots__ = ("acked", "address", "name", "numbers", "parts", "raw", "seen", "states", "tally")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,6 +49,7 @@ class Node:
         self.raw: dict[int, tuple[bytes, float]] = {}  # part -> body, when it came
         self.parts = 1
         self.states: list[RankState] | None = None  # of ``raw``, when it has been read
+        self.tally = _NONE.tally
         self.address: Address | None = None
         self.seen = 0.0
         self.acked = float("-inf")
@@ -88,8 +102,7 @@ class RankTable:
         self.replies: dict[int, Reply] = {}  # number of the question -> its answer, while it is waited for
         self._seal = Seal(key)
         self._wake = wake
-        self.local: Sequence[RankState] = ()  # of our own node, when we observe it ourselves
-        self._slow: Sequence[RankState] = ()
+        self._own = self._slow = _NONE  # of our own node, when we observe it ourselves; of the run directory
         self._dead: dict[tuple[int, int], RankExit] = {}
         self._news: deque[RankExit] = deque()
         # kind of a datagram -> what is told of it
@@ -114,13 +127,23 @@ class RankTable:
             if collects:
                 gc.enable()
         found.extend(self.local)
-        if self._slow:
+        if self._slow.states:
             known = {one.rank for one in found}
-            found.extend(one for one in self._slow if one.rank not in known)
+            found.extend(one for one in self._slow.states if one.rank not in known)
         if self._dead:
             dead = self._dead
             found = [one._replace(state="X") if (one.rank, one.pid) in dead else one for one in found]
         return found
+
+    def tally(self) -> Tally:
+        """What the guards of all ranks of this attempt had counted when we last heard of them."""
+        nodes = [node.tally for node in list(self.nodes.values())]
+        return merged([*nodes, self._own.tally, self._slow.tally])
+
+    @property
+    def local(self) -> Sequence[RankState]:
+        """Those of our own node, when we observe it ourselves."""
+        return self._own.states
 
     def deaths(self) -> list[RankExit]:
         """Processes of ranks that have ended since the last call."""
@@ -146,11 +169,11 @@ class RankTable:
     def begin(self, attempt: int) -> None:
         """From here on only this attempt counts."""
         self.attempt = attempt
-        self.local = self._slow = ()
+        self._own = self._slow = _NONE
         self._dead.clear()
         self._news.clear()
         for node in self.nodes.values():
-            node.raw, node.states = {}, None
+            node.raw, node.states, node.tally = {}, None, _NONE.tally
 
     def restart(self, generation: int) -> None:
         """From here on only agents of this start count."""
@@ -189,6 +212,8 @@ class RankTable:
             return self._take_exits(message, node, now)
         if message.kind == protocol.COPIES:
             self._pass_on(message, node)
+        if message.kind == protocol.TALLY and message.attempt == self.attempt:
+            self._take_tally(message, node, now)
         if message.kind == protocol.STATES:
             if message.attempt == self.attempt:
                 node.raw[message.part] = (message.body, now)
@@ -201,15 +226,15 @@ class RankTable:
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, b"")
 
-    def put(self, states: Sequence[RankState], exits: Iterable[RankExit]) -> None:
-        """Store the states that we observed ourselves."""
-        self.local = states
+    def put(self, states: Sequence[RankState], exits: Iterable[RankExit], tally: Tally = _NONE.tally) -> None:
+        """Store the states that we observed ourselves, and what their guards had counted."""
+        self._own = RanksSeen(states, tally)
         for one in exits:
             self._add_exit(one)
 
-    def put_slow(self, states: Sequence[RankState]) -> None:
+    def put_slow(self, states: Sequence[RankState], tally: Tally = _NONE.tally) -> None:
         """Store states from the run directory, for ranks without another report."""
-        self._slow = states
+        self._slow = RanksSeen(states, tally)
 
     def pack(self, kind: int, number: int, node: bytes, body: bytes) -> bytes:
         return self._seal.pack(Datagram(kind, 0, 1, self.generation, self.attempt, number, node, body))
@@ -225,6 +250,12 @@ class RankTable:
                 self._add_exit(one)
         node.acked = now
         return self.pack(protocol.ACK, message.number, message.node, message.body)
+
+    def _take_tally(self, message: Datagram, node: Node, now: float) -> None:
+        try:
+            node.tally = read_tally(message.body, now)
+        except ValueError:
+            self.dropped["nonsense"] += 1
 
     def _add_exit(self, one: RankExit) -> None:
         key = (one.rank, one.pid)

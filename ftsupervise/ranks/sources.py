@@ -19,6 +19,7 @@ from ftsupervise.ranks.protocol import RankExit, send_datagram
 from ftsupervise.ranks.rank_table import RankTable
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.reached import counted
 from ftsupervise.truth import Beat, RankState
 
 _MANY = 200  # nodes above which datagrams are gathered before they are taken
@@ -85,7 +86,7 @@ class Listener:
 
     def _put(self, observer: RankObserver, states: Sequence[RankState]) -> None:
         if observer.attempt == self._table.attempt:
-            self._table.put(states, observer.exits())
+            self._table.put(states, observer.exits(), observer.tally())
 
     def _drain(self, sock: socket.socket) -> None:
         table, receive = self._table, sock.recvfrom
@@ -134,7 +135,12 @@ class BeatPoller:
             except OSError:
                 continue
             pause = max(_EVERY_BEATS, _SHARE * (monotonic() - began))
-            self._table.put_slow(self.states(found, self._table.attempt, monotonic()))
+            mine = [one for one in found if one.facts.get("attempt") == str(self._table.attempt)]
+            told = counted(mine)
+            first_at = None if told.first_at is None else monotonic() - (time.time() - told.first_at)
+            self._table.put_slow(
+                self.states(tuple(mine), self._table.attempt, monotonic()), told._replace(first_at=first_at)
+            )
 
     def states(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
         """Those of ``attempt``, with the times at which they were first seen as they are."""

@@ -20,7 +20,7 @@ from ftsupervise.host import processes
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
-from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.agent_pool import SILENT, Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
@@ -140,7 +140,9 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
-    agents = Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang), snapshots=place)
+    often, guardless = report_interval(options.hang), bool(options.heartbeat_log or options.heartbeat_file)
+    silence = None if guardless else SILENT
+    agents = Agents(options.rundir, allocation, env, signals.wake, silence=silence, often=often, snapshots=place)
     return Services(
         options=options,
         env=dict(env),
@@ -339,7 +341,8 @@ class Supervisor:
         return Outcome.DONE
 
     def _record(self) -> Outcome:
-        ended, verdict = self.now.ended, self.now.verdict
+        verdict = self.now.verdict
+        ended = self.now.ended._replace(braked=verdict.move is NextAction.STOP)
         then = _THEN[verdict.move]
         self.to.pending.end(self.now.claim, ended, f"{then}: {verdict.why}" if verdict.why else then)
         self.now = self.now._replace(told=self.now.told or bool(ended.told or ended.warned))

@@ -19,6 +19,7 @@ import signal
 import struct
 from datetime import datetime, timedelta
 from itertools import islice
+from math import nan
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ _NONE = -(1 << 63)  # no step yet
 # Words of eight bytes. Times and flags are doubles and integers in the same words, read through two views.
 _IDENTITY, _PID, _START, _ATTEMPT, _STEP, _STEPPED, _BEATEN, _FLAGS, _TURN, _CODE = range(1, 11)
 _PHASE, _PHASE_SIZE = 96, 64
+_SINCE, _SAVING, _SAVED, _FIRST, _FIRST_AT, _LOSS, _LAST_STEP = range(20, 27)
 _LEAVING = 1  # an exception was raised, the loop was asked to stop, or the interpreter exits normally
 _FAILED = 2  # it was an exception
 _ENDS = 4  # the interpreter exits because of it, with _CODE
@@ -77,7 +79,8 @@ class HeartbeatPage:
         self._q[_IDENTITY], self._q[_PID] = rank, self.pid
         self._q[_START] = processes.identity(self.pid) or 0
         self._q[_ATTEMPT] = attempt or 0
-        self._q[_STEP] = _NONE
+        self._q[_STEP] = self._q[_SAVED] = self._q[_FIRST] = self._q[_LAST_STEP] = _NONE
+        self._d[_LOSS] = nan
         self._d[_STEPPED] = self._d[_BEATEN] = monotonic()
         self.phase("start")
         self._q[0] = _MAGIC
@@ -98,12 +101,29 @@ class HeartbeatPage:
         """Report that the rank is alive, without a step."""
         self._d[_BEATEN] = now
 
-    def phase(self, name: str) -> None:
+    def phase(self, name: str, saving: float = 0.0) -> None:
+        """The phase that begins now. ``saving``: seconds in all saves that are over."""
         text = name.encode("utf-8", "replace")[: _PHASE_SIZE - 1]
         self._q[_TURN] += 1  # odd: being written
         self._map[_PHASE : _PHASE + _PHASE_SIZE] = text.ljust(_PHASE_SIZE, b"\0")
-        self._d[_BEATEN] = monotonic()
+        self._d[_BEATEN] = self._d[_SINCE] = monotonic()
+        self._d[_SAVING] = saving
         self._q[_TURN] += 1
+
+    def first(self, step: int | None) -> None:
+        """The first step was made just now."""
+        self._d[_FIRST_AT] = monotonic()
+        self._q[_FIRST] = _whole(step)
+
+    def saved(self, step: int | None) -> None:
+        self._q[_SAVED] = _whole(step)
+
+    def loss(self, value: float) -> None:
+        self._d[_LOSS] = value
+
+    def last_step(self, step: int | None) -> None:
+        """The step after which the training is complete."""
+        self._q[_LAST_STEP] = _whole(step)
 
     @property
     def in_order(self) -> bool:
@@ -142,6 +162,14 @@ class HeartbeatPage:
                 pass
             finally:
                 os.close(fd)
+
+
+def _whole(step: int | None) -> int:
+    return step if step is not None and -(1 << 63) < step < 1 << 63 else _NONE
+
+
+def _step(word: int) -> int | None:
+    return None if word == _NONE else word
 
 
 def stack_path(directory: str | os.PathLike[str], rank: int) -> Path:
@@ -189,20 +217,27 @@ def _parse(raw: bytes) -> tuple[HeartbeatSample | None, int]:
     q, d = memoryview(raw).cast("q"), memoryview(raw).cast("d")
     if q[0] != _MAGIC:
         return None, 0
-    step, turn = q[_STEP], q[_TURN]
+    turn, loss = q[_TURN], d[_LOSS]
     name = raw[_PHASE : _PHASE + _PHASE_SIZE].partition(b"\0")[0].decode("utf-8", "replace")
     return HeartbeatSample(
         rank=q[_IDENTITY],
         attempt=q[_ATTEMPT],
         pid=q[_PID],
         pid_start=q[_START],
-        step=None if step == _NONE else step,
+        step=_step(q[_STEP]),
         phase=name,
         stepped=d[_STEPPED],
         beaten=max(d[_BEATEN], d[_STEPPED]),
         leaving=bool(q[_FLAGS] & _LEAVING),
         failed=bool(q[_FLAGS] & _FAILED),
         code=q[_CODE] if q[_FLAGS] & _ENDS else None,
+        since=d[_SINCE],
+        saving=d[_SAVING],
+        saved=_step(q[_SAVED]),
+        first=_step(q[_FIRST]),
+        first_at=d[_FIRST_AT],
+        loss=None if loss != loss else loss,
+        last_step=_step(q[_LAST_STEP]),
     ), turn
 
 

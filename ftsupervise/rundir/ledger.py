@@ -11,22 +11,16 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
-from ftsupervise.model import (
-    Attempt,
-    Cause,
-    CauseKind,
-    Claim,
-    End,
-    Failure,
-    FailureKind,
-)
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
+from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
     as_counts,
@@ -41,11 +35,12 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, Resumed
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
+T = TypeVar("T")
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
@@ -111,7 +106,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
-        begins=_begins(start.get("begins")),
+        begins=_part(Beginning, start.get("begins")),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -126,17 +121,34 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             failure=_failure(end),
             saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
+            saving=as_number(end.get("saving")),
+            worked=as_number(end.get("worked")),
+            braked=end.get("braked") is True,
             then=as_text(end.get("then"), _LONGEST),
             hardware=as_text(end.get("hardware"), _LONGEST),
+            trouble=_part(LossTrouble, end.get("trouble")),
+            first_loss=as_number(end.get("first_loss")),
         )
-    seen = reached(rundir, number)
+    page = read_progress(rundir, number)
+    seen = reached(rundir, number, page)
     words, told, at = _told(folder)
     cause = _without_end(start)
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
         cause = _told_to_end(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
+    since = began.started.timestamp()
     began = began._replace(first_step=seen.first, last_step=seen.last, saved=seen.saved, held=_held(folder))
-    return began._replace(cause=cause, note=note, told=told)
+    return began._replace(
+        cause=cause,
+        note=note,
+        told=told,
+        ready=None if seen.first_at is None else max(0.0, seen.first_at - since),
+        saving=seen.saving,
+        worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
+        heard=None if page is None else page.at,
+        trouble=seen.trouble,
+        first_loss=seen.first_loss,
+    )
 
 
 def _without_end(start: Mapping[str, object]) -> Cause | None:
@@ -170,9 +182,9 @@ def _told(folder: Path) -> tuple[str, int, datetime | None]:
     return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
 
 
-def _begins(raw: object) -> Beginning | None:
+def _part(kind: type[T], raw: object) -> T | None:
     try:
-        return None if raw is None else decode(Beginning, raw, lenient=True)
+        return None if raw is None else decode(kind, raw, lenient=True)
     except ValueError:
         return None
 
@@ -361,9 +373,14 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "last_step": ended.reached.last,
         "saved": ended.reached.saved,
         "ready": None if ended.ready is None else round(ended.ready, 2),
+        "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
+        "worked": None if ended.worked is None else round(ended.worked, 2),
+        "first_loss": ended.reached.first_loss,
+        "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
         "hardware": ended.hardware,
+        "braked": ended.braked,
     }
     write_json(mine.folder / "end.json", record)
 
@@ -382,6 +399,10 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         failure=ended.failure,
         saved=ended.reached.saved,
         ready=ended.ready,
+        saving=ended.reached.saving,
+        worked=ended.worked,
         hardware=ended.hardware,
+        trouble=ended.reached.trouble,
+        first_loss=ended.reached.first_loss,
         resumed=_resumed(mine.folder),
     )

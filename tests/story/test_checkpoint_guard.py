@@ -84,6 +84,7 @@ def test_four_ranks_write_at_once_and_rank_0_joins_their_lists(checkpoints: Path
     assert [one.name for one in (whole / FOLDER_NAME).iterdir()] == ["manifest.json"], "the ranks' lists are gone"
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_committed(
     checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
     assert verify(checkpoints / "step-00000002", FULL).good
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_what_a_rank_listed_counts_only_as_long_as_the_file_is_as_it_was(checkpoints: Path, ranks: list[Guard]) -> None:
     def write(folder: Path, rank: int) -> None:
         (folder / f"shard-{rank}").write_bytes(b"x" * 100)
@@ -131,6 +133,7 @@ def test_what_a_rank_listed_counts_only_as_long_as_the_file_is_as_it_was(checkpo
         pass
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_a_damaged_list_of_a_rank_is_not_believed(checkpoints: Path, ranks: list[Guard]) -> None:
     with ranks[1].checkpoint(5, barrier=lambda: None) as folder:
         (folder / "shard-1").write_bytes(b"x")

@@ -1,0 +1,270 @@
+"""The account of a run's time: every second belongs to exactly one of train, save, redo, detect, restart, queue, held, unknown.
+
+It is made of the ledger alone, so it can be made anywhere and at any time, also of a run that still runs. What the ledger does
+not know is unknown, and never guessed: an attempt without the guard, the time after an attempt that nobody lived to end.
+
+    train    steps that no earlier attempt had made
+    save     checkpoints, as far as the training waits for them
+    redo     steps that an earlier attempt had made and that its fault undid
+    detect   from the last progress before a fault to its end on record
+    restart  from the start of a command to its first step, between two attempts of one job, and after an orderly last step
+    queue    no attempt, and a job of the run waits in the queue
+    held     no attempt, and a person or the brake keeps it so, or nobody has launched it
+    unknown  it cannot be told
+
+Pure: times are arguments. Attempts that overlap, and clocks that jump, are clipped: a later attempt begins where the one before
+ends at the latest, and nothing lies in the future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.rundir.launches import LaunchRecord
+
+_SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's
+_STALL = 60.0, 20.0  # seconds, and steps: a longer time without progress in a running attempt is no step
+_NOT_STARTED = frozenset((CauseKind.NOT_STARTED, CauseKind.NO_START, CauseKind.NO_STEP, CauseKind.LAUNCH))
+_BY_A_PERSON = frozenset((CauseKind.KILL_SWITCH, CauseKind.CANCELLED, CauseKind.INTERRUPTED))
+
+
+class Spent(str, Enum):
+    TRAIN = "train"
+    SAVE = "save"
+    REDO = "redo"
+    DETECT = "detect"
+    RESTART = "restart"
+    QUEUE = "queue"
+    HELD = "held"
+    UNKNOWN = "unknown"
+
+
+class Stretch(NamedTuple):
+    """A time of one kind. Within an attempt the kinds stand in the order restart, redo, train, save, detect: saves, which are
+    spread over it, stand as one. Epoch seconds."""
+
+    kind: Spent
+    begin: float
+    end: float
+    attempt: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+class Ettr(NamedTuple):
+    """An effective training time ratio, 0-1. Unknown time may have been training: it lies between the two."""
+
+    least: float
+    most: float
+
+
+class TimeAccount(NamedTuple):
+    """``stretches`` follow each other without a gap from ``since`` to ``until``."""
+
+    since: datetime
+    until: datetime
+    stretches: tuple[Stretch, ...] = ()
+    blind: tuple[int, ...] = ()  # attempts of which nothing is known but begin and end: without the guard
+
+    @property
+    def total(self) -> float:
+        return (self.until - self.since).total_seconds()
+
+    def seconds(self) -> dict[Spent, float]:
+        found = dict.fromkeys(Spent, 0.0)
+        for one in self.stretches:
+            found[one.kind] += one.seconds
+        return found
+
+    def shares(self) -> dict[Spent, float]:
+        """0-1 each, 1 in all; all 0 for a run that has no time yet."""
+        spent = self.seconds()
+        whole = sum(spent.values())
+        return {kind: one / whole if whole else 0.0 for kind, one in spent.items()}
+
+    def goodput(self) -> Ettr | None:
+        """Training by all time since the launch. None: there was no time."""
+        return self._ratio(frozenset())
+
+    def ettr_meta(self) -> Ettr | None:
+        """As Meta has it (Kokolis et al., HPCA 2025): by the time in which a job of the run was running or could have been, so
+        without what was held. The queue counts."""
+        return self._ratio(frozenset((Spent.HELD,)))
+
+    def ettr_byterobust(self) -> Ettr | None:
+        """As ByteRobust has it (SOSP 2025), cumulative: by all time since the first attempt began. The first wait does not
+        count, all later ones do."""
+        first = next((one.begin for one in self.stretches if one.attempt is not None), None)
+        return None if first is None else self.within(first, self.until.timestamp()).goodput()
+
+    def ettr_last(self, seconds: float = 3600.0) -> Ettr | None:
+        """ByteRobust's sliding window: the same of the last hour."""
+        until = self.until.timestamp()
+        return self.within(until - seconds, until).ettr_byterobust()
+
+    def within(self, begin: float, end: float) -> TimeAccount:
+        """The part of it between two epoch seconds. Where these cut an attempt, its kinds are shared out evenly."""
+        since, until = max(begin, self.since.timestamp()), min(end, self.until.timestamp())
+        if until <= since:
+            return TimeAccount(self.since, self.since)
+        cut = tuple(_cut(self.stretches, since, until))
+        zero = self.since - timedelta(seconds=self.since.timestamp())
+        return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), cut, self.blind)
+
+    def _ratio(self, without: frozenset[Spent]) -> Ettr | None:
+        spent = self.seconds()
+        whole = sum(seconds for kind, seconds in spent.items() if kind not in without)
+        if whole <= 0:
+            return None
+        return Ettr(spent[Spent.TRAIN] / whole, (spent[Spent.TRAIN] + spent[Spent.UNKNOWN]) / whole)
+
+
+def account(
+    attempts: Sequence[Attempt],
+    launches: Sequence[LaunchRecord],
+    now: datetime,
+    *,
+    running: bool = False,
+    afterwards: Spent = Spent.UNKNOWN,
+) -> TimeAccount:
+    """``running``: the last attempt still runs, whatever can be read of it; ``afterwards``: what the time since the last
+    attempt's end is (QUEUE, HELD or UNKNOWN). The account of a run that has finished ends there."""
+    until = now.timestamp()
+    begins = _begins(attempts, until)
+    known = [at for one in launches if _SANE < (at := one.at.timestamp()) <= until]
+    since = min([*known, *begins[:1]], default=until)
+    if not begins:
+        return _made(now, since, until, [Stretch(afterwards, since, until)])
+    stretches = [Stretch(Spent.QUEUE, since, begins[0])]
+    highest: int | None = None
+    blind = []
+    for index, one in enumerate(attempts):
+        last = index == len(attempts) - 1
+        bound = until if last else begins[index + 1]
+        end = bound if last and running else _clip(_end(one, begins[index]), begins[index], bound)
+        parts = _parts(one, end - begins[index], highest, running=last and running)
+        at = begins[index]
+        for kind, seconds in parts:
+            to = min(end, at + seconds)
+            stretches.append(Stretch(kind, at, to, one.number))
+            at = to
+        if parts[0][0] is Spent.UNKNOWN:
+            blind.append(one.number)
+        if at < end:  # what rounding has left
+            stretches.append(Stretch(parts[-1][0], at, end, one.number))
+        highest = max((step for step in (highest, one.last_step) if step is not None), default=None)
+        if last and one.cause is not None and one.cause.kind is CauseKind.FINISHED and one.ended is not None:
+            until = end
+        elif last:
+            stretches.append(Stretch(Spent.UNKNOWN if one.ended is None and not running else afterwards, end, until))
+        else:
+            stretches += _between(one, attempts[index + 1], launches, end, bound)
+    return _made(now, since, until, stretches, tuple(blind))
+
+
+def _made(
+    now: datetime, since: float, until: float, parts: Sequence[Stretch], blind: tuple[int, ...] = ()
+) -> TimeAccount:
+    zero = now - timedelta(seconds=now.timestamp())
+    found = tuple(one for one in parts if one.end > one.begin)
+    return TimeAccount(zero + timedelta(seconds=since), zero + timedelta(seconds=until), found, blind)
+
+
+def _begins(attempts: Sequence[Attempt], until: float) -> list[float]:
+    """When each attempt began: in their order, and none in the future."""
+    found: list[float] = []
+    first = next((at for one in attempts if (at := one.started.timestamp()) > _SANE), until)
+    for one in attempts:
+        at = one.started.timestamp()
+        floor = found[-1] if found else 0.0
+        found.append(_clip(at if at > _SANE else max(floor, min(first, until)), floor, until))
+    return found
+
+
+def _end(one: Attempt, begin: float) -> float:
+    """When it ended, else until when it is known to have lived."""
+    if one.ended is not None:
+        return one.ended.timestamp()
+    heard = one.heard.timestamp() if one.heard is not None else begin
+    return max(heard, begin + (one.worked or one.ready or 0.0))
+
+
+def _parts(one: Attempt, length: float, highest: int | None, *, running: bool) -> list[tuple[Spent, float]]:
+    """The kinds of an attempt of ``length`` seconds, in order; ``highest``: the last step of all earlier ones."""
+    failed = one.failure is not None or (one.ended is None and not running)
+    tail = Spent.DETECT if failed else Spent.RESTART
+    if one.first_step is None or one.last_step is None or one.ready is None:
+        if one.cause is not None and one.cause.kind in _NOT_STARTED:
+            return [(Spent.RESTART, length)]
+        if one.worked is None:
+            return [(Spent.UNKNOWN, length)]
+        alive = length if running else _clip(one.worked, 0.0, length)
+        return [(Spent.RESTART, alive), (tail, length - alive)]
+    worked = length if one.worked is None else _clip(one.worked, 0.0, length)
+    ready, made = _clip(one.ready, 0.0, worked), max(0, one.last_step - one.first_step)
+    saving = _clip(one.saving or 0.0, 0.0, worked - ready)
+    step = (worked - ready - saving) / made if made else 0.0
+    ready -= min(step, ready)  # the first step ended there
+    if running and length - worked < max(_STALL[0], _STALL[1] * step):
+        worked = length  # a step, or a save, is being made
+    trained = max(0.0, worked - ready - saving)
+    again = 0 if highest is None else max(0, min(one.last_step, highest) - one.first_step + 1)
+    redone = trained * again / (made + 1)
+    rest = Spent.DETECT if running else tail
+    return [
+        (Spent.RESTART, ready),
+        (Spent.REDO, redone),
+        (Spent.TRAIN, trained - redone),
+        (Spent.SAVE, saving),
+        (rest, max(0.0, length - worked)),
+    ]
+
+
+def _between(
+    one: Attempt, after: Attempt, launches: Sequence[LaunchRecord], end: float, begin: float
+) -> Iterator[Stretch]:
+    """The time from the end of an attempt to the begin of the next."""
+    if one.ended is None:
+        yield Stretch(Spent.UNKNOWN, end, begin)
+        return
+    if one.job_id and one.job_id == after.job_id:
+        yield Stretch(Spent.RESTART, end, begin)
+        return
+    job = after.job_id.partition("_")[0]
+    launched = next((two.at.timestamp() for two in reversed(launches) if job and job in two.job_ids), None)
+    if launched is not None and end < launched <= begin:
+        yield Stretch(Spent.HELD, end, launched)
+        yield Stretch(Spent.QUEUE, launched, begin)
+        return
+    held = one.braked or (one.cause is not None and one.cause.kind in _BY_A_PERSON)
+    yield Stretch(Spent.HELD if held else Spent.QUEUE, end, begin)
+
+
+def _cut(stretches: Sequence[Stretch], since: float, until: float) -> Iterator[Stretch]:
+    """The stretches between two times. Those of an attempt that is cut keep their shares of it."""
+    spans: dict[int, tuple[float, float]] = {}
+    for one in stretches:
+        if one.attempt is not None:
+            begin, _ = spans.get(one.attempt, (one.begin, 0.0))
+            spans[one.attempt] = begin, one.end
+    for one in stretches:
+        if one.attempt is None:
+            low, high = max(one.begin, since), min(one.end, until)
+            if high > low:
+                yield one._replace(begin=low, end=high)
+            continue
+        begin, end = spans[one.attempt]
+        low, high = max(begin, since), min(end, until)
+        if high > low:
+            scale = (high - low) / (end - begin)
+            yield one._replace(begin=low + (one.begin - begin) * scale, end=low + (one.end - begin) * scale)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return max(low, min(high, value))

@@ -1,0 +1,122 @@
+"""What the supervisor knows of its ranks, written into the run directory: the progress of the attempt and the steps of the run.
+
+A thread of its own writes, because a file system may hang: the training and the supervisor never wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+from ftsupervise.model import Claim
+from ftsupervise.ranks.rank_table import RankTable
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.steps import StepRecord, added, rates, read_steps, write_steps
+
+_EVERY = 5.0  # seconds between two pages
+_FIRST = 1.0  # seconds to the first one
+_COST = 20  # a page that takes T is followed by a pause of 20 T at least
+_STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
+_WINDOW = 60.0  # seconds over which the rate is taken
+_BEHIND = 2  # steps: a rank that much behind the first one is named
+_RECENT = 200  # spans of which the usual rate is the median
+
+
+def seen_by(table: RankTable) -> ProgressPage | None:
+    """The progress of the ranks as they last reported; None where none has."""
+    states, tally = table.newest(), table.tally()
+    if not states:
+        return None
+    now, at = time.monotonic(), time.time()
+    stepping = [one for one in states if one.step is not None]
+    slow = min(stepping, key=lambda one: one.step or 0, default=None)
+    ahead = max((one.step for one in stepping if one.step is not None), default=None)
+    ahead = max((step for step in (ahead, tally.last) if step is not None), default=None)
+    step = slow.step if slow is not None and len(stepping) == len(states) else None
+    behind = slow is not None and ahead is not None and ahead - (slow.step or 0) >= _BEHIND
+    return ProgressPage(
+        at=datetime.fromtimestamp(at, timezone.utc),
+        ranks=len(states),
+        step=step,
+        ahead=ahead,
+        slowest=f"rank {slow.rank}{f' on {slow.node}' if slow.node else ''}" if behind and slow is not None else "",
+        phase=Counter(one.phase for one in states).most_common(1)[0][0],
+        stepped=round(now - max(one.stepped for one in stepping), 3) if stepping else None,
+        first=tally.first,
+        first_at=None if tally.first_at is None else round(at - (now - tally.first_at), 3),
+        active_at=None if tally.active is None else round(at - (now - tally.active), 3),
+        saved=tally.saved,
+        saving=round(tally.saving, 3),
+        loss=tally.loss,
+        last_step=tally.last_step,
+    )
+
+
+class ProgressWriter:
+    """Writes for one attempt, from its start to ``close``. ``area``: its staging area."""
+
+    def __init__(self, rundir: RunDir, mine: Claim, area: Path | None, table: RankTable) -> None:
+        self._rundir, self._mine, self._area, self._table = rundir, mine, area, table
+        self._saved: tuple[int, datetime] | None = None
+        self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
+        self._record: StepRecord | None = None
+        self._write_steps_at = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float = 0.5) -> None:
+        """Write a last time. A file system that hangs is not waited for longer than ``seconds``."""
+        self._over.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        pause = _FIRST
+        while True:
+            over = self._over.wait(pause)
+            began = time.monotonic()
+            page = seen_by(self._table)
+            if page is not None:
+                self._write(page, began, last=over)
+            if over:
+                return
+            pause = max(_EVERY, _COST * (time.monotonic() - began))
+
+    def _write(self, page: ProgressPage, now: float, *, last: bool) -> None:
+        if self._record is None:
+            self._record = read_steps(self._rundir)
+            self._write_steps_at = now + _STEPS_EVERY
+        if page.saved is not None and (self._saved is None or self._saved[0] != page.saved):
+            self._saved = (page.saved, page.at)
+        usual = sorted(rates(self._record)[-_RECENT:])
+        page = page._replace(
+            saved_at=self._saved[1] if self._saved is not None else None,
+            rate=self._rate(page, now),
+            usual=round(median(usual), 6) if usual else None,
+        )
+        try:
+            write_progress(self._mine.folder, page)
+            if last or now >= self._write_steps_at:
+                self._write_steps_at = now + _STEPS_EVERY
+                write_steps(self._rundir, self._record, self._area)
+        except OSError:  # a full disk, or a newer attempt: the training goes on
+            return
+
+    def _rate(self, page: ProgressPage, now: float) -> float | None:
+        """Steps a second over the last minute; adds the steps to the record of the run."""
+        if page.ahead is None:
+            return None
+        before = self._seen[-1][1] if self._seen else (page.first or page.ahead) - 1
+        made = max(0, page.ahead - before)
+        assert self._record is not None
+        self._record = added(self._record, page.at.timestamp(), page.ahead, made, page.loss)
+        self._seen.append((now, page.ahead))
+        while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW:
+            self._seen.popleft()
+        since, step = self._seen[0]
+        return round((page.ahead - step) / (now - since), 6) if now > since else None
