@@ -234,6 +234,20 @@ class Heart:
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
 
+    def take_loss(self, loss: float, step: Any) -> bool:
+        """A loss of the loop's; is there something to decide? What there is to tell goes out with the next check."""
+        losses = self.losses
+        try:
+            news = losses is not None and losses.take(loss, self.step, step)
+        except (TypeError, ValueError):
+            self._voice.once(f"loss() takes a number, not {type(loss).__name__}")
+            return False
+        if self.page is not None and losses is not None and losses.value is not None:
+            self.page.loss(losses.value)
+        if news:
+            self.soon()
+        return news
+
     def last_step(self, step: Any) -> None:
         """Take the step after which the training is complete into the next beat."""
         self.facts["last_step"] = str(whole(step))
