@@ -138,7 +138,6 @@ class Heart:
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
         self._watch_due = time.monotonic() + WATCH_EVERY
-        self.host = os.uname().nodename
         self._spent = PhaseTime("start", time.monotonic())
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
@@ -152,6 +151,10 @@ class Heart:
     @property
     def phase(self) -> str:
         return self._spent.phase
+
+    @property
+    def host(self) -> str:
+        return os.uname().nodename
 
     def first(self, step: int) -> None:
         """The first step this process finished."""

@@ -389,24 +389,3 @@ def test_a_state_that_grows_gets_larger_slots_and_keeps_what_was_there(memory: P
     take(guard, 6)
     again: dict[str, Any] = {}
     assert Guard(signals=()).restore(state=again) == 6 and np.array_equal(again["array"], np.arange(5))
-
-
-def test_a_state_whose_loss_is_no_number_is_not_kept_and_a_number_later_ends_that(
-    memory: Path, attempt: Callable[..., None]
-) -> None:
-    attempt(1)
-    weights = np.ones(1000)
-    with Guard(signals=()) as guard:
-        guard.restore(weights=weights)
-        guard.loss(1.0)
-        take(guard, 2)
-        for step in range(3, 9):
-            guard.loss(float("nan"))
-            assert not guard.snapshot(step)
-        guard.loss(0.9)
-        take(guard, 10)
-        guard.loss(float("inf"))
-        assert not guard.snapshot(12)
-    attempt(2, 10)
-    with Guard(signals=()) as guard:
-        assert guard.restore(weights=weights) == 10
