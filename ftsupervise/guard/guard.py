@@ -324,15 +324,7 @@ class Guard:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older
         one's. What follows from a loss that is no number or that diverges is in the settings: ``guard.loss``. Costs less than
         2 us, and does not synchronise: give a float, the caller decides when to read it from the GPU."""
-        try:
-            news = self._outside.loss.take(value, self._heart.step, step)
-        except (TypeError, ValueError):
-            self._voice.once(f"loss() takes a number, not {type(value).__name__}")
-            return
-        if self._page is not None:
-            self._page.loss(float(value))
-        if news:
-            self._heart.soon()
+        if self._heart.take_loss(value, step):
             self._decider.wake()
 
     @property
