@@ -188,6 +188,9 @@ class LoopState:
             one.owns(target) for one in self._frameworks if one.kind != "bytes"
         ):
             return _Part(target, lambda: target, None)
+        for one in self._integrations:
+            if better := one.better(target):
+                raise TypeError(f"restore({name}=…): {type(target).__name__} has no state_dict; {better}")
         raise TypeError(
             f"restore({name}=…): {type(target).__name__} has no state_dict and cannot be changed in place; "
             "keep such values in a dict and give the dict"

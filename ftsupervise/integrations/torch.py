@@ -200,6 +200,12 @@ class TorchFramework:
         if isinstance(target, torch.nn.Module):
             target.zero_grad(set_to_none=True)
 
+    def better(self, target: object) -> str:
+        """What to name in place of ``target``, which has no state; "" when torch knows nothing better."""
+        if isinstance(target, torch.utils.data.DataLoader):
+            return "Batches(loader) of ftsupervise.integrations.torch_data keeps the place in the data"
+        return ""
+
     # ------------------------------------------------------------------------------------------------------- between ranks
 
     def rank_and_world(self) -> tuple[int, int] | None:
