@@ -95,7 +95,7 @@ class LoopState:
     # --------------------------------------------------------------------------------------------------------- loading
 
     def why_not(self, description: bytes) -> str:
-        """Why the loop cannot take this snapshot, as a clause; "" when it can. Raises ValueError for a damaged one."""
+        """Why the loop cannot take this state, as a clause; "" when it can. Raises ValueError for a damaged one."""
         tree, rows = parse(description)
         parts = tree["dict"]["parts"]["dict"]
         if parts.keys() != self._parts.keys():

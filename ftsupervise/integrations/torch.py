@@ -158,10 +158,10 @@ class TorchFramework:
             for key, one in target.state_dict().items()
         }
         for key in sorted(live.keys() ^ names.keys()):
-            return f"{key!r} is in {'the loop' if key in live else 'the snapshot'} only"
+            return f"{key!r} is in {'the loop' if key in live else 'what was saved'} only"
         for key, shape in live.items():
             if shape is not None and shape != names[key]:
-                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in the snapshot"
+                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in what was saved"
         return ""
 
     def copies(self, target: object) -> bool:
