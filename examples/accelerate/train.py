@@ -25,7 +25,8 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     set_seed(args.seed)
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    by_cpu = not torch.cuda.is_available()  # else the ranks would train alone, each by itself
+    accelerator = Accelerator(cpu=by_cpu, gradient_accumulation_steps=2)
     guard = AccelerateGuard(accelerator, save_every=args.save_every, keep=3)  # GUARD
 
     net = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, CLASSES))
@@ -49,7 +50,6 @@ def main() -> None:
 
     how = f"stopped ({guard.stopped.reason})" if guard.stopped else "finished"
     accelerator.print(f"{how} at step {guard.step}, weights {digest(accelerator.unwrap_model(net))}", flush=True)
-    accelerator.end_training()
 
 
 def samples(count: int) -> TensorDataset:

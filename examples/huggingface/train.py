@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from ftsupervise.integrations.huggingface import HuggingFaceGuard  # GUARD
 
@@ -38,6 +38,7 @@ class Counting(Dataset[dict[str, torch.Tensor]]):
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
+    set_seed(args.seed)  # the weights are drawn here, before the Trainer sets its seed
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": LENGTH}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, bos_token_id=0, eos_token_id=0, **shape))
     settings = TrainingArguments(
@@ -51,7 +52,7 @@ def main() -> None:
         eval_strategy="epoch",
         logging_steps=10,
         seed=args.seed,
-        full_determinism=False,
+        use_cpu=not torch.cuda.is_available(),  # else the ranks would train alone, each by itself
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,

@@ -48,13 +48,12 @@ class GpuMemory:
         self._find = find
         self._gave_back = -inf
 
-    def fullest(self) -> GpuShare | None:
-        """The fullest device on which this process holds memory; None without one. Raises whatever CUDA raises."""
+    def shares(self) -> tuple[GpuShare, ...]:
+        """Of each device on which this process holds memory; () without one. Raises whatever CUDA raises."""
         cuda = self._find()
         if cuda is None:
-            return None
-        found = [_share(cuda, device) for device in range(cuda.device_count()) if cuda.memory_reserved(device)]
-        return max(found, key=lambda one: one.share, default=None)
+            return ()
+        return tuple(_share(cuda, device) for device in range(cuda.device_count()) if cuda.memory_reserved(device))
 
     def give_back(self, now: float) -> bool:
         """Collect garbage and empty the allocator's cache, unless that was done minutes ago; was it done?"""

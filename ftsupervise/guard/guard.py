@@ -5,7 +5,6 @@ A step in which nothing is due costs one comparison with the clock; see decider.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import time
@@ -83,18 +82,7 @@ class Guard:
         self._heart.losses = self._outside.loss
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
-        for problem in problems:
-            self._voice.once(problem)
-        deaf = self._outside.signals.listen()
-        atexit.register(self._outside.signals.last_words)
-        if deaf:
-            self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
-            )
-        if place.rundir is None and place.rank == 0:
-            self._voice.say(
-                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
-            )
+        self._decider.listen(problems)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 

@@ -120,6 +120,7 @@ _NOW = float("-inf")
 
 
 class PhaseTime(NamedTuple):
+    phase: str
     since: float  # monotonic: when the phase began
     saving: float = 0.0  # seconds in saves that are over
 
@@ -138,8 +139,7 @@ class Heart:
         self._due = self._phase_due = _NOW
         self._watch_due = time.monotonic() + WATCH_EVERY
         self.host = os.uname().nodename
-        self.phase = "start"
-        self._spent = PhaseTime(time.monotonic())
+        self._spent = PhaseTime("start", time.monotonic())
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
         self.losses: LossWatch | None = None
@@ -148,6 +148,10 @@ class Heart:
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
             self.facts["attempt"] = str(place.attempt)
+
+    @property
+    def phase(self) -> str:
+        return self._spent.phase
 
     def first(self, step: int) -> None:
         """The first step this process finished."""
@@ -269,7 +273,7 @@ class Heart:
         saving = spent.saving + (now - spent.since if self.phase == SAVE else 0.0)
         if saving:
             self.facts["saving"] = f"{saving:.3f}"
-        self.phase, self._spent = phase, PhaseTime(now, saving)
+        self._spent = PhaseTime(phase, now, saving)
         if self.page is not None:
             self.page.phase(phase, saving)
 

@@ -7,7 +7,7 @@ yet it does not say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,12 +42,16 @@ class UsageTrend:
     def add(self, now: float, share: float) -> None:
         """``now``: monotonic seconds. Too early after the last sample it costs a comparison."""
         samples = self._samples
-        if samples and now - samples[-1][0] < max(_APART, (now - samples[0][0]) / _SAMPLES):
+        if not self.is_due(now):
             return
         samples.append((now, share))
         while now - samples[0][0] > _WINDOW or len(samples) > 2 * _SAMPLES:
             samples.pop(0)
         self._growth = _growth(samples)
+
+    def is_due(self, now: float) -> bool:
+        samples = self._samples
+        return not samples or now - samples[-1][0] >= max(_APART, (now - samples[0][0]) / _SAMPLES)
 
     @property
     def growth(self) -> float | None:
@@ -70,49 +74,55 @@ def _growth(samples: list[tuple[float, float]]) -> float | None:
 
 
 class _Gauge:
-    """One memory with its limit (None: it is only reported) and its trend."""
+    """One memory with its limit and its trend."""
 
-    def __init__(self, cause: str, limit: float | None, say: Callable[[str], object]) -> None:
-        self.cause, self.limit, self._say = cause, limit, say
+    def __init__(self, cause: str, name: str, limit: float, say: Callable[[str], object]) -> None:
+        self.cause, self.limit, self._name, self._say = cause, limit, name, say
         self.trend = UsageTrend()
-        self.share: float | None = None
+        self.share = 0.0
         self._told = False
 
-    def set(self, now: float, share: float, name: str) -> Shortage | None:
+    def set(self, now: float, share: float) -> Shortage | None:
         self.share = share
-        self.trend.add(now, share)
-        if self.limit is None:
-            return None
-        growth, left = self.trend.growth, self.trend.left(share, self.limit)
+        self.trend.add(now, share)  # where it is not due, this share is not taken
+        growth, left = self.trend.growth, self.left
         grows = f", growing by {growth * 3600:.1%} an hour" if growth else ""
         if share >= self.limit:
-            return Shortage(self.cause, f"{name} {share:.1%} used, limit {self.limit:.0%}{grows}")
+            return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}")
         if left is not None and left < _SOON and not self._told:
             from ftsupervise.units import show_duration
 
             self._told = True
-            self._say(f"{name} {share:.1%} used{grows}: {show_duration(left)} to the limit of {self.limit:.0%}")
+            self._say(f"{self._name} {share:.1%} used{grows}: {show_duration(left)} to the limit of {self.limit:.0%}")
         return None
 
-    def facts(self, name: str) -> dict[str, str]:
-        """For the beat: the share, and the seconds to the limit ("steady" where it does not grow, "" where it is not known)."""
-        if self.share is None:
-            return {}
-        left = self.trend.left(self.share, self.limit) if self.limit is not None else None
-        words = "" if left is None else "steady" if left == inf else f"{left:.0f}"
-        return {name: f"{self.share:.3f}", f"{name}_left": words}
+    @property
+    def left(self) -> float | None:
+        return self.trend.left(self.share, self.limit)
+
+
+def _facts(name: str, gauges: Iterable[_Gauge]) -> dict[str, str]:
+    """For the beat: the greatest share, and the seconds until the first is at its limit ("steady" where nothing grows, "" where
+    that is not known)."""
+    found = list(gauges)
+    known = [left for one in found if (left := one.left) is not None]
+    left = min(known, default=None)
+    words = "" if left is None else "steady" if left == inf else f"{left:.0f}"
+    return {name: f"{max(one.share for one in found):.3f}", f"{name}_left": words} if found else {name: ""}
 
 
 class MemoryLimits:
-    """``memory`` and ``gpu``: shares at which to leave; None: never. ``say`` prints a line."""
+    """``memory``: share of the host's and the job's memory at which to leave; ``gpu_limit``: the same of the GPUs that ``gpu``
+    sees. None: never. ``say`` prints a line."""
 
     def __init__(
         self, memory: float | None, gpu: GpuMemory | None, gpu_limit: float | None, say: Callable[[str], object]
-    ):
+    ) -> None:
         self.limit = memory or 1.0  # of the host and the job; snapshots stay below it
         self._say = say
-        self._host = _Gauge(HOST, memory, say)
-        self._gpus = _Gauge(GPU, gpu_limit, say)
+        self._gauges: dict[str, _Gauge] = {}  # of the host and the job
+        self._gpus: dict[int, _Gauge] = {}
+        self._gpu_limit = gpu_limit or 1.0
         self._cuda = gpu
         self._gpu_due = -inf
         self._gpu_says: Shortage | None = None
@@ -129,49 +139,59 @@ class MemoryLimits:
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
-            self._memory = None
-        self._cuda = None
+        self._memory = self._cuda = None
 
     def facts(self) -> dict[str, str]:
-        """For the beat: the watch cannot see this host. File pages are not counted. Empty where nothing is checked."""
-        found = dict[str, str]()
-        if self._memory is not None:
-            try:
-                self._host.share = self._memory.share()[0]
-                found = self._host.facts("memory")
-            except (OSError, ValueError):
-                found = {}
-        return {**found, **self._gpus.facts("gpu_memory")}
+        """For the beat: the watch cannot see this host. File pages are not counted."""
+        try:
+            for whose, share in (self._memory.shares() if self._memory is not None else {}).items():
+                self._gauge(whose).share = share
+        except (OSError, ValueError):
+            self._gauges.clear()
+        gpus = _facts("gpu_memory", self._gpus.values()) if self._gpus else {}
+        return {**_facts("memory", self._gauges.values()), **gpus}
 
     def check(self, now: float) -> Shortage | None:
         """The memory that is short; the host's before the GPU's. ``now``: monotonic."""
         return self._check_host(now) or self._check_gpu(now)
 
+    def _gauge(self, whose: str) -> _Gauge:
+        if whose not in self._gauges:
+            self._gauges[whose] = _Gauge(HOST, f"{whose} memory", self.limit, self._say)
+        return self._gauges[whose]
+
     def _check_host(self, now: float) -> Shortage | None:
         if self._memory is None:
             return None
+        # far from the limit the cheap look, which takes file pages for used, is enough; not so for the trend
+        due = any(one.trend.is_due(now) for one in self._gauges.values()) or not self._gauges
         try:
-            share, whose = self._memory.share(self.limit)
+            shares = self._memory.shares(0.0 if due else self.limit)
         except (OSError, ValueError) as error:
             self._say(f"cannot read the memory use: {error}")
             self._memory.close()
             self._memory = None
+            self._gauges.clear()
             return None
-        return self._host.set(now, share, f"{whose} memory")
+        found = [(share, self._gauge(whose).set(now, share)) for whose, share in shares.items()]
+        return max(found, key=lambda one: one[0])[1]
 
     def _check_gpu(self, now: float) -> Shortage | None:
         if self._cuda is None or now < self._gpu_due:
             return self._gpu_says
         self._gpu_due = now + _GPU_EVERY
-        limit = self._gpus.limit
         try:
-            fullest = self._cuda.fullest()
-            if fullest is not None and limit is not None and fullest.share >= limit and self._cuda.give_back(now):
-                fullest = self._cuda.fullest()
+            shares = self._cuda.shares()
+            if any(one.share >= self._gpu_limit for one in shares) and self._cuda.give_back(now):
+                shares = self._cuda.shares()
         except Exception as error:  # CUDA raises what it likes, and after a fault of the device for ever
             self._say(f"cannot read the GPU's memory: {type(error).__name__}: {error}")
             self._cuda = self._gpu_says = None
+            self._gpus.clear()
             return None
-        name = "" if fullest is None else f"memory of GPU {fullest.device}"
-        self._gpu_says = None if fullest is None else self._gpus.set(now, fullest.share, name)
+        for one in shares:
+            if one.device not in self._gpus:
+                self._gpus[one.device] = _Gauge(GPU, f"memory of GPU {one.device}", self._gpu_limit, self._say)
+        found = [(one.share, self._gpus[one.device].set(now, one.share)) for one in shares]
+        self._gpu_says = max(found, key=lambda one: one[0], default=(0.0, None))[1]
         return self._gpu_says

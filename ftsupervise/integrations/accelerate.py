@@ -104,8 +104,9 @@ class AccelerateGuard:
     def resume(self) -> int:
         """Load the newest checkpoint that is complete and verified, if there is one: its steps. ``epochs`` calls it."""
         found = newest(self._run.rank)
-        if found is not None:
-            self.accelerator.load_state(str(found))
+        if found.path is not None:
+            self.accelerator.load_state(str(found.path))
+            self._seen += found.skip * self.accelerator.gradient_accumulation_steps
         return self.step
 
     def finished(self) -> None:

@@ -20,7 +20,14 @@ from typing import Any
 
 from ftsupervise.guard import Decision
 from ftsupervise.integrations.needed import needed
-from ftsupervise.integrations.training import SupervisedTraining, generators, newest, set_generators, supervised
+from ftsupervise.integrations.training import (
+    SupervisedTraining,
+    cannot_skip,
+    generators,
+    newest,
+    set_generators,
+    supervised,
+)
 
 _Callback: Any = needed("transformers", package="transformers").TrainerCallback
 _STATE = "trainer_state.json"
@@ -56,7 +63,8 @@ class HuggingFaceGuard(_Callback):  # type: ignore[misc] # Transformers is not i
             )
         folder = Path(self._args.output_dir).absolute() if _in_place(self._args) else None
         found = newest(self._args.process_index, folder)
-        return str(found) if found is not None else None
+        cannot_skip(found, "the Trainer", self._args.process_index)
+        return str(found.path) if found.path is not None else None
 
     # ------------------------------------------------------------------------------------------------- around the training
 
@@ -66,6 +74,7 @@ class HuggingFaceGuard(_Callback):  # type: ignore[misc] # Transformers is not i
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         keep = args.save_total_limit if args.save_total_limit and args.save_total_limit > 0 else None
         self._run = SupervisedTraining(args.process_index, args.world_size, keep=keep, **self._options)
+        self._run.guard.report(last_step=state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._give_up()

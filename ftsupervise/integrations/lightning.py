@@ -22,6 +22,7 @@ from ftsupervise.guard.settings import Voice
 from ftsupervise.integrations.needed import needed
 from ftsupervise.integrations.training import (
     SupervisedTraining,
+    cannot_skip,
     generators,
     newest,
     of_all_ranks,
@@ -69,10 +70,11 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     def latest(self) -> str | None:
         """``ckpt_path`` of the newest checkpoint that is complete and verified; None when there is none. Raises OSError."""
         rank_zero_only = import_module(f"{_lightning.__name__}.utilities").rank_zero_only
-        found = newest(getattr(rank_zero_only, "rank", None) or 0)
-        if found is None:
+        found = newest(rank := getattr(rank_zero_only, "rank", None) or 0)
+        if found.path is None:
             return None
-        return str(found / FILE if (found / FILE).exists() else found)
+        cannot_skip(found, "Lightning", rank)
+        return str(found.path / FILE if (found.path / FILE).exists() else found.path)
 
     # ------------------------------------------------------------------------------------------------- around the training
 
@@ -101,6 +103,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_signals_back()
         self._step = trainer.global_step
+        if self._run is not None and trainer.estimated_stepping_batches != float("inf"):
+            self._run.guard.report(last_step=int(trainer.estimated_stepping_batches))
         self._go_on(trainer)
 
     def _take_signals_back(self) -> None:

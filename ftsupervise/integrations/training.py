@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftsupervise.checkpoints.commit import NotComplete, Origin, commit
 from ftsupervise.checkpoints.find import checkpoints_in
@@ -53,7 +53,7 @@ class SupervisedTraining:
         **options: Any,
     ) -> None:
         self.rank, self.world = rank, world
-        self.guard = Guard(rank=rank, world=world, agree=_agreement(), **options)
+        self.guard = Guard(rank=rank, world=world, **options)
         self.stopped: Decision | None = None
         self._save_every, self._keep, self._over = save_every, keep, False
         self._context = settings.place(os.environ, None, rank, world)
@@ -148,7 +148,14 @@ def _verified(path: Path) -> bool | None:
     return None if not verdict.manifest or verdict.error else verdict.good
 
 
-def newest(rank: int, folder: Path | None = None) -> Path | None:
+class Newest(NamedTuple):
+    """The checkpoint to go on from; None: there is none. ``skip``: steps whose batches are to be left out then."""
+
+    path: Path | None
+    skip: int = 0
+
+
+def newest(rank: int, folder: Path | None = None) -> Newest:
     """What ``guard.latest()`` says, before there is a guard. Where the ranks can already talk, all take that of rank 0.
 
     ``folder``: where to look; default: where the guard commits. Raises OSError where the checkpoints cannot be read: to begin
@@ -162,37 +169,29 @@ def newest(rank: int, folder: Path | None = None) -> Path | None:
     found: list[Any] = [None]
     if rank == 0:
         try:
-            found[0] = _look(context)
+            found[0] = tuple(_look(context))
         except OSError as error:
             found[0] = error
     dist.broadcast_object_list(found)
     if isinstance(found[0], OSError):
         raise found[0]
-    return Path(found[0]) if found[0] is not None else None
+    return Newest(*found[0])
 
 
-def _look(context: RankContext) -> Path | None:
-    voice = Voice(context.rank, context.world)
-    return Checkpoints(context, lambda: False, voice).latest(None, begun=False)
+def _look(context: RankContext) -> Newest:
+    checkpoints = Checkpoints(context, lambda: False, Voice(context.rank, context.world))
+    return Newest(checkpoints.latest(None, begun=False), checkpoints.skip())
+
+
+def cannot_skip(found: Newest, framework: str, rank: int) -> None:
+    """Say that the batches on which the loss went wrong are trained on again."""
+    if found.skip and rank == 0:
+        Voice(0, 1).say(f"{framework} has no way to skip the batches of {found.skip} steps: they are trained on again")
 
 
 def _together() -> bool:
     """Are there other ranks, and can this one talk to them?"""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
-
-
-def _agreement() -> Callable[[int], int] | None:
-    """The largest vote of all ranks; None where this process is alone."""
-    if not _together():
-        return None
-    group = dist.new_group(backend="gloo")
-
-    def agree(vote: int) -> int:
-        box = torch.tensor(vote)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=group)
-        return int(box)
-
-    return agree
 
 
 # ------------------------------------------------------------------------------------------------------------ generators

@@ -44,6 +44,41 @@ while state["step"] < 60:
 else:
     guard.finished(60)
 """
+# The same with two ranks that meet in each step. Rank 0 alone asks for the checkpoint, and rank 1 alone has the loss.
+TWO_RANKS = """
+import json, math, os, socket
+here, there = socket.socketpair()
+os.environ["WORLD_SIZE"], os.environ["RANK"] = "2", "1"
+child = os.fork()
+rank = 0 if child else 1
+os.environ["RANK"] = str(rank)
+other = here if child else there
+from ftsupervise import Guard
+def agree(vote):
+    other.sendall(vote.to_bytes(8, "big", signed=True))
+    return max(vote, int.from_bytes(other.recv(8, socket.MSG_WAITALL), "big", signed=True))
+guard = Guard(poll=0.02, agree=agree)
+found = guard.latest() if rank == 0 else None
+first = agree(json.loads((found / "state").read_text()) if found else 0)
+place = first + guard.skip
+print("rank", rank, "begins", first, place, flush=True)
+for step in range(first + 1, 61):
+    place += 1
+    if rank == 1:
+        guard.loss(math.nan if place == 32 else 1.0)
+    decision = guard.step(step)
+    if rank == 0 and (decision.save or step % 5 == 0 and not decision.stop):
+        with guard.checkpoint(step) as folder:
+            (folder / "state").write_text(str(step))
+    if decision.stop:
+        print("rank", rank, "leaves", step, flush=True)
+        break
+else:
+    guard.finished(60)
+guard.close()
+if child:
+    os.waitpid(child, 0)
+"""
 RESUME = ("--loss-nonfinite", "resume", "--loss-back", "10")
 ON_DISK = (*RESUME, "--snapshot-every", "off")
 
@@ -75,33 +110,31 @@ def test_a_bad_batch_makes_the_run_go_back_skip_it_and_finish(run: SupervisedRun
     assert json.loads((folder / "step-00000060" / "state").read_text()) == {"step": 60, "place": 72, "weights": 1.0}
     assert last.words == "finished" and "12 batches are skipped" in last.resumed.words()
     assert "stopping at step 32, unsaved" in said and "saving and stopping" not in said
-
-
-def test_a_crash_after_the_run_went_back_skips_the_same_batches_again_and_no_more(run: SupervisedRun) -> None:
-    code = train(
-        run, *ON_DISK, bad="place == 32", fault="if attempt in (2, 3) and step == 18 + 5 * attempt: sys.exit(4)"
+    told = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert "loss is not a number: rank 0 on" in told.stdout and "nan at step 32" in told.stdout, told
+    assert "from step-00000020 (step-00000030 and 1 more were set aside; 12 batches are skipped)" in told.stdout, told
+
+
+def test_a_crash_after_the_run_went_back_skips_what_its_checkpoint_does_not_know_of(run: SupervisedRun) -> None:
+    code = train(run, *ON_DISK, bad="place == 32", fault="if step == {2: 23, 3: 28, 4: 33}.get(attempt): sys.exit(4)")
     said = run.members[0].said()
     assert code == 0, said
+    assert begun(run)[1:] == ["step-00000020", "step-00000020", "step-00000025", "step-00000030"], said
     assert "begins 2 {'step': 20, 'place': 32, 'weights': 1.0}" in said
-    assert begun(run)[1:] == ["step-00000020", "step-00000025", "step-00000030"], said
-    assert "begins 3 {'step': 25, 'place': 37, 'weights': 1.0}" in said, "the checkpoint knows what was skipped"
-    assert [one.resumed.skip for one in run.attempts() if one.resumed is not None] == [0, 12, 0, 0]
+    assert "begins 3 {'step': 20, 'place': 32, 'weights': 1.0}" in said, "no checkpoint was made meanwhile"
+    assert "begins 4 {'step': 25, 'place': 37, 'weights': 1.0}" in said, "this one knows what was skipped"
+    assert [one.resumed.skip for one in run.attempts() if one.resumed is not None] == [0, 12, 12, 0, 0]
 
 
 def test_a_snapshot_after_the_run_went_back_knows_what_was_skipped(run: SupervisedRun) -> None:
     code = train(run, *RESUME, bad="place == 32", fault="if attempt == 2 and step == 27: sys.exit(4)")
     said = run.members[0].said()
     assert code == 0 and "begins 3 {'step': 26, 'place': 38, 'weights': 1.0}" in said, said
-
-
-def test_a_crash_before_the_first_checkpoint_after_that_skips_them_once_more(run: SupervisedRun) -> None:
-    code = train(run, *ON_DISK, bad="place == 32", fault="if attempt == 2 and step == 23: sys.exit(4)")
-    said = run.members[0].said()
-    assert code == 0, said
-    assert begun(run) == ["", "step-00000020", "step-00000020"]
-    assert "begins 3 {'step': 20, 'place': 32, 'weights': 1.0}" in said
-    assert run.attempts()[-1].words == "finished"
 
 
 def test_a_run_that_comes_to_the_same_again_goes_back_further_and_stops_after_its_tries(run: SupervisedRun) -> None:
@@ -156,13 +189,12 @@ def test_a_loss_that_diverges_goes_back_to_before_it_began(run: SupervisedRun) -
     assert last.resumed is not None and last.resumed.skip == 27 and last.words == "finished"
 
 
-def test_status_says_what_happened_and_from_where_the_run_went_on(run: SupervisedRun) -> None:
-    train(run, *RESUME, bad="place == 32")
-    told = subprocess.run(
-        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "loss is not a number: rank 0 on" in told.stdout and "nan at step 32" in told.stdout, told
-    assert "from step-00000020 (step-00000030 and 1 more were set aside; 12 batches are skipped)" in told.stdout, told
+def test_a_loss_that_one_rank_alone_has_seen_makes_all_ranks_leave_and_go_back_together(run: SupervisedRun) -> None:
+    code = train(run, *RESUME, script=TWO_RANKS)
+    said = run.members[0].said()
+    assert code == 0 and begun(run) == ["", "step-00000020"], said
+    assert "rank 0 leaves 32" in said and "rank 1 leaves 32" in said
+    assert "rank 0 begins 20 32" in said and "rank 1 begins 20 32" in said, "rank 1 has read what rank 0 chose"
+    first, last = run.attempts()
+    assert first.trouble is not None and first.trouble.rank == 1 and "rank 1 on" in first.words
+    assert last.words == "finished"
