@@ -233,9 +233,10 @@ SETTINGS = (
         "in the run directory.",
     ),
     Setting(
-        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
-        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
-        "every byte.",
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "quick", choices=("sizes", "quick", "sampled", "full"),
+        bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of small ones (some "
+        "milliseconds), of a tenth of them, or of every byte.",
     ),
     Setting(
         "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,
