@@ -57,7 +57,6 @@ class RunningCommand:
         self.others = frozenset(processes.below(os.getpid())) - asked.warm.tree()
         self.touched: Touched | None = None  # since when we have signalled or killed processes of it
         self.left_behind: list[int] = []
-        self.told_at: float | None = None  # when we were asked to stop
         self.died_at: float | None = None  # when we first saw that it is over; None: it was not started
         self.output = exit_analysis.Output()
         self.kills = OomKillCounter()
@@ -302,7 +301,6 @@ class RunningCommand:
 
     def _on_stop(self, number: int) -> None:
         now, ending = time.monotonic(), self.now.ending
-        self.told_at = self.told_at or now
         if ending is not None and ending.by:
             self._move(AttemptEvent.STOP, ending=ending._replace(kill_at=now) if number == signal.SIGINT else None)
             return
@@ -374,7 +372,6 @@ class RunningCommand:
             ready=None if seen.first_at is None else max(0.0, seen.first_at - began),
             worked=None if seen.active_at is None else max(0.0, seen.active_at - began),
             told=told,
-            told_at=self.told_at,
             warned=self.now.warned,
             newer=newer,
             note=f"left behind: {self.left_behind}" if self.left_behind else "",

@@ -109,13 +109,13 @@ class KeptSnapshots:
                 memory_kept.remove(one)
 
 
-def keep_until(told_at: float | None, end: float | None, *, told: bool) -> float:
-    """Until when, monotonic, a job that ends may write. ``told``: it was asked to stop, at ``told_at`` (monotonic) or now;
-    ``end``: its time limit, epoch seconds."""
+def keep_until(stopped_at: float | None, end: float | None) -> float:
+    """Until when, monotonic, a job that ends may write. ``stopped_at``: when it was asked to stop, monotonic; ``end``: its time
+    limit, epoch seconds."""
     now = monotonic()
     bounds = [now + _KEEP]
-    if told:
-        bounds.append((now if told_at is None else told_at) + _KILL_WAIT)
+    if stopped_at is not None:
+        bounds.append(stopped_at + _KILL_WAIT)
     if end is not None:
         bounds.append(now + end - time() + _KILL_WAIT)
     return min(bounds)

@@ -95,14 +95,14 @@ class SnapshotKeeper:
         env = {ENV_SNAPSHOTS: self._folder}
         if self._copies:
             env[ENV_SLOTS] = str(SLOTS)
+        spoilt = bool(self._spoilt)
         chosen, told = self._choose(tuple(nodes), log), False
         if chosen is None or chosen.source is not Source.MEMORY:
-            kept = self._kept.candidate(self._saved, self._refused_kept())
-            if kept is not None:
-                chosen = MemoryChoice(
-                    Source.KEPT, kept.step, kept.attempt, why=chosen.why if chosen is not None else ""
-                )
-                env[ENV_SNAPSHOT_KEPT] = str(kept.path)
+            older = None if spoilt else self._kept.candidate(self._saved, self._refused_kept())
+            if older is not None:
+                why = chosen.why if chosen is not None else ""
+                chosen = MemoryChoice(Source.KEPT, older.step, older.attempt, why=why)
+                env[ENV_SNAPSHOT_KEPT] = str(older.path)
         from_kept = chosen is not None and chosen.source is Source.KEPT
         if chosen is not None and chosen.source in (Source.MEMORY, Source.KEPT):
             env[ENV_SNAPSHOT_STEP] = str(chosen.step)

@@ -200,7 +200,7 @@ class Supervisor:
         if to.options.rundir.has_finished():
             to.snapshots.finished()
             return
-        until = keep_until(now.ended.told_at, to.end, told=now.told)
+        until = keep_until(to.signals.stopped_at, to.end)
         to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing
