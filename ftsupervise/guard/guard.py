@@ -179,8 +179,9 @@ class Guard:
     def latest(self, world: int | None = None) -> Path | None:
         """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
 
-        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
-        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+        Compared with its manifest are the sizes of all files and the digests of small ones, or more where
+        ``checkpoints.verify`` says so. ``world``: the number of ranks that must have written it; default: any. What is passed
+        over is said once on stderr, by rank 0.
 
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
