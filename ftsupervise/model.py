@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, Resumed
 
 
 class FailureKind(str, Enum):
@@ -64,6 +64,9 @@ class CauseKind(str, Enum):
     TIME_LIMIT = "time limit"
     RUN_TIME = "run time reached"
     HOST_MEMORY = "host memory"
+    GPU_MEMORY = "GPU memory"
+    NOT_A_NUMBER = "loss is not a number"
+    DIVERGES = "loss diverges"
     TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
@@ -222,6 +225,9 @@ class Reached(NamedTuple):
     first_at: float | None = None  # epoch seconds at which the last rank had made its first step
     saving: float | None = None  # seconds in saves
     active_at: float | None = None  # epoch seconds of the last step, or of the last change of a phase
+    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
+    first_loss: float | None = None
+    because: tuple[NodeRanks, str] | None = None  # the rank that asked to stop, and its words
 
 
 class Claim(NamedTuple):
@@ -278,6 +284,8 @@ class Attempt(NamedTuple):
     worked: float | None = None  # seconds from the start to the last sign of progress
     braked: bool = False  # the brake came on after it
     heard: datetime | None = None  # of one without an end: its supervisor's last page
+    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
+    first_loss: float | None = None  # the first that any rank reported
 
     @property
     def words(self) -> str:

@@ -12,12 +12,14 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.checkpoints.contents import contents_of
+from ftsupervise.checkpoints.extents import Range, length_without, shared_ranges
+from ftsupervise.checkpoints.manifest import root_of
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
@@ -121,21 +123,40 @@ def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[st
             yield one.name, f"one of the best {policy.best} by {policy.metric} ({value:g})"
 
 
-def would_free(folder: Path, names: Iterable[str]) -> int:
-    """The bytes of files that become free when these checkpoints go: a file that has a name outside of them stays. Raises
-    OSError; a checkpoint that is gone frees nothing."""
+def would_free(folder: Path, names: Collection[str]) -> int:
+    """The bytes of files that become free when these checkpoints go. A file that has a name outside of them stays, and so do
+    blocks that one which stays has in common with it. Raises OSError; a checkpoint that is gone frees nothing."""
     links: Counter[tuple[int, int]] = Counter()
-    found: dict[tuple[int, int], os.stat_result] = {}
+    found: dict[tuple[int, int], tuple[Path, os.stat_result]] = {}
+    for path, facts in _files_of(folder, names):
+        links[facts.st_dev, facts.st_ino] += 1
+        found[facts.st_dev, facts.st_ino] = (path, facts)
+    going = [(path, facts) for key, (path, facts) in found.items() if facts.st_nlink <= links[key]]
+    own, shared = 0, list[Range]()
+    for path, facts in going:
+        ranges = shared_ranges(path) if stat.S_ISREG(facts.st_mode) else []
+        own += _without(facts.st_size, ranges)
+        shared += ranges
+    if not shared:
+        return own
+    stay = [name for name in os.listdir(folder) if name not in names and not name.startswith(".")]
+    regular = (path for path, facts in _files_of(folder, stay) if stat.S_ISREG(facts.st_mode))
+    return own + length_without(shared, [one for path in regular for one in shared_ranges(path)])
+
+
+def _without(size: int, shared: Iterable[Range]) -> int:
+    """The bytes of a file in blocks of its own."""
+    return max(0, size - sum(end - begin for begin, end in shared))
+
+
+def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.stat_result]]:
     for name in names:
         try:
             contents = contents_of(folder / name)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
-        for one in contents.files.values():
-            key = (one.facts.st_dev, one.facts.st_ino)
-            links[key] += 1
-            found[key] = one.facts
-    return sum(facts.st_size for key, facts in found.items() if facts.st_nlink <= links[key])
+        root = root_of(folder / name)
+        yield from ((root / one.path, one.facts) for one in contents.files.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- removing
@@ -200,8 +221,10 @@ def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
             limit.take(1)
+            alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1  # a hard link's bytes stay with the other name
+            size = _without(found.st_size, shared_ranges(name, dir_fd=at)) if alone else 0
             os.unlink(name, dir_fd=at)
-            yield found.st_size if found.st_nlink == 1 else 0  # a hard link's bytes stay with the other name
+            yield size
             return
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     except FileNotFoundError:

@@ -28,6 +28,7 @@ from ftsupervise.config.fields import (
     off_is_null,
     wrong_at,
 )
+from ftsupervise.config.heartbeat import HeartbeatSettings
 from ftsupervise.config.slurm_options import (
     KEYS,
     Constraint,
@@ -252,6 +253,8 @@ class Launch(Strict):
     restart: Restart = Restart()
     """Restarts after a failure of the command."""
     distributed: Literal["auto", "never"] = declared("launch.distributed")
+    heartbeat: HeartbeatSettings | None = None
+    """How the progress of a command without the guard is seen; null: it is not, inside the job."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
@@ -320,13 +323,27 @@ class Launch(Strict):
                 raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
 
 
+class LossSettings(Strict):
+    """What follows when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
+
+    nonfinite: Literal["warn", "stop", "resume"] = declared("guard.loss.nonfinite")
+    diverging: Literal["warn", "stop", "resume", "off"] = declared("guard.loss.diverging")
+    tolerate: int = declared("guard.loss.tolerate")
+    patience: int = declared("guard.loss.patience")
+    back: int = declared("guard.loss.back")
+    tries: int = declared("guard.loss.tries")
+
+
 class GuardSettings(Strict):
     """The checks of the guard inside the training loop."""
 
     poll: Annotated[Duration, Positive] = declared("guard.poll")
     memory: Share | None = declared("guard.memory")
+    gpu_memory: Share | None = declared("guard.gpu_memory")
     stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
     run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
+    loss: LossSettings = LossSettings()
+    """A loss that is no number, or that diverges."""
 
 
 class Sharing(Strict):

@@ -8,15 +8,15 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import Literal
 
 from ftsupervise.guard.agreement import Agreement, AskedAgreement, ReducedAgreement, common
-from ftsupervise.guard.heartbeat import Heart, whole
+from ftsupervise.guard.heartbeat import Heart
 from ftsupervise.guard.process_group import find_process_group
-from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice
-from ftsupervise.guard.stop_reasons import Decision, StopReasons, as_vote
+from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice, whole
+from ftsupervise.guard.stop_reasons import OF_ONE_RANK, Decision, StopReasons, as_vote
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Stopped
@@ -55,6 +55,21 @@ class Decider:
         self._want = _CONTINUE  # this rank's own decision
         self._stop: Decision | None = None  # decided: every later step repeats it
 
+    def listen(self, problems: Iterable[str]) -> None:
+        """Receive signals from now on, and say what of them, and of the settings, does not work here."""
+        for problem in problems:
+            self._voice.once(problem)
+        deaf = self.outside.signals.listen()
+        atexit.register(self.outside.signals.last_words)
+        if deaf:
+            self._voice.once(
+                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+            )
+        if self._place.rundir is None and self._place.rank == 0:
+            self._voice.say(
+                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
+            )
+
     def vote(self, heart: Heart) -> int:
         """See ``Guard.vote``."""
         self._carry()
@@ -81,9 +96,11 @@ class Decider:
         if decision.save:
             self.outside.switches.answer()
             self._want = _CONTINUE
-            self._tell_all(f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}")
+            self._tell_all(
+                f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}", decision
+            )
         elif decision.stop:
-            self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved")
+            self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved", decision)
         if decision.stop:
             self._settle(decision, step, heart)
         return decision
@@ -164,18 +181,24 @@ class Decider:
         if heart.ending is not None:
             heart.ending.forget()
             heart.ending.leaves()
+        self.outside.loss.settle(whole(step))
         heart.facts["stop"] = decision.cause
+        if decision.reason != decision.cause:
+            heart.facts["because"] = decision.reason
         heart.beat_now()
         if self._place.attempt_dir is not None and self._place.rank == 0:
-            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc))
+            then = self.outside.loss.action(decision.cause)
+            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc), then)
             try:
                 write_json(self._place.attempt_dir / STOPPED, record)
             except OSError as error:
                 self._voice.once(f"cannot write down why we stop: {error.strerror}")
 
-    def _tell_all(self, text: str) -> None:
+    def _tell_all(self, text: str, decision: Decision) -> None:
         if not self._shared or self._place.rank == 0:
             self._voice.say(text, for_all=self._shared)
+        elif decision.reason != decision.cause and decision.cause in OF_ONE_RANK:  # rank 0 cannot say which and why
+            self._voice.say(decision.reason)
 
     # ------------------------------------------------------------------------------------------------------- looking
 
@@ -202,7 +225,7 @@ class Decider:
                 self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
             if self.outside.signals.pid != os.getpid() and not self.first:
                 self.outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
-            heart.facts["memory"] = self.outside.memory.used()
+            heart.facts.update(self.outside.memory.facts())
             heart.miss_the_watch(now)
         want = self.outside.reasons(now, shared_directory=self._reads or not self._shared)
         if self.outside.switches.problem:

@@ -5,7 +5,6 @@ A step in which nothing is due costs one comparison with the clock; see decider.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import time
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from ftsupervise.guard import settings
 from ftsupervise.guard.checkpoint import COMMIT_WITHIN, Checkpoints
 from ftsupervise.guard.decider import Decider
-from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.settings import Voice
+from ftsupervise.guard.heartbeat import Heart
+from ftsupervise.guard.settings import Voice, whole
 from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.rundir.records import write_json
@@ -47,6 +46,7 @@ class Guard:
                  collective of its own can carry ``vote()`` on it. ``False``: each rank decides alone.
     poll         seconds between two checks of switches and limits, at most one. A slow file system stretches it.
     memory       share (0-1) of the host's or the job's memory at which to save and stop.
+    gpu_memory   the same for the GPUs that this process computes on.
     stop_before  seconds before the job's end at which to save and stop, besides Slurm's own signal.
     run_for      seconds after which to save and stop, whatever the job's limit.
     signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
@@ -62,6 +62,7 @@ class Guard:
         agree_every: int = 1,
         poll: float | timedelta | None = None,
         memory: float | None = None,
+        gpu_memory: float | None = None,
         stop_before: float | timedelta | None = None,
         run_for: float | timedelta | None = None,
         signals: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM),
@@ -69,7 +70,7 @@ class Guard:
         world: int | None = None,
         beat_every: float = 2.0,
     ) -> None:
-        limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
+        limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for, gpu_memory)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
         self._agree = agree or None
         self._voice = Voice(place.rank, place.world)
@@ -78,20 +79,10 @@ class Guard:
         self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
         self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
         self._in_memory: Snapshots | None = None
+        self._heart.losses = self._outside.loss
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
-        for problem in problems:
-            self._voice.once(problem)
-        deaf = self._outside.signals.listen()
-        atexit.register(self._outside.signals.last_words)
-        if deaf:
-            self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
-            )
-        if place.rundir is None and place.rank == 0:
-            self._voice.say(
-                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
-            )
+        self._decider.listen(problems)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -325,11 +316,30 @@ class Guard:
             self._in_memory.finished()
         self.close()
 
-    def report(self, *, loss: float | None = None, last_step: int | None = None) -> None:
-        """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
-        Give a float: the caller decides when to read it from the GPU. ``last_step``, said once: the step after which the
-        training is complete; ``status`` then says when that will be."""
-        self._heart.report(loss, last_step)
+    def report(self, *, last_step: int) -> None:
+        """Say once after which step the training is complete; ``status`` then says when that will be."""
+        self._heart.last_step(last_step)
+
+    def loss(self, value: float, step: int | None = None) -> None:
+        """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older
+        one's. What follows from a loss that is no number or that diverges is in the settings: ``guard.loss``. Costs less than
+        2 us, and does not synchronise: give a float, the caller decides when to read it from the GPU."""
+        try:
+            news = self._outside.loss.take(value, self._heart.step, step)
+        except (TypeError, ValueError):
+            self._voice.once(f"loss() takes a number, not {type(value).__name__}")
+            return
+        if self._page is not None:
+            self._page.loss(float(value))
+        if news:
+            self._heart.soon()
+            self._decider.wake()
+
+    @property
+    def skip(self) -> int:
+        """Batches that the loop should skip now, after ``latest()``: those from the step it goes on from to where the loss
+        was no number or diverged. 0 in any other case."""
+        return self._checkpoints.skip()
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""

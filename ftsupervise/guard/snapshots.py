@@ -21,9 +21,8 @@ from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
 from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
-from ftsupervise.guard.heartbeat import whole
 from ftsupervise.guard.loop_state import LoopState
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
@@ -153,6 +152,8 @@ class Snapshots:
     def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
         assert self._memory is not None
         try:
+            if self._place.attempt is None and self._memory.is_damaged(held[found]):  # a supervisor has looked
+                return "it is damaged: its bytes are not those that were copied there"
             return why_not(self._memory.description(held[found]))
         except (OSError, ValueError, LookupError) as error:
             return str(error)
@@ -200,7 +201,7 @@ class Snapshots:
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
         number, memory = whole(step), self._memory
-        if memory is None or number is None or self._outside.newer is not None:
+        if memory is None or number is None or self._outside.newer is not None or not self._outside.loss.sound:
             return False
         try:
             described = describe()

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
@@ -34,11 +35,12 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, Resumed
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
+T = TypeVar("T")
 _NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
@@ -104,7 +106,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
-        begins=_begins(start.get("begins")),
+        begins=_part(Beginning, start.get("begins")),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -124,6 +126,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             braked=end.get("braked") is True,
             then=as_text(end.get("then"), _LONGEST),
             hardware=as_text(end.get("hardware"), _LONGEST),
+            trouble=_part(LossTrouble, end.get("trouble")),
+            first_loss=as_number(end.get("first_loss")),
         )
     page = read_progress(rundir, number)
     seen = reached(rundir, number, page)
@@ -142,6 +146,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
         heard=None if page is None else page.at,
+        trouble=seen.trouble,
+        first_loss=seen.first_loss,
     )
 
 
@@ -176,9 +182,9 @@ def _told(folder: Path) -> tuple[str, int, datetime | None]:
     return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
 
 
-def _begins(raw: object) -> Beginning | None:
+def _part(kind: type[T], raw: object) -> T | None:
     try:
-        return None if raw is None else decode(Beginning, raw, lenient=True)
+        return None if raw is None else decode(kind, raw, lenient=True)
     except ValueError:
         return None
 
@@ -369,6 +375,8 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "ready": None if ended.ready is None else round(ended.ready, 2),
         "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
         "worked": None if ended.worked is None else round(ended.worked, 2),
+        "first_loss": ended.reached.first_loss,
+        "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
         "hardware": ended.hardware,
@@ -394,5 +402,7 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         saving=ended.reached.saving,
         worked=ended.worked,
         hardware=ended.hardware,
+        trouble=ended.reached.trouble,
+        first_loss=ended.reached.first_loss,
         resumed=_resumed(mine.folder),
     )

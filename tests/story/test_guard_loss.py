@@ -26,7 +26,7 @@ def test_the_loss_the_loop_reports_is_judged(tmp_path: Path, loss: float, health
         (tmp_path / name).mkdir()
     with Guard(tmp_path, poll=0, beat_every=0) as guard:
         for step in range(1, 4):
-            guard.report(loss=loss)
+            guard.loss(loss)
             guard.step(step)
         assert read_beats(rundir)[0].facts["loss"] == f"{loss:.6g}"
         run = Run(name="r", run_dir=tmp_path, launch=Launch(command="true"))
@@ -40,6 +40,6 @@ def test_a_loss_that_is_no_number_of_python_is_told_and_does_not_stop_the_loop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     guard = Guard(tmp_path)
-    guard.report(loss="much")  # type: ignore[arg-type]
+    guard.loss("much")  # type: ignore[arg-type]
     assert not guard.step(1).stop
     assert "takes a number" in capsys.readouterr().err
