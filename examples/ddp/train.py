@@ -79,8 +79,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             say(f"stopped at step {step}: {decision.reason}")
             break
     else:
-        guard.finished(args.steps)  # GUARD
         say(f"finished at step {args.steps}, weights {digest(net)}")
+        guard.finished(args.steps)  # GUARD
 
 
 def join() -> torch.device:
