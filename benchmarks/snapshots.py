@@ -183,7 +183,7 @@ def copies(mb: int) -> None:
     for node in nodes:
         pid, talks[node] = start_exchange(folder, node, key, share)
         pids.append(pid)
-    ring.begin(1, -1)
+    ring.begin(0, -1)  # without a supervisor there is no attempt
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     spawn = multiprocessing.get_context("spawn")
     counters = spawn.Array("q", ranks, lock=False)
@@ -211,7 +211,7 @@ def copies(mb: int) -> None:
 
 def one_rank(folder: str, node: str, rank: int, world: int, mb: int, counts: Any) -> None:
     """Train: about 50 ms of matrix products a step, and a snapshot every second one."""
-    names = {"SNAPSHOTS": folder, "GUARD_SNAPSHOT_SLOTS": str(SLOTS), "ATTEMPT": "1"}
+    names = {"SNAPSHOTS": folder, "GUARD_SNAPSHOT_SLOTS": str(SLOTS)}
     os.environ |= {f"FTSUPERVISE_{name}": value for name, value in names.items()}
     os.environ |= {"SLURMD_NODENAME": node, "RANK": str(rank), "WORLD_SIZE": str(world)}
     state = State(mb)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -54,6 +54,21 @@ class Decider:
         self._carried = False  # the loop carries the votes
         self._want = _CONTINUE  # this rank's own decision
         self._stop: Decision | None = None  # decided: every later step repeats it
+
+    def listen(self, problems: Iterable[str]) -> None:
+        """Receive signals from now on, and say what of them, and of the settings, does not work here."""
+        for problem in problems:
+            self._voice.once(problem)
+        deaf = self.outside.signals.listen()
+        atexit.register(self.outside.signals.last_words)
+        if deaf:
+            self._voice.once(
+                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
+            )
+        if self._place.rundir is None and self._place.rank == 0:
+            self._voice.say(
+                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
+            )
 
     def vote(self, heart: Heart) -> int:
         """See ``Guard.vote``."""

@@ -5,7 +5,6 @@ A step in which nothing is due costs one comparison with the clock; see decider.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import time
@@ -83,18 +82,7 @@ class Guard:
         self._heart.losses = self._outside.loss
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
-        for problem in problems:
-            self._voice.once(problem)
-        deaf = self._outside.signals.listen()
-        atexit.register(self._outside.signals.last_words)
-        if deaf:
-            self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
-            )
-        if place.rundir is None and place.rank == 0:
-            self._voice.say(
-                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
-            )
+        self._decider.listen(problems)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -191,8 +179,9 @@ class Guard:
     def latest(self, world: int | None = None) -> Path | None:
         """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
 
-        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
-        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+        Compared with its manifest are the sizes of all files and the digests of small ones, or more where
+        ``checkpoints.verify`` says so. ``world``: the number of ranks that must have written it; default: any. What is passed
+        over is said once on stderr, by rank 0.
 
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
@@ -336,15 +325,7 @@ class Guard:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older
         one's. What follows from a loss that is no number or that diverges is in the settings: ``guard.loss``. Costs less than
         2 us, and does not synchronise: give a float, the caller decides when to read it from the GPU."""
-        try:
-            news = self._outside.loss.take(value, self._heart.step, step)
-        except (TypeError, ValueError):
-            self._voice.once(f"loss() takes a number, not {type(value).__name__}")
-            return
-        if self._page is not None:
-            self._page.loss(float(value))
-        if news:
-            self._heart.soon()
+        if self._heart.take_loss(value, step):
             self._decider.wake()
 
     @property

@@ -120,6 +120,7 @@ _NOW = float("-inf")
 
 
 class PhaseTime(NamedTuple):
+    phase: str
     since: float  # monotonic: when the phase began
     saving: float = 0.0  # seconds in saves that are over
 
@@ -137,9 +138,7 @@ class Heart:
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
         self._watch_due = time.monotonic() + WATCH_EVERY
-        self.host = os.uname().nodename
-        self.phase = "start"
-        self._spent = PhaseTime(time.monotonic())
+        self._spent = PhaseTime("start", time.monotonic())
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
         self.losses: LossWatch | None = None
@@ -148,6 +147,14 @@ class Heart:
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
             self.facts["attempt"] = str(place.attempt)
+
+    @property
+    def phase(self) -> str:
+        return self._spent.phase
+
+    @property
+    def host(self) -> str:
+        return os.uname().nodename
 
     def first(self, step: int) -> None:
         """The first step this process finished."""
@@ -234,6 +241,20 @@ class Heart:
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
 
+    def take_loss(self, loss: float, step: Any) -> bool:
+        """A loss of the loop's; is there something to decide? What there is to tell goes out with the next check."""
+        losses = self.losses
+        try:
+            news = losses is not None and losses.take(loss, self.step, step)
+        except (TypeError, ValueError):
+            self._voice.once(f"loss() takes a number, not {type(loss).__name__}")
+            return False
+        if self.page is not None and losses is not None and losses.value is not None:
+            self.page.loss(losses.value)
+        if news:
+            self.soon()
+        return news
+
     def last_step(self, step: Any) -> None:
         """Take the step after which the training is complete into the next beat."""
         self.facts["last_step"] = str(whole(step))
@@ -269,7 +290,7 @@ class Heart:
         saving = spent.saving + (now - spent.since if self.phase == SAVE else 0.0)
         if saving:
             self.facts["saving"] = f"{saving:.3f}"
-        self.phase, self._spent = phase, PhaseTime(now, saving)
+        self._spent = PhaseTime(phase, now, saving)
         if self.page is not None:
             self.page.phase(phase, saving)
 

@@ -39,10 +39,13 @@ class StoreAgreement:
 
     def decide(self, want: Decision) -> Decision:
         count, courier = self.count, self._courier
+        if self.lost and courier.busy:  # it was waited for in vain, and has not answered since
+            return want
         new = want and not self._is_coming(want)
-        if new or (count > courier.known.passed - self._margin and not courier.busy):
+        left = courier.known.passed - count
+        if new or left < 0 or (left < self._margin and not courier.busy):
             ahead = self._pace.measure(count, _monotonic())
-            courier.ask(count + self._margin, count + ahead, (want, count) if new else None)
+            courier.ask(count + self._margin, count + ahead, (want, count - 1) if new else None)
         if count > courier.known.passed and not self._is_told(count):
             return want
         return self._answer(count, courier.known)
@@ -62,7 +65,7 @@ class StoreAgreement:
     @property
     def _margin(self) -> int:
         """So many steps before the last one that may be made, more are asked for."""
-        return (self._pace.steps + 1) // 2
+        return (self._pace.steps + 3) // 4
 
     def _is_coming(self, want: Decision) -> bool:
         return any(one.decision() >= want for one in self._courier.known.named if one.at > self._answered)
@@ -72,7 +75,7 @@ class StoreAgreement:
         courier = self._courier
         if os.getpid() != self._pid:  # a forked child that trains is a loop of its own
             self.lost = self.lost or "this process was forked"
-        elif (self.lost and courier.busy) or not courier.wait(count, self._patience):
+        elif not courier.wait(count, self._patience):
             self.lost = courier.gone or f"it has not answered within {self._patience:.0f} s"
         else:
             self.lost = ""
