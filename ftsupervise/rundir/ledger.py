@@ -18,6 +18,7 @@ from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.printable import printable
+from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
@@ -108,6 +109,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
+        kept=kept.read_kept(folder),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
