@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ftsupervise.report import Status
 
 SCHEMA_VERSION = 2
+_A_DAY = 86400
 _COLOURS = {"RUNNING": "green", "FINISHED": "green", "GONE": "red", "UNKNOWN": "yellow", "STOPPED": "yellow"}
 
 
@@ -116,6 +117,23 @@ def _progress(seen: Status) -> list[str]:
         lines.append(
             f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
         )
+    return lines + _memory(seen)
+
+
+def _memory(seen: Status) -> list[str]:
+    """The rank whose memory is at the limit first, where that is within a day."""
+    from ftsupervise.units import show_duration
+
+    lines = []
+    for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
+        known = ((beat.facts.get(f"{fact}_left", ""), beat) for beat in seen.beats)
+        grows = [(int(left), beat) for left, beat in known if left.isascii() and left.isdigit() and len(left) < 10]
+        if grows and (first := min(grows, key=lambda pair: pair[0]))[0] < _A_DAY:
+            left, beat = first
+            where = f"rank {beat.rank} on {printable(beat.host)}"
+            lines.append(
+                f"  memory    {where}: {show_duration(left)} until its {what} is at the limit at which the guard leaves"
+            )
     return lines
 
 
@@ -136,8 +154,11 @@ def _attempt(attempt: Attempt, now: datetime) -> str:
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
     if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"
-    if attempt.begins is not None:
-        steps = f", {attempt.begins.words()}{steps}"
+    elif attempt.begins is not None:
+        more = (
+            f", {attempt.resumed.words()}" if attempt.resumed is not None and attempt.begins.source == "start" else ""
+        )
+        steps = f"{more}, {attempt.begins.words()}{steps}"
     if attempt.held is not None:
         steps += f", every buddy holds step {attempt.held}"
     if attempt.ended is None and attempt.cause is None:

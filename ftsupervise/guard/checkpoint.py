@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.host import files
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import ENV_RUN, sync_directory
+from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _REMOVED = ".removed-"  # on its way out
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
+COMMIT_WITHIN = 30.0  # seconds behind the barrier in which the other ranks see that rank 0 has committed
+_FIRST_LOOK, _LAST_LOOK = 0.005, 0.2  # seconds between two looks
+_FAILED = "failed"  # beside the lists of the ranks: why rank 0 could not commit
+_REASON = 4096  # bytes
 
 
 class Checkpoints:
@@ -39,6 +44,7 @@ class Checkpoints:
         self._area = place.staging or place.checkpoints / fence.STAGING / fence.area_alone(place.world)
         self._superseded, self._voice, self._place = superseded, voice, place
         self._kept = False  # the folder's own name is durable
+        self._skip: int | None = None  # not asked yet
         self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
@@ -73,7 +79,18 @@ class Checkpoints:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
         from ftsupervise.guard.resume import latest
 
-        return latest(self._place, world, self._voice, self.over, begun=begun)
+        found = latest(self._place, world, self._voice, self.over, begun=begun)
+        if not begun:
+            self._skip = found.skip
+        return found.path
+
+    def skip(self) -> int:
+        """The batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
+        if self._skip is None and self._place.attempt_dir is not None:
+            from ftsupervise.guard.resume import skip_of
+
+            self._skip = skip_of(self._place.attempt_dir)  # rank 0 alone has asked for the checkpoint
+        return self._skip or 0
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""
@@ -94,6 +111,8 @@ class Checkpoints:
             shared = share(staged, own, base_for(self.folder, self._place.incremental))
             rest = _without(own, shared)
             shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
+            if self._place.rank == 0:  # of a commit of that name before
+                _failed(staged).unlink(missing_ok=True)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
         except OSError:
@@ -117,9 +136,38 @@ class Checkpoints:
             return done
         except OSError as error:
             if not self.over():
+                _tell_failure(staged, error)
                 raise
             self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
+
+    def identity(self, name: str) -> int:
+        """Which folder is the checkpoint ``name`` now; 0: there is none. It lists the folder, for a client of a network file
+        system asks the server then. Raises OSError."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return next((one.stat(follow_symlinks=False).st_ino for one in entries if one.name == name), 0)
+        except FileNotFoundError:
+            return 0
+
+    def is_committed(self, staged: Path, before: int, beat: Callable[[], object]) -> bool | None:
+        """For the other ranks, behind the barrier: wait until rank 0 has committed ``staged``. ``before``: the ``identity``
+        before the barrier. False: a newer attempt has begun. None: nothing is seen of it here within COMMIT_WITHIN.
+
+        Raises OSError when rank 0 could not commit it.
+        """
+        until, pause = time.monotonic() + COMMIT_WITHIN, _FIRST_LOOK
+        while self.identity(staged.name) in (0, before):
+            if self.over():
+                return False
+            if why := _told_failure(staged):
+                raise OSError(errno.EIO, f"rank 0 could not commit it: {why}", str(self.folder / staged.name))
+            if time.monotonic() > until:
+                return None
+            beat()
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+        return True
 
     def _seal(self, staged: Path, origin: Origin, ranks: Collection[int]) -> None:
         """All files closed to others, durable, and in the manifest. Nothing reads them before they have their name, so files,
@@ -222,6 +270,27 @@ class Checkpoints:
             )
         _delete(staged)
         return True
+
+
+def _failed(staged: Path) -> Path:
+    from ftsupervise.checkpoints.manifest import FOLDER_NAME
+
+    return staged / FOLDER_NAME / _FAILED
+
+
+def _tell_failure(staged: Path, error: OSError) -> None:
+    """Leave the reason to the ranks that wait for the commit. Where there is no room for it they wait within their bound."""
+    try:
+        write_whole(_failed(staged), str(error)[: _REASON // 4].encode())
+    except OSError:
+        return
+
+
+def _told_failure(staged: Path) -> str:
+    try:
+        return files.read_bounded(_failed(staged), _REASON).decode("utf-8", "replace")
+    except OSError:  # there is none, or the folder has just become the checkpoint
+        return ""
 
 
 def _without(found: Iterable[FileFacts], shared: Iterable[FileEntry]) -> tuple[FileFacts, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftsupervise.errors import Error, from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
 from ftsupervise.rundir.launches import launches, people
 from ftsupervise.rundir.ledger import NEWEST, ledger, lives_here, numbers
 from ftsupervise.rundir.paths import RunDir
@@ -98,7 +98,7 @@ def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tupl
         named = beat.facts.get("attempt")
         return named == str(last.number) if named else beat.at >= last.started
 
-    return tuple(beat for beat in beats if is_its(beat))
+    return of_the_group([beat for beat in beats if is_its(beat)])
 
 
 def _logs(rundir: RunDir, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from ftsupervise.model import Cause, CauseKind, Claim, End
 from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
-from ftsupervise.ranks.hang_monitor import HangMonitor
+from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
@@ -23,6 +23,7 @@ from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
@@ -185,7 +186,9 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     asked = CommandSpec(
         to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks, in_rank
     )
-    one = RunningCommand(asked, _monitor(to, mine))
+    if (follower := _follower(to, now)) is not None:
+        asked = replace(asked, last_look=follower.close)
+    one = RunningCommand(asked, _monitor(to, mine, follower))
     to.reaper.set_attempt(mine.folder)
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
@@ -259,10 +262,21 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
 
 
-def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
+def _follower(to: Services, now: RunProgress) -> LogFollower | None:
+    options, mine = to.options, now.claim
+    if not options.heartbeat_log and options.heartbeat_file is None:
+        return None
+    area = now.fence.area if now.fence is not None else None
+    say = partial(tell, mine.folder / "run.log")
+    return LogFollower(options.heartbeat_log, options.heartbeat_file, options.rundir, mine.number, area, say)
+
+
+def _monitor(to: Services, mine: Claim, follower: LogFollower | None) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(Detector(to.options.hang, to.past), to.agents.table.newest, to.agents.ask, mine.folder)
+    newest = to.agents.table.newest
+    states: RankStates = newest if follower is None else lambda: follower.believed(newest())
+    return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:

@@ -30,6 +30,13 @@ _ASKED = frozenset(
         CauseKind.SUPERSEDED,
     }
 )
+# The guard stopped it for this, which is a failure whatever the exit code.
+_STOPPED_FOR = {
+    CauseKind.HOST_MEMORY: FailureKind.MEMORY,
+    CauseKind.GPU_MEMORY: FailureKind.MEMORY,
+    CauseKind.NOT_A_NUMBER: FailureKind.NUMBERS,
+    CauseKind.DIVERGES: FailureKind.NUMBERS,
+}
 # The loop stopped when asked to; these causes do not say why it was asked.
 _MERELY_TOLD = (None, CauseKind.WARNING, CauseKind.TOLD)
 
@@ -136,9 +143,10 @@ def failure(
 def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: str, oom: bool) -> Failure | None:
     if of.kind is CauseKind.HANG:
         return Failure(FailureKind.HANG, "hang", of.hang_words())
-    if of.kind is CauseKind.HOST_MEMORY and not asked:
-        if code == 0:
-            return Failure(FailureKind.MEMORY, "host memory")
+    kind = _STOPPED_FOR.get(of.kind)
+    if kind is not None and not asked:
+        if code == 0 or kind is FailureKind.NUMBERS:
+            return Failure(kind, of.kind.value, of.text)
     elif asked or code == 0 or of.kind in _ASKED:
         return None
     died = death.kind if death is not None else None

@@ -35,3 +35,9 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
     yield make
     for one in made:
         one.end()
+
+
+@pytest.fixture
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of one process save in turn, so that no rank but the last can see the commit."""
+    monkeypatch.setattr("ftsupervise.guard.checkpoint.COMMIT_WITHIN", 0.0)
