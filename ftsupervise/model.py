@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, Resumed
+from ftsupervise.truth import Beginning, OutputPart, Resumed
 
 
 class FailureKind(str, Enum):
@@ -277,6 +277,7 @@ class Attempt(NamedTuple):
     saving: float | None = None  # seconds in saves; None where the loop does not say
     worked: float | None = None  # seconds from the start to the last sign of progress
     braked: bool = False  # the brake came on after it
+    outputs: tuple[OutputPart, ...] = ()  # files; none where it goes to a pipe or a terminal
     heard: datetime | None = None  # of one without an end: its supervisor's last page
 
     @property

@@ -13,13 +13,13 @@ from ftsupervise.rundir.records import as_count, as_number
 from ftsupervise.truth import Beat, Tally
 
 _Order = TypeVar("_Order", int, float)
-_FEW = 64  # ranks whose beats are read besides a page that counts them all: they may be seconds newer
+FEW = 64  # ranks whose beats are read besides a page that counts them all: they may be seconds newer
 
 
 def reached(rundir: RunDir, number: int, page: ProgressPage | None) -> Reached:
     """The steps that attempt ``number`` reached, ``page`` its progress. Empty when nothing can be read, or newer beats have
     taken their place."""
-    if page is not None and page.ranks > _FEW:
+    if page is not None and page.ranks > FEW:
         return _of_page(page)
     try:
         mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
