@@ -75,7 +75,7 @@ def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
         Cell(usual, "yellow" if late else ""),
         Cell(_until(row.done_at, now)),
         Cell("" if row.loss is None else f"{row.loss:.4g}"),
-        Cell(ago(row.saved_at, now) if row.saved_at is not None else "" if row.saved is None else f"{row.saved:,}"),
+        Cell(ago(row.saved_at, now)),
         Cell(str(row.restarts) if row.restarts else ""),
         Cell(str(row.firing) if row.firing else "", "red"),
         Cell(left, "yellow" if left == "0" and row.verdict == "RUNNING" else ""),

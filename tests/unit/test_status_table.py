@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +119,11 @@ def test_a_short_fault_is_to_be_seen_in_a_long_run() -> None:
     assert shown[0] == "."
     assert shown.count("d") == 1
     assert set(shown) == {".", "=", "d"}
+
+
+def test_every_field_of_the_json_is_in_the_manual() -> None:
+    from ftsupervise.report.detail import TimeSpent
+
+    said = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
+    known = {"since", "until", *RunRow._fields, *TimeSpent._fields, *FiringAlert._fields}
+    assert not {name for name in known if f"`{name}`" not in said}
