@@ -24,7 +24,7 @@ from ftsupervise.cli.output import may_colour, wrapped
 from ftsupervise.cli.status_rows import Line, layout
 from ftsupervise.host import bounded, processes
 from ftsupervise.printable import printable, printable_lines
-from ftsupervise.report.rows import RunRow
+from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.records import decode, parse_object
 
 _WITHIN = 20.0  # seconds for a look; it ends after fifteen by itself

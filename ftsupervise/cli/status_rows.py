@@ -15,7 +15,7 @@ from ftsupervise.printable import printable
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
-    from ftsupervise.report.rows import RunRow
+    from ftsupervise.report.row import RunRow
 
 COLOURS = {
     "RUNNING": "green",

@@ -1,7 +1,7 @@
 """The status of runs by one look at their directories and one ``squeue``; light enough for every prompt and loop.
 
     reading.py   what the directory of a run says          account.py   where its time went
-    queues.py    the jobs of all runs, asked at once       rows.py      all runs, a row each
+    queues.py    the jobs of all runs, asked at once       row.py       a run as a row; rows.py: all runs
     verdict.py   one word, and why                         output.py    the files that its jobs write to
 
 A part that could not be read is shown as unknown, with the reason; never as fine nor as gone.

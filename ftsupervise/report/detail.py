@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
 from ftsupervise.report.queues import QueueSeen
-from ftsupervise.report.rows import RunRow, row_of, watch_of
+from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
 
@@ -92,7 +92,5 @@ def _avoided(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
 
 
 def _newest_log(seen: Status) -> Path | None:
-    from ftsupervise.report.output import output_files
-
-    found = output_files(seen.rundir, seen.name, seen.attempts[-1:])
-    return found[-1].path if found else None
+    outputs = seen.run.last.outputs if seen.run.last is not None else ()
+    return Path(outputs[-1].path) if outputs else None

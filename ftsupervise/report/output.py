@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from glob import iglob
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +58,8 @@ def output_files(rundir: RunDir, name: str, attempts: Sequence[Attempt] = ()) ->
     """The parts of ``attempts``; without any, the files that the settings name, the newest last."""
     if found := parts_of(attempts):
         return found
+    from glob import iglob
+
     dated = []
     for path in islice(iglob(output_of(rundir, name)), _MOST_FILES):  # noqa: PTH207 - an absolute pattern
         try:

@@ -13,7 +13,7 @@ from ftsupervise.report import Status
 from ftsupervise.report.detail import RunDetail, account_of
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.reading import RunReading
-from ftsupervise.report.rows import RunRow, row_of
+from ftsupervise.report.row import RunRow, row_of
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage

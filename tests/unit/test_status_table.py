@@ -13,7 +13,7 @@ from ftsupervise.cli.status_live import read_rows
 from ftsupervise.cli.status_one import timeline
 from ftsupervise.cli.status_rows import layout, pace, table
 from ftsupervise.report.account import Spent, Stretch
-from ftsupervise.report.rows import RunRow
+from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.watched import FiringAlert
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
