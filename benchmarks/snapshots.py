@@ -1,18 +1,27 @@
 """How long does a snapshot in memory hold the training loop up? Beside one memcpy of the same bytes, in the same run.
 
-    python benchmarks/snapshots.py [MB of state]
+    python benchmarks/snapshots.py [MB of state]             # one snapshot, its digest, and the way back
+    python benchmarks/snapshots.py [MB of state] --copies    # the copies on a second node: what they take from the step rate
 
 The state is a model with the two moments of Adam, in arrays of 4 MB and of 64 numbers. With torch they are tensors, and
 ``torch.save`` into the same memory is what a user would write instead; without it they are NumPy's arrays, and that is pickle.
 Figures are this machine's; the ratios travel.
+
+The copies are measured on two "nodes" of this machine, with as many ranks as it has cores, so that no core is idle. Both ends
+of each copy are in the figure, as they are on a node that sends to one neighbour and receives from the other. The processes
+that copy are stopped and continued in turn, a few seconds each, and each stretch is compared with the two beside it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import pickle
+import select
 import shutil
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +32,14 @@ from typing import Any
 import numpy as np
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.memory_folder import node_folder
+from ftsupervise.checkpoints import memory_folder
+from ftsupervise.checkpoints.memory_folder import node_folder, rank_file
+from ftsupervise.checkpoints.memory_pins import SLOTS
+from ftsupervise.checkpoints.memory_slots import open_slots
+from ftsupervise.checkpoints.memory_sums import is_damaged
+from ftsupervise.config.supervisor import default
+from ftsupervise.ranks.snapshot_exchange import start_exchange
+from ftsupervise.ranks.snapshot_ring import SnapshotRing
 
 ROUNDS = 9
 PIECE = 4 << 20
@@ -107,17 +123,23 @@ def measure(state: State, place: Path) -> None:
         f"{'torch.save' if torch is not None else 'pickle'} into the same memory": lambda: state.save(place / "saved"),
     }
     times: dict[str, list[float]] = {name: [] for name in rows}
+    sums: list[float] = []
     for n in range(ROUNDS):
         for name, call in rows.items():
             if n < 3 or "memory" not in name:
                 times[name].append(seconds(call))
+                if name == "guard.snapshot":
+                    sums.append(seconds(lambda: wait_for_digest(place)))
     (place / "saved").unlink()
+    compare = seconds(lambda: compare_all(place))
     restore = seconds(lambda: Guard(signals=()).restore(model=state.arrays))
     base = median(times["one memcpy"])
     print(f"{state.size / 1e6:,.0f} MB in {len(state.arrays)} {'tensors' if torch is not None else 'arrays'}")
     print(f"{'holds the loop up':<36}{'ms':>8}{'memcpys':>9}")
     for name, found in times.items():
         print(f"{name:<36}{median(found) * 1e3:>8,.1f}{median(found) / base:>9.2f}")
+    print(f"{'its digest, beside the loop':<36}{median(sums) * 1e3:>8,.1f}{median(sums) / base:>9.2f}")
+    print(f"{'compared again before a restart':<36}{compare * 1e3:>8,.1f}{compare / base:>9.2f}")
     print(f"{'restore, before the loop':<36}{restore * 1e3:>8,.1f}{restore / base:>9.2f}")
     print(f"{'until ready, beside the loop':<36}{ready * 1e3:>8,.1f}{ready / base:>9.2f}")
 
@@ -127,5 +149,134 @@ def wait_for(guard: Guard) -> None:
         time.sleep(0.001)
 
 
+def wait_for_digest(place: Path) -> None:
+    with open_slots(rank_file(str(place), 0)) as file:
+        slot = max(file.held().items())[1]
+        while (header := file.valid(slot)) is None or not header.algorithm:
+            time.sleep(0.0005)
+
+
+def compare_all(place: Path) -> None:
+    with open_slots(rank_file(str(place), 0)) as file:
+        slot = max(file.held().items())[1]
+        header = file.valid(slot)
+        assert header is not None and not is_damaged(file, slot, header)
+
+
+# ------------------------------------------------------------------------------------------------------ the copies
+
+STRETCH = 3.0  # seconds
+STRETCHES = 41
+STEP = 0.05  # seconds, about
+
+
+def copies(mb: int) -> None:
+    """Two nodes on this machine, a rank for each core, and the exchanges stopped and continued in turn."""
+    ranks = max(2, len(os.sched_getaffinity(0)))
+    folder, key = memory_folder.new_folder("benchmark"), os.urandom(32)
+    nodes = ("a", "b")
+    locks = [memory_folder.make(folder, node) for node in nodes]
+    share = default("snapshot_copies")
+    talks: dict[str, socket.socket] = {}
+    ring = SnapshotRing(lambda: nodes, lambda node, body: talks[node].send(body))
+    pids = []
+    for node in nodes:
+        pid, talks[node] = start_exchange(folder, node, key, share)
+        pids.append(pid)
+    ring.begin(0, -1)  # without a supervisor there is no attempt
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    spawn = multiprocessing.get_context("spawn")
+    counters = spawn.Array("q", ranks, lock=False)
+    children = [
+        spawn.Process(target=one_rank, args=(folder, nodes[n % 2], n, ranks, mb, counters), daemon=True)
+        for n in range(ranks)
+    ]
+    try:
+        for child in children:
+            child.start()
+        rates = alternate(ring, talks, pids, counters)
+        tell_copies(rates, ranks, mb, share, ring.state.held)
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for node in nodes:
+            memory_folder.remove(folder, node)
+        for lock in locks:
+            if lock is not None:
+                os.close(lock)
+
+
+def one_rank(folder: str, node: str, rank: int, world: int, mb: int, counts: Any) -> None:
+    """Train: about 50 ms of matrix products a step, and a snapshot every second one."""
+    names = {"SNAPSHOTS": folder, "GUARD_SNAPSHOT_SLOTS": str(SLOTS)}
+    os.environ |= {f"FTSUPERVISE_{name}": value for name, value in names.items()}
+    os.environ |= {"SLURMD_NODENAME": node, "RANK": str(rank), "WORLD_SIZE": str(world)}
+    state = State(mb)
+    guard = Guard(signals=())
+    guard.restore(model=state.arrays)
+    one = np.random.default_rng(rank).standard_normal((192, 192))
+    count = max(1, int(STEP / min(seconds(lambda: one @ one) for _ in range(50))))
+    step = 0
+    while True:
+        for _ in range(count):
+            one @ one
+        step += 1
+        guard.snapshot(step)
+        counts[rank] = step
+
+
+def alternate(
+    ring: SnapshotRing, talks: dict[str, socket.socket], pids: list[int], counts: Any
+) -> list[tuple[bool, float, float]]:
+    """For each stretch: with copies or not, steps a second of all ranks, and the share of the cores that copying took."""
+    listen(ring, talks, until=lambda: ring.state.held >= 0, bound=120.0)
+    if ring.state.held < 0:
+        raise SystemExit("no step came to every buddy within two minutes")
+    found = []
+    for n in range(STRETCHES):
+        on = bool(n % 2)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT if on else signal.SIGSTOP)
+        listen(ring, talks, until=lambda: False, bound=0.3)
+        began, steps, used = time.monotonic(), sum(counts), sum(cpu(pid) for pid in pids)
+        listen(ring, talks, until=lambda: False, bound=STRETCH)
+        took = time.monotonic() - began
+        busy = (sum(cpu(pid) for pid in pids) - used) / took / len(os.sched_getaffinity(0))
+        found.append((on, (sum(counts) - steps) / took, busy))
+    return found
+
+
+def listen(ring: SnapshotRing, talks: dict[str, socket.socket], until: Callable[[], bool], bound: float) -> None:
+    """The supervisor's part: pass the reports on to the ring."""
+    end = time.monotonic() + bound
+    while not until() and (left := end - time.monotonic()) > 0:
+        ready = select.select(list(talks.values()), [], [], min(0.05, left))[0]
+        for node, talk in talks.items():
+            if talk in ready:
+                ring.hear(node, "127.0.0.1", talk.recv(4096))
+
+
+def cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tell_copies(rates: list[tuple[bool, float, float]], ranks: int, mb: int, share: float, held: int) -> None:
+    pairs = [rates[n][1] / ((rates[n - 1][1] + rates[n + 1][1]) / 2) for n in range(1, len(rates) - 1) if rates[n][0]]
+    pairs.sort()
+    off, on = (median(rate for with_it, rate, _ in rates if with_it is which) for which in (False, True))
+    low, high = pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]
+    print(
+        f"{ranks} ranks of {mb} MB on two nodes, copies within {share:.0%} of the cores; every buddy held step {held}"
+    )
+    print(f"steps a second without copies {off:,.2f}, with them {on:,.2f}")
+    print(f"each stretch beside its neighbours: median {median(pairs):.3f}, half of them {low:.3f} to {high:.3f}")
+    print(f"processor time of both ends: {median(busy for with_it, _, busy in rates if with_it):.2%} of the cores")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 256)
+    words = [word for word in sys.argv[1:] if word != "--copies"]
+    (copies if "--copies" in sys.argv else main)(int(words[0]) if words else 256)

@@ -17,6 +17,11 @@ ELSEWHERE = {
     "example-minimal.md": "examples/minimal/README.md",
     "example-ddp.md": "examples/ddp/README.md",
     "example-fsdp.md": "examples/fsdp_dcp/README.md",
+    "example-lightning.md": "examples/lightning/README.md",
+    "example-huggingface.md": "examples/huggingface/README.md",
+    "example-accelerate.md": "examples/accelerate/README.md",
+    "example-torchrun.md": "examples/torchrun/README.md",
+    "example-shell.md": "examples/shell/README.md",
     "recovery.md": "benchmarks/recovery/README.md",
 }
 _PAGES = {source: page for page, source in ELSEWHERE.items()}

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
 
 
 class FailureKind(str, Enum):
@@ -64,6 +64,9 @@ class CauseKind(str, Enum):
     TIME_LIMIT = "time limit"
     RUN_TIME = "run time reached"
     HOST_MEMORY = "host memory"
+    GPU_MEMORY = "GPU memory"
+    NOT_A_NUMBER = "loss is not a number"
+    DIVERGES = "loss diverges"
     TOLD = "asked to stop (SIGTERM)"  # the guard's word, before it is known what for
     CANCELLED = "cancelled or preempted"
     PREEMPTED = "preemption"
@@ -137,9 +140,7 @@ class Cause(NamedTuple):
 
     def words(self) -> str:
         """For people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
-        said = self._words()
-        if self.left is not None:
-            said += f" (exit {self.left})"
+        said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
         if self.late:
             said += ", and it did not leave in time"
         if self.then is None:
@@ -179,9 +180,8 @@ class Cause(NamedTuple):
             told = self.signal == _SIGTERM and self.at  # by srun, with the others
             return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
         if self.kind is CauseKind.EXIT:
-            by = (
-                0 if self.at else signal_in(self.code)
-            )  # what a shell, srun or torchrun make of a child killed by a signal
+            # what a shell, srun or torchrun make of a child killed by a signal
+            by = 0 if self.at else signal_in(self.code)
             return f"exit {self.code}{f' (a process killed by {_signal_name(by)})' if by else ''}"
         if self.kind is CauseKind.MEMORY and not self.at:
             return "out of memory (the kernel or Slurm killed a process)"
@@ -189,9 +189,7 @@ class Cause(NamedTuple):
 
 
 _SIGTERM = 15
-_ORDERLY = frozenset(
-    {CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME}
-)
+_ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME)
 
 
 def ended(code: int | None, node: str, rank: str) -> Cause:
@@ -222,6 +220,9 @@ class Reached(NamedTuple):
     first_at: float | None = None  # epoch seconds at which the last rank had made its first step
     saving: float | None = None  # seconds in saves
     active_at: float | None = None  # epoch seconds of the last step, or of the last change of a phase
+    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
+    first_loss: float | None = None
+    because: tuple[NodeRanks, str] | None = None  # the rank that asked to stop, and its words
 
 
 class Claim(NamedTuple):
@@ -279,6 +280,8 @@ class Attempt(NamedTuple):
     braked: bool = False  # the brake came on after it
     outputs: tuple[OutputPart, ...] = ()  # files; none where it goes to a pipe or a terminal
     heard: datetime | None = None  # of one without an end: its supervisor's last page
+    trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
+    first_loss: float | None = None  # the first that any rank reported
 
     @property
     def words(self) -> str:
@@ -299,9 +302,6 @@ class Attempt(NamedTuple):
     def why(self) -> str:
         """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
         return f"{self.words}: {self.line}" if self.line else self.words
-
-
-# ----------------------------------------------------------------------------------------------------- the queue
 
 
 class JobState(Enum):

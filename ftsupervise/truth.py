@@ -42,6 +42,25 @@ class SwitchState(NamedTuple):
         return self.health is Health.BAD
 
 
+NOT_A_NUMBER = "loss is not a number"
+DIVERGES = "loss diverges"
+
+
+class LossTrouble(NamedTuple):
+    """A loss that is no number or that diverges, as the rank that was given it says."""
+
+    kind: str = NOT_A_NUMBER  # or DIVERGES
+    since: int | None = None  # the first step whose loss showed it
+    step: int | None = None  # the last one that did
+    rank: int = 0
+    words: Annotated[str, 500] = ""  # the numbers
+    then: str = "warn"  # what the settings say: "warn", "stop", or "resume" from an older checkpoint
+
+    @property
+    def stops(self) -> bool:
+        return self.then in ("stop", "resume")
+
+
 class Beat(NamedTuple):
     """A rank's newest proof of progress."""
 
@@ -52,6 +71,7 @@ class Beat(NamedTuple):
     pid: int = 0
     host: str = ""
     facts: Mapping[str, str] = MappingProxyType({})
+    trouble: LossTrouble | None = None  # with its loss, while there is any
 
 
 class HeartbeatSample(NamedTuple):
@@ -107,6 +127,13 @@ class RankState(NamedTuple):
     leaving: bool = False
 
 
+class SkippedBatches(NamedTuple):
+    """Batches that the loop was told to skip when it went on from ``step``."""
+
+    step: int
+    batches: int
+
+
 class Resumed(NamedTuple):
     """Which checkpoint an attempt began from, and why: what its guard wrote down. ``words()`` says it to people."""
 
@@ -119,6 +146,13 @@ class Resumed(NamedTuple):
     passed: tuple[Annotated[str, 2000], ...] = ()  # newer ones, each with the reason that it was not taken
     set_aside: str = ""  # the one that this attempt put into the quarantine
     set_aside_step: int | None = None
+    more_aside: int = 0  # others that were set aside with it
+    skipped: tuple[SkippedBatches, ...] = ()  # on the way to here, the last at this very step
+
+    @property
+    def skip(self) -> int:
+        """Batches to skip before the first step of this attempt."""
+        return sum(one.batches for one in self.skipped if one.step == (self.step or 0))
 
     def same(self, other: Resumed) -> bool:
         """Is it the same checkpoint, not a later one of the same name?"""
@@ -126,8 +160,10 @@ class Resumed(NamedTuple):
 
     def words(self) -> str:
         """ "from step-00000080 (step-00000100 was set aside)"."""
-        more = [f"{self.set_aside} was set aside"] if self.set_aside else []
+        others = f" and {self.more_aside} more were" if self.more_aside else " was"
+        more = [f"{self.set_aside}{others} set aside"] if self.set_aside else []
         more += [f"{len(self.passed)} newer passed over"] if self.passed else []
+        more += [f"{self.skip} batches are skipped"] if self.skip else []
         said = f"from {self.checkpoint}" if self.checkpoint else "from the beginning"
         return said + (f" ({'; '.join(more)})" if more else "")
 

@@ -19,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ftsupervise import Guard  # GUARD
+from ftsupervise.integrations.torch_data import Batches  # GUARD
 
-BATCH, KEEP = 128, 3
+BATCH, SCHEDULE, KEEP = 128, 2000, 3
 JOIN = 120.0  # seconds to wait for rank 0
 
 
@@ -31,52 +33,61 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    rank, world, device = join()
-    images, labels = (part.to(device) for part in digits())
-
-    # find_unused_parameters: otherwise DDP adds gradients up in another order after its first step, and a restart shows in the
-    # last bits of the weights (it warns once that it costs a little)
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
-    model = DistributedDataParallel(net, find_unused_parameters=True)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    first = load(net, optimizer, device)
-    guard = Guard(rank=rank, world=world, agree=lambda vote: largest(vote, device))  # GUARD
-    say(
-        rank,
-        f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s), to step {args.steps}",
-    )
-
-    for step in range(first, args.steps + 1):
-        seen = torch.Generator().manual_seed(
-            args.seed * 1_000_003 + step
-        )  # of the step alone, so that nothing need be saved
-        batch = torch.randint(len(images), (BATCH,), generator=seen)[rank::world].to(device)
-        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        time.sleep(args.step_time)
-        if step % args.log_every == 0:
-            say(rank, f"step {step} loss {loss.item():.4f}")
-
-        decision = guard.step(step)  # GUARD
-        if decision.save or step % args.save_every == 0 or step == args.steps:
-            if rank == 0:
-                save(guard, net, optimizer, step)
-            dist.barrier()  # nobody says that it is saved before it is
-            guard.saved(step)  # GUARD
-        if decision.stop:
-            say(rank, f"stopped at step {step}: {decision.reason}")
-            break
-    else:
-        guard.finished(args.steps)  # GUARD
-        say(rank, f"finished at step {args.steps}, weights {digest(net)}")
+    device = join()
+    train(args, device)  # a function of its own: the model must be gone before the group is
     dist.destroy_process_group()
 
 
-def join() -> tuple[int, int, torch.device]:
-    """This process's rank, the number of ranks and its device. torchrun says where to meet; srun does not: there rank 0 opens a
-    store on a free port and says so in the attempt's own directory, so that no rank ever meets the store of a dead attempt."""
+def train(args: argparse.Namespace, device: torch.device) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)).to(device)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, SCHEDULE)
+    data = TensorDataset(*digits())
+    sampler = DistributedSampler(data, seed=args.seed, drop_last=True)
+    batches = Batches(DataLoader(data, BATCH // world, sampler=sampler, drop_last=True))  # GUARD
+    torch.manual_seed(args.seed * 1_000_003 + rank)  # each rank drops out units of its own
+
+    guard = Guard()  # GUARD
+    first = 1 + (
+        guard.restore(  # GUARD
+            model=net,
+            optimizer=optimizer,
+            schedule=schedule,
+            batches=batches,
+            warm_up=lambda: model(torch.zeros(2, 64, device=device)).sum().backward(),
+        )
+        or 0
+    )
+    say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s), to step {args.steps}")
+
+    for step, (images, labels) in zip(range(first, args.steps + 1), batches.forever(), strict=False):
+        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        time.sleep(args.step_time)
+        if step % args.log_every == 0:
+            say(f"step {step} loss {loss.item():.4f}")
+
+        guard.snapshot(step)  # GUARD: into the node's memory
+        decision = guard.step(step)  # GUARD
+        if decision.save or step % args.save_every == 0 or step == args.steps:
+            guard.save(step)  # GUARD: to the disk
+            drop_old(guard)
+        if decision.stop:
+            say(f"stopped at step {step}: {decision.reason}")
+            break
+    else:
+        guard.finished(args.steps)  # GUARD
+        say(f"finished at step {args.steps}, weights {digest(net)}")
+
+
+def join() -> torch.device:
+    """The ranks come together; the device of this one. torchrun says where to meet; srun does not: there rank 0 opens a store
+    on a free port and says so in the attempt's own directory, so that no rank ever meets the store of a dead attempt."""
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     device = torch.device("cuda", local % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -90,7 +101,7 @@ def join() -> tuple[int, int, torch.device]:
         rank = int(os.environ["SLURM_PROCID"]) if step else 0
         world = int(os.environ["SLURM_STEP_NUM_TASKS"]) if step else 1
         dist.init_process_group(backend, store=meet(rank, world), rank=rank, world_size=world)
-    return dist.get_rank(), dist.get_world_size(), device
+    return device
 
 
 def meet(rank: int, world: int) -> dist.Store:
@@ -113,34 +124,12 @@ def meet(rank: int, world: int) -> dist.Store:
     return dist.TCPStore(host, int(port), world, is_master=False)
 
 
-def largest(vote: int, device: torch.device) -> int:
-    """The largest vote of all ranks: so they all leave, or save, at the same step."""
-    box = torch.tensor(vote, device=device)
-    dist.all_reduce(box, op=dist.ReduceOp.MAX)
-    return int(box)
-
-
-def save(guard: Guard, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Whole or not at all, and never over a successor's. The last KEEP stay."""
-    with guard.checkpoint(step) as folder:  # GUARD
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / "state.pt")
-    for old in sorted(checkpoints().glob("step-*"))[:-KEEP]:
-        guard.remove(old)
-
-
-def checkpoints() -> Path:
-    return Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
-
-
-def load(net: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """From the newest checkpoint, if there is one; the step to go on with."""
-    newest = max(checkpoints().glob("step-*"), default=None)
-    if newest is None:
-        return 1
-    saved = torch.load(newest / "state.pt", map_location=device, weights_only=True)
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return int(saved["step"]) + 1
+def drop_old(guard: Guard) -> None:
+    """The last KEEP stay."""
+    if dist.get_rank() == 0:
+        folder = Path(os.environ.get("FTSUPERVISE_CHECKPOINT_DIR", "checkpoints"))
+        for old in sorted(folder.glob("step-*"))[:-KEEP]:
+            guard.remove(old)
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,8 +148,8 @@ def digest(net: nn.Module) -> str:
     return hashlib.sha256(bytes(weights.view(torch.uint8).tolist())).hexdigest()[:16]
 
 
-def say(rank: int, text: str) -> None:
-    if rank == 0:
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
         print(text, flush=True)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
 from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below
@@ -19,6 +17,12 @@ from ftsupervise.host import files
 from ftsupervise.host.ownership import user_name
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import time_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_SYNCED_AT_ONCE = 8  # files: they wait for the disk, not for a processor
+_SMALL = 4 << 20  # bytes whose digests are taken sooner than a thread is begun
 
 
 class NotComplete(ValueError):
@@ -96,35 +100,51 @@ def newest_write(contents: Contents) -> datetime | None:
 def entries_of(
     root: Path, found: Iterable[FileFacts], *, told: Callable[[int], object] = lambda done: None
 ) -> tuple[FileEntry, ...]:
-    """The digests of files below ``root``. All of them are durable then: threads of their own sync what others read, so the
-    disk writes while the processor works. Raises NotComplete for one that changes meanwhile, OSError."""
+    """The digests of files below ``root``. All of them are durable then. Raises NotComplete for one that changes meanwhile,
+    OSError."""
+    with Syncs() as syncs:
+        return digests_of(root, found, syncs, told=told)
+
+
+def digests_of(
+    root: Path, found: Iterable[FileFacts], syncs: Syncs, *, told: Callable[[int], object] = lambda done: None
+) -> tuple[FileEntry, ...]:
+    """The digests of files below ``root``, while ``syncs`` makes them durable: the disk writes as the processor works. Raises
+    NotComplete for one that changes meanwhile, OSError."""
     algorithm = best_algorithm()
     largest_first = sorted(found, key=lambda one: -one.facts.st_size)
-    with syncing(root, largest_first):
-        return tuple(in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first))
+    for one in largest_first:
+        if not one.is_link:
+            syncs.file(path_below(root, one.path))
+    at_once = 1 if sum(one.facts.st_size for one in largest_first) < _SMALL else 0
+    return tuple(in_parallel(lambda one: _entry(root, one, algorithm, told), largest_first, at_once))
 
 
-@contextmanager
-def syncing(root: Path, found: Sequence[FileFacts]) -> Iterator[None]:
-    """Sync the files in the background of the block; they are durable at its end. Raises OSError there."""
-    wanted = [one for one in found if not one.is_link]
-    failed: list[OSError] = []
+class Syncs:
+    """Files and folders on their way to the disk, all at once: a journal writes them together. Durable at the end of the block,
+    which raises OSError where one is not."""
 
-    def work() -> None:
-        try:
-            for _ in in_parallel(lambda one: _sync_file(path_below(root, one.path)), wanted):
-                pass
-        except OSError as error:
-            failed.append(error)
+    def __init__(self) -> None:
+        self._under_way: list[Future[None]] = []
 
-    thread = threading.Thread(target=work, name="checkpoint-sync", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    if failed:
-        raise failed[0]
+    def __enter__(self) -> Syncs:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool = ThreadPoolExecutor(_SYNCED_AT_ONCE, "checkpoint-sync")
+        return self
+
+    def file(self, path: str | os.PathLike[str]) -> None:
+        self._under_way.append(self._pool.submit(_sync_file, path))
+
+    def folder(self, path: Path) -> None:
+        """Make the names in it durable. They are there already."""
+        self._under_way.append(self._pool.submit(sync_directory, path))
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is None:
+            for one in self._under_way:
+                one.result()
 
 
 def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], object]) -> FileEntry:
@@ -138,7 +158,7 @@ def _entry(root: Path, one: FileFacts, algorithm: str, told: Callable[[int], obj
     return FileEntry(one.path, hashed.size, hashed.digest)
 
 
-def _sync_file(path: str) -> None:
+def _sync_file(path: str | os.PathLike[str]) -> None:
     fd = files.open_regular(path)
     try:
         _sync(fd)

@@ -18,7 +18,7 @@ from ftsupervise.host import files
 
 XXH3, CRC32 = "xxh3_128", "crc32"
 ALGORITHMS = (XXH3, CRC32)
-_PIECE = 1 << 20  # bytes read at once: they are still in the processor's cache when the digest is taken
+_PIECE = 1 << 19  # bytes read at once: they are still in the processor's own cache when the digest is taken
 _MOST_THREADS = 8
 S = TypeVar("S")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -96,10 +96,10 @@ def choose(
     scope: Scope = Scope(),  # noqa: B008 - a frozen value
     *,
     pattern: str = "*",
-    without: str = "",
+    without: Collection[str] = (),
 ) -> Choice:
-    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not. The one called
-    ``without`` is left out.
+    """The newest checkpoint that passes verification, and the verdicts on the newer ones that did not. Those called
+    ``without`` are left out.
 
     Raises OSError where the folder cannot be read; also where no good one was found and one of them could not be read, for to
     begin anew because a file server stumbled would cost all steps.
@@ -120,7 +120,7 @@ def look_back(
     scope: Scope = Scope(),  # noqa: B008 - a frozen value
     *,
     pattern: str = "*",
-    without: str = "",
+    without: Collection[str] = (),
 ) -> tuple[Verdict, ...]:
     """The verdicts from the newest checkpoint back to the first good one; one that was removed meanwhile is left out.
 
@@ -128,7 +128,7 @@ def look_back(
     """
     seen: list[Verdict] = []
     for found in checkpoints_in(folder, pattern=pattern):
-        if found.path.name == without:
+        if found.path.name in without:
             continue
         verdict = verify(found.path, scope)
         if verdict.good or verdict.state is not CheckpointState.UNSEEN or os.path.lexists(found.path):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ftsupervise.checkpoints.offload import being_copied
 from ftsupervise.checkpoints.restore import RESTORING
+from ftsupervise.checkpoints.staged import A_DAY, left_alone, names_in, unchanged
 from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir import fence
 from ftsupervise.rundir.ledger import backwards
 from ftsupervise.rundir.paths import RunDir
 
-A_DAY = 86400.0  # seconds without a change, after which nothing works there any more
 _BACK = 20  # newest attempts that are looked at
 
 
@@ -42,8 +42,8 @@ def _may_live(one: Attempt) -> bool:
 
 def _copied(folder: Path, now: float) -> dict[str, str]:
     found = {}
-    for name in _names(folder):
-        if name.startswith(RESTORING) and not _unchanged(folder / name, now):
+    for name in names_in(folder):
+        if name.startswith(RESTORING) and not unchanged(folder / name, now):
             found[name.removeprefix(RESTORING)] = "it is being restored"
         elif not name.startswith(".") and being_copied(folder / name, now - A_DAY):
             found[name] = "it is being copied"
@@ -52,18 +52,11 @@ def _copied(folder: Path, now: float) -> dict[str, str]:
 
 def leftovers(rundir: RunDir | None, folder: Path, now: float) -> tuple[str, ...]:
     """Paths below ``folder`` that an interrupted restore or save left and that have not changed for a day. Raises OSError."""
-    found = [folder / name for name in _names(folder) if name.startswith(RESTORING)]
+    found = [folder / name for name in names_in(folder) if name.startswith(RESTORING)]
     if rundir is not None and rundir.attempts.is_dir():  # without an attempt nothing was staged
         found += _staged(fence.staging(rundir, folder))
-    return tuple(sorted(str(path.relative_to(folder)) for path in found if _unchanged(path, now)))
-
-
-def _names(folder: Path) -> list[str]:
-    """[] where there is no such folder: the run has not saved yet."""
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    found += left_alone(folder, now)
+    return tuple(sorted(str(path.relative_to(folder)) for path in found if unchanged(path, now)))
 
 
 def _staged(areas: Path) -> Iterator[Path]:
@@ -78,17 +71,3 @@ def _staged(areas: Path) -> Iterator[Path]:
             yield from (Path(entry.path, name) for name in os.listdir(entry.path))
         elif entry.name.startswith((fence.SEALED, fence.SWEPT)):
             yield Path(entry.path)
-
-
-def _unchanged(path: Path, now: float) -> bool:
-    """Has nothing in it changed for a day? Not, where that cannot be seen."""
-    try:
-        if now - path.lstat().st_ctime < A_DAY:
-            return False
-        for here, folders, names in os.walk(path):
-            for name in (*folders, *names):
-                if now - os.lstat(f"{here}/{name}").st_ctime < A_DAY:
-                    return False
-    except OSError:
-        return False
-    return True

@@ -78,14 +78,16 @@ def share(staged: Path, found: Iterable[FileFacts], base: Base | None) -> tuple[
     return tuple(entry for entry in in_parallel(lambda entry: _share_one(staged, base.path, entry), wanted) if entry)
 
 
-def write_shared(staged: Path, base: Base | None, entries: Iterable[FileEntry]) -> None:
-    """Say how long the chain is, where there may be one; nothing for a checkpoint that was written in full. Raises OSError."""
+def write_shared(staged: Path, base: Base | None, entries: Iterable[FileEntry]) -> tuple[Path, ...]:
+    """Say how long the chain is, where there may be one; nothing for a checkpoint that was written in full. The pages that were
+    written and are not durable yet. Raises OSError."""
     if base is None:
-        return
+        return ()
     same = [one for one in entries if base.entries.get(one.path) == one and one.size >= _SMALLEST]
     make_record_folder(staged / FOLDER_NAME)
     page = Shared(base.path.name, base.generation + 1, len(same), sum(one.size for one in same))
-    write_json(staged / FOLDER_NAME / _PAGE, page)
+    write_json(staged / FOLDER_NAME / _PAGE, page, sync=False)
+    return (staged / FOLDER_NAME / _PAGE,)
 
 
 def _share_one(staged: Path, base: Path, entry: FileEntry) -> FileEntry | None:

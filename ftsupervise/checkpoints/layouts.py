@@ -140,7 +140,11 @@ def _metadata(checkpoint: Path, contents: Contents) -> tuple[bool, str]:
     sizes = shard_sizes(raw)
     for name in sorted(wanted):  # others hold nothing: a rank without anything to save leaves an empty one
         one = contents.files[there[name]]
-        if not one.is_link and (cut := _cut_shard(checkpoint / one.path, one.facts.st_size, sizes.get(name, 1))):
+        try:
+            size = os.stat(checkpoint / one.path).st_size if one.is_link else one.facts.st_size  # noqa: PTH116
+        except FileNotFoundError:
+            return False, f"{one.path} leads to a file that is not there"
+        if cut := _cut_shard(checkpoint / one.path, size, sizes.get(name, 1)):
             return False, f"{one.path} {cut}"
     return True, _METADATA
 
@@ -149,7 +153,7 @@ def _cut_shard(path: Path, size: int, wanted: int) -> str:
     """Why a shard is not whole. torch writes its items one after the other, each as a zip; other formats have only a size."""
     if size < wanted:
         return f"has {size} bytes where {_METADATA} says {wanted}" if size else "is empty"
-    fd = files.open_regular(path)
+    fd = files.open_regular(path, follow=True)
     try:
         tail = os.pread(fd, _ZIP_END_SIZE, max(0, size - _ZIP_END_SIZE))
         cut = os.pread(fd, len(_ZIP), 0) == _ZIP and not tail.startswith(_ZIP_END)

@@ -191,12 +191,14 @@ def _entry(raw: Any) -> FileEntry:
 # --------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Write it, whole and durable. From then on the folder is a checkpoint. Raises OSError."""
+def write_manifest(checkpoint: Path, manifest: Manifest, *, sync: bool = True) -> None:
+    """Write it, whole and durable. From then on the folder is a checkpoint. ``sync`` False: the caller makes file and folders
+    durable. Raises OSError."""
     path = manifest_of(checkpoint)
     make_record_folder(path.parent)
-    write_whole(path, encoded(manifest))
-    sync_directory(path.parent.parent)
+    write_whole(path, encoded(manifest), sync=sync)
+    if sync:
+        sync_directory(path.parent.parent)
 
 
 def make_record_folder(folder: Path) -> None:

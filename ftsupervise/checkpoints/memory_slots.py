@@ -66,7 +66,7 @@ class SlotHeader(NamedTuple):
     meta_crc: int = 0
     layout: bytes = b""  # 16 bytes: a digest over names, types and shapes; "" where the maker gives none
     algorithm: int = 0  # of the digest: one of ALGORITHMS
-    digest: bytes = b""  # of the data, 16 bytes; of a slot that was received from another node
+    digest: bytes = b""  # of the data, 16 bytes
     at: float = 0.0  # epoch seconds
 
     @property
@@ -77,6 +77,10 @@ class SlotHeader(NamedTuple):
     def size(self) -> int:
         """Bytes of description and data: what is sent to another node."""
         return self.meta_size + self.data_size
+
+    def unsummed(self) -> SlotHeader:
+        """The same without the digest, which its writer adds later (``memory_sums.py``)."""
+        return self._replace(algorithm=0, digest=b"", layout=self.layout.ljust(16, b"\0"))
 
 
 ALGORITHMS = ("", "xxh3_128", "crc32")  # of ``SlotHeader.algorithm``; 0: the data has no digest
@@ -158,7 +162,8 @@ class SlotFile:
     def still(self, slot: int, header: SlotHeader) -> bool:
         """Is it the same snapshot still? Then all that was read of it since ``header`` was read belongs to it."""
         _order_stores()
-        return self.header(slot) == header
+        found = self.header(slot)
+        return found is not None and found.unsummed() == header.unsummed()
 
     def read(self, slot: int, header: SlotHeader, offset: int, size: int) -> bytes:
         """Bytes ``offset`` and on of description and data, one after the other; fewer at the end, or of a file cut short."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints.manifest import FOLDER_NAME
 from ftsupervise.host.modes import make_folder
 from ftsupervise.host.ownership import user_name
+from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import sync_directory
 from ftsupervise.rundir.records import read_record, write_json
 
@@ -42,31 +43,43 @@ class _Page(NamedTuple):
     user: str = ""
 
 
-def set_aside(checkpoint: Path, reason: str, at: datetime) -> Path:
+def set_aside(checkpoint: Path, reason: str, at: datetime, *, area: Path | None = None) -> Path:
     """Move ``checkpoint`` into the quarantine beside it, with the reason; its new path. Raises OSError.
 
-    The reason is written first, so that a crash in between leaves a checkpoint in its place, not one without a reason.
+    ``area``: the staging area of the attempt that does so. It goes by way of that, so that an attempt that a newer one has
+    sealed sets nothing aside (ESTALE), wherever it was stopped; the newer one puts back what it finds there.
     """
-    area = checkpoint.parent / QUARANTINE
-    make_folder(area)
-    if checkpoint.is_dir() and not checkpoint.is_symlink():
-        page = checkpoint / FOLDER_NAME / _PAGE
+    quarantine = checkpoint.parent / QUARANTINE
+    make_folder(quarantine)
+    here = checkpoint
+    if area is not None:
+        here = area / f"{fence.ASIDE}{checkpoint.name}"
+        _move(checkpoint, here, area)
+    if here.is_dir() and not here.is_symlink():
+        page = here / FOLDER_NAME / _PAGE
         make_folder(page.parent)
         write_json(page, _Page(checkpoint.name, reason, at, user_name()))
     for turn in range(1, _TURNS):
-        target = area / (checkpoint.name if turn == 1 else f"{checkpoint.name}~{turn}")
+        target = quarantine / (checkpoint.name if turn == 1 else f"{checkpoint.name}~{turn}")
         if os.path.lexists(target):
             continue
         try:
-            os.rename(checkpoint, target)
+            _move(here, target, area)
         except OSError as error:  # another one was faster: a folder is never renamed over one that holds something
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 continue
             raise
-        sync_directory(area)
+        sync_directory(quarantine)
         sync_directory(checkpoint.parent)
         return target
-    raise OSError(errno.EEXIST, f"holds {_TURNS} checkpoints called {checkpoint.name} already", str(area))
+    raise OSError(errno.EEXIST, f"holds {_TURNS} checkpoints called {checkpoint.name} already", str(quarantine))
+
+
+def _move(source: Path, target: Path, area: Path | None) -> None:
+    if area is None:
+        os.rename(source, target)
+    elif not fence.move(source, target, area):
+        raise OSError(errno.ESTALE, "a newer attempt has begun", str(source))
 
 
 def quarantined(folder: Path) -> tuple[Quarantined, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,7 +23,9 @@ from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.stores import FolderStore, Store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 from ftsupervise.errors import AlreadyRunning, NotFound, NotPermitted
+from ftsupervise.host.files import TEMPORARY
 from ftsupervise.host.modes import make_folder
+from ftsupervise.host.processes import locked_by_the_killed
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
@@ -131,22 +134,53 @@ def restore(
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Raises AlreadyRunning while another restore works in that folder."""
+    """Raises AlreadyRunning while another restore works in that folder. A process that was killed and hangs in a dead mount
+    works there no more, though its lock is still held: what it brought is moved into a new folder."""
     fd = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
+            if not locked_by_the_killed(fd):
+                raise AlreadyRunning(f"another restore works in {partial}", hint="wait until it is over") from None
+            _begin_anew(partial, fd)
+            with _alone(partial):
+                _move_over(partial.with_name(f"{partial.name}~"), partial)
+                yield
+            return
         except OSError:  # a file system without locks
             pass
-        if not partial.exists() or partial.stat().st_ino != os.fstat(fd).st_ino:
-            raise AlreadyRunning(
-                f"another restore has just made {partial.name.removeprefix(RESTORING)}", hint="look again"
-            )
+        _require_same(partial, fd)
         yield
     finally:
         os.close(fd)
+
+
+def _require_same(partial: Path, fd: int) -> None:
+    if not partial.exists() or partial.stat().st_ino != os.fstat(fd).st_ino:
+        raise AlreadyRunning(f"another restore has just made {partial.name.removeprefix(RESTORING)}", hint="look again")
+
+
+def _begin_anew(partial: Path, fd: int) -> None:
+    """Put an empty folder in the place of ``partial``, open as ``fd``; its contents go to ``partial~``."""
+    aside = partial.with_name(f"{partial.name}~")
+    if aside.exists():  # an earlier one was killed here too
+        _move_over(aside, partial)
+    _require_same(partial, fd)
+    os.rename(partial, aside)
+    make_folder(partial)
+
+
+def _move_over(source: Path, target: Path) -> None:
+    """Move all files that are whole; ``source`` is gone then. What lies there already stays."""
+    for here, _, names in os.walk(source):
+        for name in names:
+            path = Path(here, name)
+            there = target / path.relative_to(source)
+            if not name.startswith(TEMPORARY) and not os.path.lexists(there):
+                make_folder(there.parent, parents=True)
+                os.rename(path, there)
+    shutil.rmtree(source, ignore_errors=True)
 
 
 def _fetch(

@@ -11,11 +11,15 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from ftsupervise.checkpoints.contents import contents_of
+from ftsupervise.checkpoints.extents import Range, length_without, shared_ranges
+from ftsupervise.checkpoints.manifest import root_of
 from ftsupervise.host.rate import RateLimit
 from ftsupervise.rundir.paths import sync_directory
 
@@ -61,11 +65,7 @@ class RetentionPlan(NamedTuple):
     keep: Mapping[str, tuple[str, ...]]
     remove: tuple[Candidate, ...]
     refused: str = ""
-
-    @property
-    def frees(self) -> int:
-        """Bytes, as far as they are known."""
-        return sum(one.size or 0 for one in self.remove)
+    frees: int = 0  # bytes: of those that go, or less where they share files with others (``would_free``)
 
 
 def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
@@ -95,7 +95,8 @@ def plan(candidates: Iterable[Candidate], policy: Retention) -> RetentionPlan:
         why = f"{len(verified)} of {len(ordered)} checkpoints verified; nothing is removed before {ALWAYS} are"
         return RetentionPlan({name: tuple(said) or (why,) for name, said in reasons.items()}, (), why)
     remove = tuple(one for one in reversed(ordered) if not reasons[one.name])
-    return RetentionPlan({name: tuple(said) for name, said in reasons.items() if said}, remove)
+    keep = {name: tuple(said) for name, said in reasons.items() if said}
+    return RetentionPlan(keep, remove, frees=sum(one.size or 0 for one in remove))
 
 
 def _age(one: Candidate) -> tuple[int, float, str]:
@@ -120,6 +121,42 @@ def _by_rule(whole: Sequence[Candidate], policy: Retention) -> Iterator[tuple[st
         for one in measured[: policy.best]:
             value = one.metrics[policy.metric]
             yield one.name, f"one of the best {policy.best} by {policy.metric} ({value:g})"
+
+
+def would_free(folder: Path, names: Collection[str]) -> int:
+    """The bytes of files that become free when these checkpoints go. A file that has a name outside of them stays, and so do
+    blocks that one which stays has in common with it. Raises OSError; a checkpoint that is gone frees nothing."""
+    links: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], tuple[Path, os.stat_result]] = {}
+    for path, facts in _files_of(folder, names):
+        links[facts.st_dev, facts.st_ino] += 1
+        found[facts.st_dev, facts.st_ino] = (path, facts)
+    going = [(path, facts) for key, (path, facts) in found.items() if facts.st_nlink <= links[key]]
+    own, shared = 0, list[Range]()
+    for path, facts in going:
+        ranges = shared_ranges(path) if stat.S_ISREG(facts.st_mode) else []
+        own += _without(facts.st_size, ranges)
+        shared += ranges
+    if not shared:
+        return own
+    stay = [name for name in os.listdir(folder) if name not in names and not name.startswith(".")]
+    regular = (path for path, facts in _files_of(folder, stay) if stat.S_ISREG(facts.st_mode))
+    return own + length_without(shared, [one for path in regular for one in shared_ranges(path)])
+
+
+def _without(size: int, shared: Iterable[Range]) -> int:
+    """The bytes of a file in blocks of its own."""
+    return max(0, size - sum(end - begin for begin, end in shared))
+
+
+def _files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    for name in names:
+        try:
+            contents = contents_of(folder / name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        root = root_of(folder / name)
+        yield from ((root / one.path, one.facts) for one in contents.files.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- removing
@@ -184,8 +221,10 @@ def _delete(name: str, at: int, limit: RateLimit) -> Iterator[int]:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
             limit.take(1)
+            alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1  # a hard link's bytes stay with the other name
+            size = _without(found.st_size, shared_ranges(name, dir_fd=at)) if alone else 0
             os.unlink(name, dir_fd=at)
-            yield found.st_size if found.st_nlink == 1 else 0  # a hard link's bytes stay with the other name
+            yield size
             return
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     except FileNotFoundError:

@@ -1,24 +1,84 @@
-"""Does each place answer that a command about checkpoints is going to use? Asked within a bound, before anything is touched.
+"""Does each place answer that a command about checkpoints uses? Asked within a bound before anything is touched, and watched
+while it is used.
 
 A process that copies to a dead mount hangs in the kernel, where no signal reaches it. So each folder is looked at first by the
-children of a ``Probe``. An object store is not asked: its package has time limits of its own.
+children of a ``Probe``. An object store is not asked: its package has time limits of its own. The work itself is done by a
+child, and given up when nothing moves in it any more (``probe/watched.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ftsupervise.cli.checkpoints import CheckpointPlace, find
-from ftsupervise.errors import NoAnswer
+import click
+
+from ftsupervise.cli.output import say
+from ftsupervise.errors import Cancelled, Error, NoAnswer
+from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.stores import Store
     from ftsupervise.probe import NotSeen, Probe
+    from ftsupervise.probe.watched import Told
 
-_FIND = 8.0  # seconds to find a run and read its settings
+T = TypeVar("T")
+
+
+class Patient(NamedTuple):
+    """How work on checkpoints is waited for."""
+
+    seconds: float  # without a movement, after which it is given up
+    quiet: bool = False  # without a bar
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    from ftsupervise.units import parse_duration
+
+    try:
+        seconds = parse_duration(value).total_seconds()
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(str(error)) from None
+    if seconds < 1:
+        raise click.BadParameter("give at least a second, such as 2m")
+    return seconds
+
+
+patience = click.option(
+    "--patience", "seconds", default="2m", show_default=True, callback=_seconds, metavar="TIME",
+    help="Give up a place in which nothing has moved for so long.",
+)  # fmt: skip
+
+
+def patiently(
+    work: Callable[[Told], T],
+    patient: Patient,
+    *,
+    doing: str,
+    places: Iterable[Path | Store],
+    total: int | None = None,
+) -> T:
+    """Do ``work`` in a child; returns or raises what it does. A bar says ``doing`` and the bytes, of ``total``.
+
+    Raises NoAnswer when nothing moves in it any more; the message names the one of ``places`` that does not answer.
+    """
+    from ftsupervise.probe.watched import Stuck, watched
+
+    used = tuple(places)
+    key = f"checkpoints: {' '.join(one.url if not isinstance(one, Path) else str(one) for one in used)}"
+    try:
+        with bar(doing, total, quiet=patient.quiet or not doing) as moved:
+            return watched(work, key=key, patience=patient.seconds, moved=moved, line=lambda text: say(printable(text)))
+    except Stuck as error:
+        folders = (one if isinstance(one, Path) else getattr(one, "root", None) for one in used)
+        must_answer((), *folders, hint=error.message)
+        raise
+    except ChildProcessError as error:
+        raise Error(
+            f"the process that did it was lost: {error}", hint="the same command goes on where it was"
+        ) from None
 
 
 def must_answer(stores: Iterable[Store], *folders: Path | None, hint: str) -> None:
@@ -26,43 +86,18 @@ def must_answer(stores: Iterable[Store], *folders: Path | None, hint: str) -> No
     from ftsupervise.probe import Probe
 
     with Probe() as probe:
-        for folder in (*_folders(stores), *folders):
+        for folder in (*folders_of(stores), *folders):
             if folder is not None:
-                _look(probe, folder, hint)
+                look(probe, folder, hint)
 
 
-def find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
-    """``find``, for a command that goes through several runs: NoAnswer where the run, its checkpoints or one of its places for
-    copies does not answer. With one ``probe`` for all of them a dead mount costs one bound, not one for each run."""
-    from ftsupervise.checkpoints.stores import open_store
-    from ftsupervise.probe.errand import within
-    from ftsupervise.rundir.paths import state_dir
-
-    hint = "ls of it would hang too; its next upkeep goes on when it answers again"
-    _look(probe, Path(run or ".") if run is None or "/" in run else state_dir() / "runs" / run, hint)
-    try:
-        within(_FIND, lambda: _try_to_find(run), key=f"checkpoints upkeep {Path.cwd()} {run or ''}")
-    except TimeoutError as error:
-        raise NoAnswer(f"the run or its settings do not answer: {error}", hint=hint) from None
-    place = find(run)
-    offload = place.settings.offload if place.settings is not None else None
-    for folder in (place.folder, *_folders(open_store(url) for url in (offload.to if offload is not None else ()))):
-        _look(probe, folder, hint)
-    return place
-
-
-def _try_to_find(run: str | None) -> None:
-    with suppress(Exception):  # the command itself meets the same error, and tells it
-        find(run)
-
-
-def _folders(stores: Iterable[Store]) -> tuple[Path, ...]:
+def folders_of(stores: Iterable[Store]) -> tuple[Path, ...]:
     from ftsupervise.checkpoints.stores import FolderStore
 
     return tuple(store.root for store in stores if isinstance(store, FolderStore))
 
 
-def _look(probe: Probe, folder: Path, hint: str) -> None:
+def look(probe: Probe, folder: Path, hint: str) -> None:
     """The folder, or the nearest one above that is there. A refusal is an answer; what it means the command itself says."""
     seen = _seen(probe, folder.absolute())
     if seen is not None and seen.hung:
@@ -81,3 +116,31 @@ def _seen(probe: Probe, folder: Path) -> NotSeen | None:
             break
     listing = probe.listing(folder, most=1)
     return listing if isinstance(listing, NotSeen) else None
+
+
+@contextmanager
+def bar(word: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], object]]:
+    """On a terminal, a bar of bytes on the standard error. A person who presses Ctrl-C ends what is under way in good order."""
+    import sys
+
+    try:
+        if quiet or not sys.stderr.isatty():
+            yield lambda done: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        columns = (TextColumn(word), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        shown = Progress(*columns, console=Console(stderr=True), transient=True)
+        task = shown.add_task(word, total=total)
+
+        def advance(done: int) -> None:
+            shown.start()  # its thread begins with the first bytes, not before a child is forked that reads them
+            shown.advance(task, done)
+
+        try:
+            yield advance
+        finally:
+            shown.stop()
+    except KeyboardInterrupt:
+        raise Cancelled("stopped; the same command goes on where it was") from None

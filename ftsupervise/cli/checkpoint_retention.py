@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftsupervise.cli.checkpoints import CheckpointPlace, bar
+from ftsupervise.cli.checkpoints import CheckpointPlace
 from ftsupervise.cli.output import count, say
 from ftsupervise.errors import UsageError
 from ftsupervise.printable import printable
@@ -13,6 +14,33 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.find import Found
     from ftsupervise.checkpoints.retain import Candidate, Retention, RetentionPlan
+
+
+class RetentionResult(NamedTuple):
+    """The plan, what an interrupted save or restore had left, and what was done."""
+
+    planned: RetentionPlan
+    left: tuple[str, ...]
+    gone: tuple[str, ...] = ()
+    freed: int = 0  # bytes
+
+
+def retention_of(
+    place: CheckpointPlace, policy: Retention, told: Callable[[int], object], *, dry_run: bool = False
+) -> RetentionResult:
+    """Plan what goes by ``policy`` and remove it, unless it is a ``dry_run``. ``told`` hears of bytes that are read and
+    removed. Raises OSError."""
+    from ftsupervise.checkpoints import retain
+    from ftsupervise.checkpoints.in_use import leftovers
+
+    planned = _plan(place, policy, told)
+    left = leftovers(place.rundir, place.folder, time.time())
+    if dry_run:
+        return RetentionResult(planned, left)
+    retain.remove(place.folder, left)
+    gone = retain.remove(place.folder, [one.name for one in planned.remove])
+    planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
+    return RetentionResult(planned, left, gone, retain.sweep(place.folder, progress=told))
 
 
 def show_plan(planned: Any, left: tuple[str, ...], *, dry_run: bool, freed: int) -> None:
@@ -55,18 +83,20 @@ def policy_of(place: CheckpointPlace, rules: dict[str, Any]) -> Retention:
     return policy
 
 
-def plan_of(place: CheckpointPlace, policy: Retention, *, quiet: bool) -> RetentionPlan:
+def _plan(place: CheckpointPlace, policy: Retention, told: Callable[[int], object]) -> RetentionPlan:
     """The plan by ``policy``, from the sizes of the files. Where something goes by it, it is made again after every byte of the
     newest checkpoints was read, until two are verified."""
-    from ftsupervise.checkpoints.retain import ALWAYS, plan
+    from ftsupervise.checkpoints.retain import ALWAYS, plan, would_free
 
-    planned = plan(_candidates(place, policy, 0, quiet=quiet), policy)
-    if not planned.remove:
-        return planned
-    return plan(_candidates(place, policy, ALWAYS, quiet=quiet), policy)
+    planned = plan(_candidates(place, policy, 0, told), policy)
+    if planned.remove:
+        planned = plan(_candidates(place, policy, ALWAYS, told), policy)
+    return planned._replace(frees=would_free(place.folder, [one.name for one in planned.remove]))
 
 
-def _candidates(place: CheckpointPlace, policy: Retention, in_full: int, *, quiet: bool) -> tuple[Candidate, ...]:
+def _candidates(
+    place: CheckpointPlace, policy: Retention, in_full: int, told: Callable[[int], object]
+) -> tuple[Candidate, ...]:
     """All checkpoints of a folder as retention sees them: the newest ones read in full until ``in_full`` are verified, of the
     others the sizes compared."""
     from ftsupervise.checkpoints.find import checkpoints_in
@@ -77,17 +107,16 @@ def _candidates(place: CheckpointPlace, policy: Retention, in_full: int, *, quie
     found = checkpoints_in(place.folder, pattern=place.pattern)
     whole = 0
     made = []
-    with bar("read", None, quiet=quiet) as told:
-        for one in found:
-            thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
-            verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
-            whole += verdict.state is CheckpointState.VERIFIED
-            unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
-            made.append(
-                _candidate(one, None if unknown else verdict.good, verdict.size, policy)._replace(
-                    used_by=used.get(one.path.name, "")
-                )
+    for one in found:
+        thoroughness = Thoroughness.FULL if whole < in_full else Thoroughness.SIZES
+        verdict = verify(one.path, Scope(thoroughness, accounts=place.accounts, told=told))
+        whole += verdict.state is CheckpointState.VERIFIED
+        unknown = verdict.state in (CheckpointState.UNSEEN, CheckpointState.COMPLETE)
+        made.append(
+            _candidate(one, None if unknown else verdict.good, verdict.size, policy)._replace(
+                used_by=used.get(one.path.name, "")
             )
+        )
     return tuple(made)
 
 

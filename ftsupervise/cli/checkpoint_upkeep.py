@@ -1,42 +1,26 @@
-"""``ftsupervise checkpoints prune|offload|restore``: remove old checkpoints, copy them elsewhere, bring them back."""
+"""``ftsupervise checkpoints prune|upkeep``: remove old checkpoints, and all that the settings of a run ask for."""
 
 from __future__ import annotations
 
-import time
-from datetime import datetime, timezone
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ftsupervise.cli.checkpoint_answers import find_in_time, must_answer
-from ftsupervise.cli.checkpoints import CheckpointPlace, bar, checkpoints, find, print_json
+from ftsupervise.cli.checkpoint_answers import Patient, folders_of, look, patience, patiently
+from ftsupervise.cli.checkpoint_copies import committed, copied, copy_each, raise_failed, targets
+from ftsupervise.cli.checkpoints import CheckpointPlace, checkpoints, find, print_json
 from ftsupervise.cli.output import plain, say
-from ftsupervise.errors import Error, NoAnswer, NotFound, UsageError
+from ftsupervise.errors import Error, NoAnswer, UsageError
 
 if TYPE_CHECKING:
-    from ftsupervise.checkpoints.stores import Store
+    from ftsupervise.checkpoints.offload import OffloadReport
+    from ftsupervise.probe import Probe
+    from ftsupervise.probe.watched import Told
 
 __all__ = ["checkpoints"]
-_UNSEEN = 3
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
-def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    from ftsupervise.units import parse_size
-
-    if value is None:
-        return None
-    try:
-        rate = parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if rate <= 0:
-        raise click.BadParameter("give a rate above zero, such as 200MB")
-    return rate
+_FIND = 8.0  # seconds to find a run and read its settings
 
 
 # ----------------------------------------------------------------------------------------------------------------- prune
@@ -51,17 +35,16 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 @click.option("--metric", metavar="NAME", help="A metric that the loop reported.")
 @click.option("--better", type=click.Choice(["low", "high"]), help="Which end of the metric is the better one.")
 @click.option("--copied/--not-copied", default=None, help="Remove only what has a copy elsewhere.")
+@patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
+def prune(run: str | None, dry_run: bool, seconds: float, as_json: bool, **rules: Any) -> None:
     """Remove checkpoints of RUN that no rule keeps: the rules of checkpoints.retain, or those given here.
 
     The two newest verified ones (every byte is read), each one in use and each one that is not whole are always kept; with
     fewer than two verified ones nothing is removed. What goes is renamed first and deleted then, at 500 files a second. Without
     rules nothing goes.
     """
-    from ftsupervise.checkpoints import retain
-    from ftsupervise.checkpoints.in_use import leftovers
-    from ftsupervise.cli.checkpoint_retention import plan_of, policy_of, show_plan
+    from ftsupervise.cli.checkpoint_retention import policy_of, retention_of, show_plan
 
     place = find(run)
     if place.one is not None:
@@ -69,110 +52,26 @@ def prune(run: str | None, dry_run: bool, as_json: bool, **rules: Any) -> None:
             f"{place.one} is one checkpoint", hint=f"name the folder: ftsupervise checkpoints prune {place.folder}"
         )
     policy = policy_of(place, rules)
-    planned = plan_of(place, policy, quiet=as_json)
-    left = leftovers(place.rundir, place.folder, time.time())
-    freed = 0
-    if not dry_run:
-        retain.remove(place.folder, left)
-        gone = retain.remove(place.folder, [one.name for one in planned.remove])
-        planned = planned._replace(remove=tuple(one for one in planned.remove if one.name in gone))
-        with bar("removed", planned.frees, quiet=as_json) as told:
-            freed = retain.sweep(place.folder, progress=told)
+    done = patiently(
+        lambda told: retention_of(place, policy, told.moved, dry_run=dry_run),
+        Patient(seconds, as_json),
+        doing="read" if dry_run else "read and removed",
+        places=(place.folder,),
+    )
     if as_json:
-        keep = {name: list(reasons) for name, reasons in planned.keep.items()}
-        removed = [plain(one) for one in planned.remove]
-        refused = planned.refused or None
-        shown = {"folder": str(place.folder), "dry_run": dry_run, "keep": keep, "remove": removed, "leftovers": left}
-        print_json({**shown, "frees": planned.frees, "freed": freed, "refused": refused})
+        keep = {name: list(reasons) for name, reasons in done.planned.keep.items()}
+        removed = [plain(one) for one in done.planned.remove]
+        shown = {
+            "folder": str(place.folder),
+            "dry_run": dry_run,
+            "keep": keep,
+            "remove": removed,
+            "leftovers": done.left,
+        }
+        counted = {"frees": done.planned.frees, "freed": done.freed, "refused": done.planned.refused or None}
+        print_json({**shown, **counted})
         return
-    show_plan(planned, left, dry_run=dry_run, freed=freed)
-
-
-# --------------------------------------------------------------------------------------------------------------- offload
-
-
-@checkpoints.command()
-@click.argument("run", required=False)
-@click.option(
-    "--to", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
-)
-@click.option("--all", "every", is_flag=True, help="Each checkpoint that has a manifest, not only the newest.")
-@click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of copies that are there already.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def offload(
-    run: str | None, places: tuple[str, ...], every: bool, rate: int | None, quiet: bool, as_json: bool
-) -> None:
-    """Copy the newest checkpoint of RUN to each PLACE (default: checkpoints.offload.to), and read the copy back.
-
-    A copy counts when every file of it has come back with its digest; one that was interrupted goes on where it was. Nothing is
-    removed here: `prune` does that, with --copied only of what has a copy.
-    """
-    from ftsupervise.checkpoints.offload import offload as copy
-
-    place = find(run)
-    stores, rate = _stores(place, places, rate)
-    must_answer(stores, hint="nothing was copied; --to PLACE names only those that answer")
-    wanted = _to_copy(place, every=every)
-    reports, failed = [], list[str]()
-    for path in wanted:
-        for store in stores:
-            try:
-                with bar("copied", None, quiet=as_json) as told:
-                    report = copy(path, store, now=_now, rate=rate, progress=told)
-            except (Error, OSError, ValueError) as error:
-                failed.append(f"{path.name} to {store.url}: {error}")
-                continue
-            reports.append((store.url, report))
-            if not as_json and (report.sent or not quiet):
-                _say_copied(store.url, report)
-    if as_json:
-        print_json({"copies": [{"place": url, **report._asdict()} for url, report in reports], "failed": failed})
-    if failed:
-        raise Error("not copied: " + "; ".join(failed), hint="the same command goes on where it was")
-
-
-def _say_copied(url: str, report: Any) -> None:
-    from ftsupervise.units import show_size
-
-    if report.sent:
-        say(f"{report.name} is copied to {url}/{report.folder}: {show_size(report.sent)} sent and read back")
-    else:
-        say(f"{report.name} has its copy in {url}/{report.folder}")
-
-
-def _stores(place: CheckpointPlace, places: tuple[str, ...], rate: int | None) -> tuple[tuple[Store, ...], int | None]:
-    from ftsupervise.checkpoints.stores import open_store
-
-    offload = place.settings.offload if place.settings is not None else None
-    if not places and offload is None:
-        raise UsageError(
-            "no place for copies is known",
-            hint="give a PLACE, or write checkpoints: {offload: {to: /archive/run}} in ftsupervise.yaml",
-        )
-    if rate is None and offload is not None:
-        rate = offload.rate
-    return tuple(open_store(url) for url in places or (offload.to if offload is not None else ())), rate
-
-
-def _to_copy(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    if place.one is not None:
-        return (place.one,)
-    found = _committed(place, every=every)
-    if not found:
-        raise NotFound(
-            f"{place.folder} holds no checkpoint with a manifest",
-            hint=f"ftsupervise checkpoints commit {place.folder} adopts those of other programs",
-        )
-    return found
-
-
-def _committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
-    """The newest with a manifest, or each, newest first."""
-    from ftsupervise.checkpoints.find import checkpoints_in
-
-    committed = [one.path for one in checkpoints_in(place.folder, pattern=place.pattern) if one.committed]
-    return tuple(committed if every else committed[:1])
+    show_plan(done.planned, done.left, dry_run=dry_run, freed=done.freed)
 
 
 # ---------------------------------------------------------------------------------------------------------------- upkeep
@@ -181,8 +80,9 @@ def _committed(place: CheckpointPlace, *, every: bool) -> tuple[Path, ...]:
 @checkpoints.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--all", "everything", is_flag=True, help="Every run this account has launched.")
+@patience
 @click.option("-q", "--quiet", is_flag=True, help="Print only what was done.")
-def upkeep(runs: tuple[str, ...], everything: bool, quiet: bool) -> None:
+def upkeep(runs: tuple[str, ...], everything: bool, seconds: float, quiet: bool) -> None:
     """Do for each RUN what its settings ask for: adopt checkpoints that another program completed (checkpoints.adopt), copy
     (checkpoints.offload), remove (checkpoints.retain). Made for the crontab: ftsupervise cron add checkpoints.
 
@@ -197,11 +97,36 @@ def upkeep(runs: tuple[str, ...], everything: bool, quiet: bool) -> None:
     with Probe() as probe:
         for run in _all_runs() if everything else runs or (None,):
             try:
-                _keep_up(find_in_time(run, probe), quiet=quiet)
+                _keep_up(_find_in_time(run, probe), Patient(seconds, quiet=True), quiet=quiet)
             except (Error, OSError, ValueError) as error:
                 failed.append(f"{run or 'this run'}: {error}")
     if failed:
         raise Error("\n".join(failed))
+
+
+def _find_in_time(run: str | None, probe: Probe) -> CheckpointPlace:
+    """``find``, for a command that goes through several runs: NoAnswer where the run, its checkpoints or one of its places for
+    copies does not answer. With one ``probe`` for all of them a dead mount costs one bound, not one for each run."""
+    from ftsupervise.checkpoints.stores import open_store
+    from ftsupervise.probe.errand import within
+    from ftsupervise.rundir.paths import state_dir
+
+    hint = "ls of it would hang too; its next upkeep goes on when it answers again"
+    look(probe, Path(run or ".") if run is None or "/" in run else state_dir() / "runs" / run, hint)
+    try:
+        within(_FIND, lambda: _try_to_find(run), key=f"checkpoints upkeep {Path.cwd()} {run or ''}")
+    except TimeoutError as error:
+        raise NoAnswer(f"the run or its settings do not answer: {error}", hint=hint) from None
+    place = find(run)
+    offload = place.settings.offload if place.settings is not None else None
+    for folder in (place.folder, *folders_of(open_store(url) for url in (offload.to if offload is not None else ()))):
+        look(probe, folder, hint)
+    return place
+
+
+def _try_to_find(run: str | None) -> None:
+    with suppress(Exception):  # the command itself meets the same error, and tells it
+        find(run)
 
 
 def _all_runs() -> tuple[str, ...]:
@@ -216,41 +141,41 @@ def _all_runs() -> tuple[str, ...]:
         raise NoAnswer(f"{state_dir()} does not answer: {error}", hint="name the runs") from None
 
 
-def _keep_up(place: CheckpointPlace, *, quiet: bool) -> None:
-    from ftsupervise.checkpoints import retain
-    from ftsupervise.checkpoints.in_use import leftovers
-    from ftsupervise.checkpoints.offload import offload as copy
-    from ftsupervise.cli.checkpoint_retention import plan_of, show_plan
+def _keep_up(place: CheckpointPlace, patient: Patient, *, quiet: bool) -> None:
+    from ftsupervise.cli.checkpoint_retention import retention_of, show_plan
 
-    settings, failed = place.settings, list[str]()
+    settings, failed = place.settings, list[tuple[str, bool]]()
     if settings is None:
         return
-    if settings.adopt:
-        _adopt(place)
+    wanted = patiently(lambda told: _to_copy(place, told), patient, doing="", places=(place.folder,))
     if settings.offload is not None:
-        stores, rate = _stores(place, (), None)
-        for path in _committed(place, every=settings.retain is not None and settings.retain.copied):
-            for store in stores:
-                try:
-                    report = copy(path, store, now=_now, rate=rate)
-                except (Error, OSError, ValueError) as error:
-                    failed.append(f"{path.name} to {store.url}: {error}")
-                    continue
-                if report.sent or not quiet:
-                    _say_copied(store.url, report)
+        found, rate = targets(place, (), None)
+
+        def told(url: str, report: OffloadReport) -> None:
+            if report.sent or not quiet:
+                say(copied(url, report))
+
+        failed = copy_each(wanted, found, rate, patient, told)
     if settings.retain is not None:
-        planned = plan_of(place, settings.retain.policy, quiet=True)
-        left = leftovers(place.rundir, place.folder, time.time())
-        retain.remove(place.folder, left)
-        gone = retain.remove(place.folder, [one.name for one in planned.remove])
-        freed = retain.sweep(place.folder)
-        if gone or left or not quiet:
-            show_plan(planned, left, dry_run=False, freed=freed)
-    if failed:
-        raise Error("not copied: " + "; ".join(failed))
+        policy = settings.retain.policy
+        done = patiently(
+            lambda told: retention_of(place, policy, told.moved), patient, doing="", places=(place.folder,)
+        )
+        if done.gone or done.left or not quiet:
+            show_plan(done.planned, done.left, dry_run=False, freed=done.freed)
+    raise_failed(failed)
 
 
-def _adopt(place: CheckpointPlace) -> None:
+def _to_copy(place: CheckpointPlace, told: Told) -> tuple[Path, ...]:
+    """Adopt what the settings ask for; the checkpoints that are to be copied then."""
+    assert place.settings is not None
+    if place.settings.adopt:
+        _adopt(place, told)
+    retain = place.settings.retain
+    return committed(place, every=retain is not None and retain.copied) if place.settings.offload is not None else ()
+
+
+def _adopt(place: CheckpointPlace, told: Told) -> None:
     """Commit the checkpoints that their own program calls complete; the others may be under way."""
     from ftsupervise.checkpoints.commit import NotComplete, commit
     from ftsupervise.checkpoints.contents import contents_of
@@ -264,73 +189,4 @@ def _adopt(place: CheckpointPlace) -> None:
             commit(one.path)
         except NotComplete:  # it changes while it is read
             continue
-        say(f"{one.path.name} is committed")
-
-
-# --------------------------------------------------------------------------------------------------------------- restore
-
-
-@checkpoints.command()
-@click.argument("run", required=False)
-@click.option(
-    "--from", "places", multiple=True, metavar="PLACE", help="A folder, or s3://bucket/prefix; may be repeated."
-)
-@click.option("--name", metavar="NAME", help="This checkpoint; default: the newest that has a copy.")
-@click.option("--to", "target", type=Path, metavar="DIR", help="Into another folder.")
-@click.option("--rate", callback=_rate, metavar="SIZE", help="Bytes a second at most, such as 200MB.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def restore(
-    run: str | None,
-    places: tuple[str, ...],
-    name: str | None,
-    target: Path | None,
-    rate: int | None,
-    as_json: bool,
-) -> None:
-    """Bring a checkpoint of RUN back from its nearest whole copy: PLACE, or checkpoints.offload.to in the order given there.
-
-    One that is here and has all its digests is left as it is. A damaged one is set aside, never deleted. When a copy turns out
-    to be damaged the next one is taken. Exit code 3: a place could not be seen, and none of the others has a copy.
-    """
-    from ftsupervise.checkpoints.offload import CopyDamaged
-    from ftsupervise.checkpoints.restore import copies_in
-    from ftsupervise.checkpoints.restore import restore as bring_back
-    from ftsupervise.errors import NotPermitted
-
-    place = CheckpointPlace(target) if run is None and target is not None and places else find(run)
-    stores, _ = _stores(place, places, rate)
-    must_answer(stores, target, hint="nothing was restored; --from PLACE and --to DIR name only those that answer")
-    copies, unseen = copies_in(stores)
-    for one in unseen:
-        say(f"{one.where} could not be seen: {one.why}", err=True)
-    wanted = [copy for copy in copies if name is None or copy.name == name]
-    if not wanted:
-        _no_copy(name, stores, blind=bool(unseen))
-    newest = wanted[0].name
-    problem: Error | None = None
-    for copy in (one for one in wanted if one.name == newest):
-        try:
-            with bar("restored", copy.manifest.size, quiet=as_json) as told:
-                path = bring_back(copy, (target or place.folder).absolute(), now=_now, rate=rate, progress=told)
-        except (CopyDamaged, NotFound, NotPermitted) as error:
-            say(str(error), err=True)
-            problem = error
-            continue
-        if as_json:
-            print_json({"path": str(path), "step": copy.manifest.step, "from": f"{copy.store.url}/{copy.folder}"})
-        else:
-            say(f"{path} is here and whole, as in {copy.store.url}/{copy.folder}")
-        return
-    assert problem is not None
-    raise Error(f"no copy of {newest} could be used", hint="--name NAME restores another checkpoint") from problem
-
-
-def _no_copy(name: str | None, stores: tuple[Store, ...], *, blind: bool) -> None:
-    where = ", ".join(store.url for store in stores)
-    if blind:
-        say(f"no whole copy {f'of {name} ' if name else ''}was found in what could be seen of {where}", err=True)
-        raise SystemExit(_UNSEEN)
-    raise NotFound(
-        f"there is no whole copy {f'of {name} ' if name else ''}in {where}",
-        hint="ftsupervise checkpoints offload makes one",
-    )
+        told.line(f"{one.path.name} is committed")

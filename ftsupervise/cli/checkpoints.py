@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from ftsupervise.cli.checkpoint_answers import Patient, patience, patiently
 from ftsupervise.cli.output import DefaultGroup, count, plain, say, say_json
-from ftsupervise.errors import Cancelled, NotFound, Refused, UsageError
+from ftsupervise.errors import NotFound, Refused, UsageError
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.manifest import Manifest
     from ftsupervise.checkpoints.verify import Verdict
     from ftsupervise.config.checkpointing import CheckpointSettings
+    from ftsupervise.probe.watched import Told
     from ftsupervise.rundir.paths import RunDir
 
 SCHEMA_VERSION = 1
@@ -97,13 +97,17 @@ def _line(one: Found) -> str:
 @click.argument("run", required=False)
 @click.option("--all", "every", is_flag=True, help="Each checkpoint, not only the newest good one.")
 @click.option("--sizes", "thoroughness", flag_value="sizes", help="Compare only the sizes of the files.")
+@click.option(
+    "--quick", "thoroughness", flag_value="quick", help="And the digests of small files, as guard.latest() does."
+)
 @click.option("--sample", "thoroughness", flag_value="sampled", help="And the digests of a tenth of the files.")
 @click.option(
     "--full", "thoroughness", flag_value="full", default="full", help="And the digest of every file (the default)."
 )
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that must have written it.")
+@patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def verify(run: str | None, every: bool, thoroughness: str, world: int | None, as_json: bool) -> None:
+def verify(run: str | None, every: bool, thoroughness: str, world: int | None, seconds: float, as_json: bool) -> None:
     """Compare checkpoints of RUN with their manifests, and name the newest good one.
 
     Without --all it looks from the newest one back until one is good. A checkpoint itself may be named too.
@@ -118,12 +122,16 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, a
     )
     if not wanted:
         raise NotFound(f"{place.folder} holds no checkpoint", hint="the run has not saved yet, or it saves elsewhere")
-    verdicts: list[Verdict] = []
-    with bar("read", None, quiet=as_json) as told:
+
+    def judge_all(told: Told) -> list[Verdict]:
+        verdicts: list[Verdict] = []
         for path in wanted:
-            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told)))
+            verdicts.append(judge(path, Scope(Thoroughness(thoroughness), world, place.accounts, told.moved)))
             if verdicts[-1].good and not every:
                 break
+        return verdicts
+
+    verdicts = patiently(judge_all, Patient(seconds, as_json), doing="read", places=(place.folder,))
     good = next((one for one in verdicts if one.good), None)
     if as_json:
         newest = None if good is None else str(good.path)
@@ -144,9 +152,16 @@ def verify(run: str | None, every: bool, thoroughness: str, world: int | None, a
 @click.option("--world", type=click.IntRange(min=1), help="The number of ranks that wrote it; default: from its files.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME=X", help="What it was worth; may be repeated.")
 @click.option("--again", is_flag=True, help="Replace the manifest that it has.")
+@patience
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def commit(
-    run: str | None, step: int | None, world: int | None, metrics: tuple[str, ...], again: bool, as_json: bool
+    run: str | None,
+    step: int | None,
+    world: int | None,
+    metrics: tuple[str, ...],
+    again: bool,
+    seconds: float,
+    as_json: bool,
 ) -> None:
     """Adopt checkpoints that another program wrote, as they are: read each file once, and write the manifest.
 
@@ -171,14 +186,18 @@ def commit(
     found = checkpoints_in(place.folder, pattern=place.pattern)
     wanted = (place.one,) if place.one else tuple(one.path for one in found if not one.committed)
     origin = Origin(step=step, world=world, metrics=_numbers(metrics))
-    done: dict[Path, Manifest] = {}
-    refused: list[str] = []
-    with bar("read", None, quiet=as_json) as told:
+
+    def adopt_all(told: Told) -> tuple[dict[Path, Manifest], list[str]]:
+        done: dict[Path, Manifest] = {}
+        refused: list[str] = []
         for path in wanted:
             try:
-                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told)
+                done[path] = adopt(path, origin, by_its_sign=place.one is None, told=told.moved)
             except NotComplete as error:
                 refused.append(str(error))
+        return done, refused
+
+    done, refused = patiently(adopt_all, Patient(seconds, as_json), doing="read", places=(place.folder,))
     if as_json:
         print_json({"folder": str(place.folder), "committed": {str(path): plain(one) for path, one in done.items()}})
     for path, manifest in done.items() if not as_json else ():
@@ -279,23 +298,3 @@ def _is_another(one: Found, folder: Path) -> bool:
 
 def print_json(value: dict[str, object]) -> None:
     say_json({"schema_version": SCHEMA_VERSION, **value})
-
-
-@contextmanager
-def bar(word: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], object]]:
-    """On a terminal, a bar of bytes on the standard error. A person who presses Ctrl-C ends what is under way in good order."""
-    import sys
-
-    try:
-        if quiet or not sys.stderr.isatty():
-            yield lambda done: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        columns = (TextColumn(word), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-            task = shown.add_task(word, total=total)
-            yield lambda done: shown.advance(task, done)
-    except KeyboardInterrupt:
-        raise Cancelled("stopped; the same command goes on where it was") from None

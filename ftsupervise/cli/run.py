@@ -32,6 +32,23 @@ class _Number(click.FloatRange):
         return found
 
 
+class _Count(click.IntRange):
+    """A whole number, or the word ``off`` where the setting has it."""
+
+    def __init__(self, setting: Setting) -> None:
+        low, high = setting.least, setting.most
+        super().__init__(min=None if low is None else int(low), max=None if high is None else int(high))
+        self.off = setting.off
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.off is not None and value == self.off:
+            return value
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            self.fail(error.message + (f' Or "{self.off}".' if self.off else ""), param, ctx)
+
+
 def _warm(_ctx: click.Context, _param: click.Parameter, value: str) -> Any:
     from ftsupervise.warm.restarts import parse_setting
 
@@ -62,9 +79,7 @@ def _option(setting: Setting) -> click.Option:
     if form in (Form.SECONDS, Form.NUMBER):
         given["type"] = _Number(setting)
     elif form is Form.COUNT:
-        given["type"] = click.IntRange(
-            None if setting.least is None else int(setting.least), None if setting.most is None else int(setting.most)
-        )
+        given["type"] = _Count(setting)
     elif form in (Form.CHOICE, Form.CHOICES):
         given.update(type=click.Choice(setting.choices), multiple=form is Form.CHOICES)
     elif form is Form.COUNTS:

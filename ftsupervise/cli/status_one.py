@@ -29,6 +29,7 @@ _KINDS = {
     "unknown": ("?", ""),
 }
 _WEIGHT = 4  # of what is no training in a character of the timeline: a short fault is to be seen in a long run
+_A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
 
@@ -39,7 +40,7 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
         step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     lines = [f"{seen.name}: {head}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_queue(seen), *_progress(found), *_saved(found)]
+    lines += [*_queue(seen), *_progress(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -104,6 +105,17 @@ def _progress(found: RunDetail) -> Iterator[str]:
         yield f"  rate      {_pace(row.rate)}{usual}{done}"
 
 
+def _memory(seen: Status) -> Iterator[str]:
+    """The rank whose memory is at the limit first, where that is within a day."""
+    for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
+        known = ((beat.facts.get(f"{fact}_left", ""), beat) for beat in seen.beats)
+        grows = [(int(left), beat) for left, beat in known if left.isascii() and left.isdigit() and len(left) < 10]
+        left, beat = min(grows, key=lambda pair: pair[0], default=(_A_DAY, None))
+        if beat is not None and left < _A_DAY:
+            where = f"rank {beat.rank} on {printable(beat.host)}"
+            yield f"  memory    {where}: {show_duration(left)} until its {what} is at the limit at which the guard leaves"
+
+
 def _pace(rate: float | None) -> str:
     text = pace(rate)
     return f"{text} a step" if text.endswith(" s") else text.replace("/s", " steps/s")
@@ -158,8 +170,10 @@ def _attempt(attempt: Attempt, seen: Status) -> str:
     steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
     if attempt.resumed is not None and attempt.begins is None:
         steps = f", {attempt.resumed.words()}{steps}"
-    if attempt.begins is not None:
-        steps = f", {attempt.begins.words()}{steps}"
+    elif attempt.begins is not None:
+        also = attempt.resumed is not None and attempt.begins.source == "start"
+        more = f", {attempt.resumed.words()}" if also and attempt.resumed is not None else ""
+        steps = f"{more}, {attempt.begins.words()}{steps}"
     if attempt.held is not None:
         steps += f", every buddy holds step {attempt.held}"
     if attempt.ended is None and attempt.cause is None:

@@ -28,6 +28,7 @@ from ftsupervise.config.fields import (
     off_is_null,
     wrong_at,
 )
+from ftsupervise.config.heartbeat import HeartbeatSettings
 from ftsupervise.config.slurm_options import (
     KEYS,
     Constraint,
@@ -219,6 +220,7 @@ class Launch(Strict):
     """Nodes the command runs on."""
     spare_nodes: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Nodes allocated beyond ``nodes``, to take the place of broken ones without going back to the queue."""
+    min_nodes: Count | None = declared("launch.min_nodes")
     ntasks: Count | None = None
     """Ranks started in all, where not every node has the same number."""
     tasks_per_node: Count | None = None
@@ -251,6 +253,9 @@ class Launch(Strict):
     """Nodes that are never used: "node-7", "node-[1-4,9]"."""
     restart: Restart = Restart()
     """Restarts after a failure of the command."""
+    distributed: Literal["auto", "never"] = declared("launch.distributed")
+    heartbeat: HeartbeatSettings | None = None
+    """How the progress of a command without the guard is seen; null: it is not, inside the job."""
     requeue: bool = False
     """Let Slurm put a job that lost a node back in the queue; otherwise the next member of the chain takes over."""
     output: Annotated[Annotated[str, Field(min_length=1)] | None, JobFile()] = None
@@ -300,6 +305,8 @@ class Launch(Strict):
 
     def _slurms_own(self) -> None:
         """Refuse options that sbatch would refuse, or read in another way than intended."""
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise wrong_at(("min_nodes",), f"more than nodes ({self.nodes}), which is the most that the command gets")
         memory = [key for key in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, key) is not None]
         if len(memory) > 1:
             raise wrong_at((memory[1],), f"{' and '.join(memory)} exclude each other; keep one")
@@ -319,13 +326,27 @@ class Launch(Strict):
                 raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
 
 
+class LossSettings(Strict):
+    """What follows when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
+
+    nonfinite: Literal["warn", "stop", "resume"] = declared("guard.loss.nonfinite")
+    diverging: Literal["warn", "stop", "resume", "off"] = declared("guard.loss.diverging")
+    tolerate: int = declared("guard.loss.tolerate")
+    patience: int = declared("guard.loss.patience")
+    back: int = declared("guard.loss.back")
+    tries: int = declared("guard.loss.tries")
+
+
 class GuardSettings(Strict):
     """The checks of the guard inside the training loop."""
 
     poll: Annotated[Duration, Positive] = declared("guard.poll")
     memory: Share | None = declared("guard.memory")
+    gpu_memory: Share | None = declared("guard.gpu_memory")
     stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
     run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
+    loss: LossSettings = LossSettings()
+    """A loss that is no number, or that diverges."""
 
 
 class Sharing(Strict):

@@ -19,6 +19,8 @@ class Form(Enum):
     SECONDS = "S"
     TEXT = "COMMAND"
     FOLDER = "DIR"
+    FILE = "FILE"
+    PATTERN = "REGEX"
     TOKEN = "TOKEN"
     CHOICE = ""
     CHOICES = " "  # the flag is given once for each
@@ -53,7 +55,8 @@ class Setting(NamedTuple):
 
 
 _SECONDS = Form.SECONDS
-_RESTART, _HANG = "launch.restart", "launch.restart.hang"
+_RESTART, _HANG, _LOSS = "launch.restart", "launch.restart.hang", "guard.loss"
+_NONFINITE = ("warn", "stop", "resume")
 WITHIN = {"start": "before the first start in each job", "failure": "after each failure, before the next start"}
 
 SETTINGS = (
@@ -93,6 +96,21 @@ SETTINGS = (
         help="How long the command may take to stop after the kill switch was raised, before it is ended.",
     ),
     Setting(
+        "--distributed", "launch.distributed", "distributed", Form.CHOICE, "auto", choices=("auto", "never"),
+        help="auto: the ranks of a Python command without a launcher of its own get the names that torch.distributed reads "
+        "(MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK), unless one of them is set.",
+    ),
+    Setting(
+        "--heartbeat-log", "launch.heartbeat.log", "heartbeat_log", Form.PATTERN, "",
+        help="For a command without the guard: the regular expression that finds the step in a line of the job's output, or of "
+        "heartbeat.file, with one group around the number. auto: the usual forms.",
+    ),
+    Setting(
+        "--heartbeat-file", "launch.heartbeat.file", "heartbeat_file", Form.FILE, None,
+        help="The log of that, where it is not the job's output. Without heartbeat.log: a file that the command touches while "
+        "it makes progress, or writes its step into.",
+    ),
+    Setting(
         "--warm", f"{_RESTART}.warm", "warm", Form.MODULES, "auto", off="off",
         help="A standby on each node that has imported what the ranks import, and from which a restart in place begins: auto "
         "(what the run turned out to import by its first step, where memory is not tight), a list of modules such as torch and "
@@ -127,6 +145,11 @@ SETTINGS = (
     Setting(
         "--budget", f"{_RESTART}.budgets", "budgets.of_kind", Form.COUNTS, {}, least=1, most=1000,
         help="A limit other than same_failure for one kind of failure, such as {node: 20, memory: 1}. Default: node: 10.",
+    ),
+    Setting(
+        "--min-nodes", "launch.min_nodes", "care.least", Form.COUNT, None, least=1, most=1_000_000,
+        help="The command can run on so many nodes, too: when nodes are lost and none can take their place, it starts again on "
+        "those that are left. Default: it needs launch.nodes.",
     ),
     Setting(
         "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
@@ -166,6 +189,37 @@ SETTINGS = (
         help="Share of the host memory (95 % is 0.95) at which the run saves and stops; null or off: never.",
     ),
     Setting(
+        "--guard-gpu-memory", "guard.gpu_memory", "guard.GPU_MEMORY", Form.NUMBER, None, above=0, most=1, off="off",
+        help="Share of the memory of a rank's GPU at which the run saves and stops, without what PyTorch's allocator holds in "
+        "reserve; null or off: never.",
+    ),
+    Setting(
+        "--loss-nonfinite", f"{_LOSS}.nonfinite", "guard.LOSS_NONFINITE", Form.CHOICE, "warn", choices=_NONFINITE, bare=None,
+        help="When a loss that the loop gives to guard.loss() is no number: warn, stop without saving, or resume from an older "
+        "checkpoint.",
+    ),
+    Setting(
+        "--loss-diverging", f"{_LOSS}.diverging", "guard.LOSS_DIVERGING", Form.CHOICE, "warn", choices=(*_NONFINITE, "off"),
+        bare=None,
+        help="The same when the loss has gone up and stays there.",
+    ),
+    Setting(
+        "--loss-tolerate", f"{_LOSS}.tolerate", "guard.LOSS_TOLERATE", Form.COUNT, 0, least=0, most=1_000_000, bare=None,
+        help="So many losses in a row may be no number before the run stops, where the loop leaves such a step out.",
+    ),
+    Setting(
+        "--loss-patience", f"{_LOSS}.patience", "guard.LOSS_PATIENCE", Form.COUNT, 200, least=16, most=1_000_000, bare=None,
+        help="A loss diverges when so many in a row stood high and did not come back; as many must have been given before.",
+    ),
+    Setting(
+        "--loss-back", f"{_LOSS}.back", "budgets.loss_back", Form.COUNT, 100, least=0, most=1_000_000_000,
+        help="resume goes on from the newest checkpoint that is at least so many steps older than the trouble.",
+    ),
+    Setting(
+        "--loss-tries", f"{_LOSS}.tries", "budgets.loss_tries", Form.COUNT, 3, least=1, most=1000,
+        help="So often it resumes for the same trouble, each time from an older checkpoint; then the brake stops the chain.",
+    ),
+    Setting(
         "--guard-stop-before", "guard.stop_before", "guard.STOP_BEFORE", _SECONDS, None, above=0,
         help="Stop this long before the end of the job, besides Slurm's signal.",
     ),
@@ -179,9 +233,10 @@ SETTINGS = (
         "in the run directory.",
     ),
     Setting(
-        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
-        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
-        "every byte.",
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "quick", choices=("sizes", "quick", "sampled", "full"),
+        bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of small ones (some "
+        "milliseconds), of a tenth of them, or of every byte.",
     ),
     Setting(
         "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftsupervise.guard.heartbeat import whole
+from ftsupervise.guard.settings import whole
 from ftsupervise.rundir.heartbeat_page import SAVE_FAILED
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.host import files
 from ftsupervise.host.modes import SHARED, make_folder, mode_inside
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import ENV_RUN, sync_directory
+from ftsupervise.rundir.paths import ENV_RUN, sync_directory, write_whole
 
 if TYPE_CHECKING:
     from ftsupervise.checkpoints.commit import Origin
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from ftsupervise.checkpoints.manifest import FileEntry
 
 _REMOVED = ".removed-"  # on its way out
-_A_DAY = 86400.0  # seconds
 _EXCHANGE = 2  # renameat2's RENAME_EXCHANGE
 _AT_FDCWD = -100
+COMMIT_WITHIN = 30.0  # seconds behind the barrier in which the other ranks see that rank 0 has committed
+_FIRST_LOOK, _LAST_LOOK = 0.005, 0.2  # seconds between two looks
+_FAILED = "failed"  # beside the lists of the ranks: why rank 0 could not commit
+_REASON = 4096  # bytes
 
 
 class Checkpoints:
@@ -37,10 +41,11 @@ class Checkpoints:
 
     def __init__(self, place: RankContext, superseded: Callable[[], bool], voice: Voice) -> None:
         self.folder = place.checkpoints
-        self._area = place.staging or place.checkpoints / fence.STAGING / "alone"
+        self._area = place.staging or place.checkpoints / fence.STAGING / fence.area_alone(place.world)
         self._superseded, self._voice, self._place = superseded, voice, place
         self._kept = False  # the folder's own name is durable
-        self._alone = place.staging is None and place.world == 1  # nobody sweeps what a killed save left
+        self._skip: int | None = None  # not asked yet
+        self._sweeps = place.staging is None and place.rank == 0  # no newer attempt will
 
     def stage(self, name: str) -> Path:
         """An empty folder to write the checkpoint ``name`` into; every rank may ask. After the seal: a path that leads nowhere.
@@ -51,7 +56,7 @@ class Checkpoints:
             raise ValueError(f"{name!r} is not a name for a checkpoint: give no path and no leading dot")
         staged = self._area / name
         try:
-            if self._alone:
+            if self._sweeps:
                 self._clear(staged)
             make_folder(staged, parents=True)
         except OSError:
@@ -74,7 +79,18 @@ class Checkpoints:
         """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read."""
         from ftsupervise.guard.resume import latest
 
-        return latest(self._place, world, self._voice, self.over, begun=begun)
+        found = latest(self._place, world, self._voice, self.over, begun=begun)
+        if not begun:
+            self._skip = found.skip
+        return found.path
+
+    def skip(self) -> int:
+        """The batches to skip from the checkpoint that this attempt went on from. See ``Guard.skip``."""
+        if self._skip is None and self._place.attempt_dir is not None:
+            from ftsupervise.guard.resume import skip_of
+
+            self._skip = skip_of(self._place.attempt_dir)  # rank 0 alone has asked for the checkpoint
+        return self._skip or 0
 
     def over(self) -> bool:
         """Is it known that this attempt can no longer save?"""
@@ -95,6 +111,8 @@ class Checkpoints:
             shared = share(staged, own, base_for(self.folder, self._place.incremental))
             rest = _without(own, shared)
             shards.leave_list(staged, self._place.rank, (*shared, *entries_of(staged, rest)))
+            if self._place.rank == 0:  # of a commit of that name before
+                _failed(staged).unlink(missing_ok=True)
         except NotComplete as error:
             raise OSError(errno.EBUSY, str(error)) from None
         except OSError:
@@ -118,18 +136,48 @@ class Checkpoints:
             return done
         except OSError as error:
             if not self.over():
+                _tell_failure(staged, error)
                 raise
             self._voice.once(f"this attempt saves nothing any more ({error.strerror})")
             return False
 
+    def identity(self, name: str) -> int:
+        """Which folder is the checkpoint ``name`` now; 0: there is none. It lists the folder, for a client of a network file
+        system asks the server then. Raises OSError."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return next((one.stat(follow_symlinks=False).st_ino for one in entries if one.name == name), 0)
+        except FileNotFoundError:
+            return 0
+
+    def is_committed(self, staged: Path, before: int, beat: Callable[[], object]) -> bool | None:
+        """For the other ranks, behind the barrier: wait until rank 0 has committed ``staged``. ``before``: the ``identity``
+        before the barrier. False: a newer attempt has begun. None: nothing is seen of it here within COMMIT_WITHIN.
+
+        Raises OSError when rank 0 could not commit it.
+        """
+        until, pause = time.monotonic() + COMMIT_WITHIN, _FIRST_LOOK
+        while self.identity(staged.name) in (0, before):
+            if self.over():
+                return False
+            if why := _told_failure(staged):
+                raise OSError(errno.EIO, f"rank 0 could not commit it: {why}", str(self.folder / staged.name))
+            if time.monotonic() > until:
+                return None
+            beat()
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+        return True
+
     def _seal(self, staged: Path, origin: Origin, ranks: Collection[int]) -> None:
-        """All files closed to others, durable, and in the manifest."""
+        """All files closed to others, durable, and in the manifest. Nothing reads them before they have their name, so files,
+        manifest and folders go to the disk together."""
         from ftsupervise.checkpoints import shards
-        from ftsupervise.checkpoints.commit import NotComplete, entries_of, manifest_from, require_still, sync_folders
+        from ftsupervise.checkpoints.commit import NotComplete, Syncs, digests_of, manifest_from, require_still
         from ftsupervise.checkpoints.contents import contents_of
         from ftsupervise.checkpoints.incremental import base_for, share, write_shared
         from ftsupervise.checkpoints.layouts import layout_of
-        from ftsupervise.checkpoints.manifest import write_manifest
+        from ftsupervise.checkpoints.manifest import FOLDER_NAME, manifest_of, write_manifest
 
         contents = contents_of(staged)
         self._close(staged / path for path in (*contents.files, *contents.folders))
@@ -137,34 +185,43 @@ class Checkpoints:
         base = base_for(self.folder, self._place.incremental)
         shared = share(staged, joined.rest, base)
         contents = contents_of(staged) if shared else contents
-        try:
-            entries = (*joined.entries, *shared, *entries_of(staged, _without(joined.rest, shared)))
-            require_still(staged, contents)
-        except NotComplete as error:
-            raise OSError(errno.EBUSY, str(error)) from None
-        sync_folders(staged, contents)
         if contents.odd:
             self._voice.once(
                 f"the manifest of {staged.name} leaves out {', '.join(sorted(contents.odd)[:3])}: no files"
             )
-        write_shared(staged, base, entries)
-        write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)))
-        shards.remove_lists(staged)
+        try:
+            with Syncs() as syncs:
+                rest = _without(joined.rest, shared)
+                entries = (*joined.entries, *shared, *digests_of(staged, rest, syncs))
+                pages = write_shared(staged, base, entries)
+                write_manifest(staged, manifest_from(entries, origin, layout_of(staged, contents)), sync=False)
+                shards.remove_lists(staged)
+                for page in (manifest_of(staged), *pages):
+                    syncs.file(page)
+                for folder in (FOLDER_NAME, *contents.folders):
+                    syncs.folder(staged / folder)
+            require_still(staged, contents)
+        except NotComplete as error:
+            raise OSError(errno.EBUSY, str(error)) from None
 
     def _clear(self, staged: Path) -> None:
-        """Take away what saves that were killed have left: of this name, and of others when it has lain there for a day."""
-        try:
-            left = [entry for entry in os.scandir(self._area) if entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return
-        for entry in left:
-            old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _A_DAY
-            if entry.name == staged.name or (old and not entry.name.startswith(_REMOVED)):
-                aside = self._area / f"{_REMOVED}{entry.name}-{os.getpid()}"
-                os.rename(entry.path, aside)
-                _delete(aside)
-            elif entry.name.startswith(_REMOVED):
-                _delete(Path(entry.path))
+        """Take away what saves of this account that were killed have left: of this name where no other rank may write there
+        already, and all that has not changed for a day."""
+        from ftsupervise.checkpoints.staged import left_alone, names_in
+
+        if self._place.world == 1 and staged.is_dir() and not staged.is_symlink():
+            self._take_away(staged)
+        for name in names_in(self._area):
+            if name.startswith(_REMOVED):
+                _delete(self._area / name)
+        for path in left_alone(self.folder, time.time()):
+            if path != staged and path.lstat().st_uid == os.geteuid():
+                self._take_away(path)
+
+    def _take_away(self, path: Path) -> None:
+        aside = path.with_name(f"{_REMOVED}{path.name.removeprefix(_REMOVED)}-{os.getpid()}")
+        os.rename(path, aside)
+        _delete(aside)
 
     def _origin(self, step: int | None, metrics: Mapping[str, float]) -> Origin:
         from ftsupervise.checkpoints.commit import Origin
@@ -213,6 +270,27 @@ class Checkpoints:
             )
         _delete(staged)
         return True
+
+
+def _failed(staged: Path) -> Path:
+    from ftsupervise.checkpoints.manifest import FOLDER_NAME
+
+    return staged / FOLDER_NAME / _FAILED
+
+
+def _tell_failure(staged: Path, error: OSError) -> None:
+    """Leave the reason to the ranks that wait for the commit. Where there is no room for it they wait within their bound."""
+    try:
+        write_whole(_failed(staged), str(error)[: _REASON // 4].encode())
+    except OSError:
+        return
+
+
+def _told_failure(staged: Path) -> str:
+    try:
+        return files.read_bounded(_failed(staged), _REASON).decode("utf-8", "replace")
+    except OSError:  # there is none, or the folder has just become the checkpoint
+        return ""
 
 
 def _without(found: Iterable[FileFacts], shared: Iterable[FileEntry]) -> tuple[FileFacts, ...]:

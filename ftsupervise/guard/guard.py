@@ -1,11 +1,10 @@
-"""The guard itself: what the training loop calls, and how reasons become decisions.
+"""The guard itself: what the training loop calls.
 
-A step in which nothing is due costs one comparison with the clock. Signal handlers and the deadline make a check due.
+A step in which nothing is due costs one comparison with the clock; see decider.py for the others.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import time
@@ -14,20 +13,21 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ftsupervise.guard import settings
-from ftsupervise.guard.checkpoint import Checkpoints
-from ftsupervise.guard.heartbeat import Heart, whole
-from ftsupervise.guard.settings import NOW, Pace, Voice
-from ftsupervise.guard.stop_reasons import Decision, StopReasons, as_vote, from_vote
+from ftsupervise.guard.checkpoint import COMMIT_WITHIN, Checkpoints
+from ftsupervise.guard.decider import Decider
+from ftsupervise.guard.heartbeat import Heart
+from ftsupervise.guard.settings import Voice, whole
+from ftsupervise.guard.stop_reasons import Decision
 from ftsupervise.host.modes import FOLDER, make_folder
-from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import Finished, Stopped
+from ftsupervise.rundir.switches import Finished
 from ftsupervise.truth import SAVE
 
 if TYPE_CHECKING:
+    from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
     from ftsupervise.guard.snapshots import Snapshots
 
 _CONTINUE = Decision.CONTINUE
@@ -39,11 +39,14 @@ class Guard:
 
     run_dir      the run's directory; default $FTSUPERVISE_RUN_DIR, which ``ftsupervise run`` sets. Without one there
                  are no switches and no beats, and only signals and the limits given here count.
-    agree        int -> int, the maximum over all ranks (a collective). With it every rank leaves at the same step, and
-                 rank 0 alone checks the shared directory. It is called once in ``agree_every`` steps, by every rank;
-                 what it raises goes to the caller. A loop with a collective of its own can carry ``vote()`` on it.
+    agree        how the ranks leave at the same step. By default they agree through torch.distributed, where the program
+                 has initialised it by its first ``step()``. Every rank must call ``step()`` equally often then, with
+                 any numbers. Otherwise give a function int -> int, the maximum over all ranks (a collective): every
+                 rank calls it once in ``agree_every`` steps, and what it raises goes to the caller. A loop with a
+                 collective of its own can carry ``vote()`` on it. ``False``: each rank decides alone.
     poll         seconds between two checks of switches and limits, at most one. A slow file system stretches it.
     memory       share (0-1) of the host's or the job's memory at which to save and stop.
+    gpu_memory   the same for the GPUs that this process computes on.
     stop_before  seconds before the job's end at which to save and stop, besides Slurm's own signal.
     run_for      seconds after which to save and stop, whatever the job's limit.
     signals      what counts as Slurm's warning; SIGTERM (preemption, scancel, the time limit) is one by default.
@@ -55,10 +58,11 @@ class Guard:
         self,
         run_dir: str | os.PathLike[str] | None = None,
         *,
-        agree: Callable[[int], int] | None = None,
+        agree: Callable[[int], int] | Literal[False] | None = None,
         agree_every: int = 1,
         poll: float | timedelta | None = None,
         memory: float | None = None,
+        gpu_memory: float | None = None,
         stop_before: float | timedelta | None = None,
         run_for: float | timedelta | None = None,
         signals: tuple[int, ...] = (signal.SIGUSR1, signal.SIGTERM),
@@ -66,33 +70,19 @@ class Guard:
         world: int | None = None,
         beat_every: float = 2.0,
     ) -> None:
-        limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for)
+        limits, problems = settings.limits(os.environ, poll, memory, stop_before, run_for, gpu_memory)
         self._place = place = settings.place(os.environ, run_dir, rank, world)
-        self._pace = Pace(limits.poll)
-        self._agree, self._agree_every = agree, max(1, agree_every)
-        self._shared = agree is not None  # decisions are shared, so rank 0 alone checks the shared directory
-        self._next = NOW  # before this nothing has to be done in step(); never the future when all ranks meet in it
-        self._first = True
-        self._want = _CONTINUE  # this rank's own decision
-        self._stop: Decision | None = None  # decided: every later step repeats it
+        self._agree = agree or None
         self._voice = Voice(place.rank, place.world)
-        self._outside = StopReasons(place, limits, signals, self._wake, self._voice)
+        self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
+        self._outside = self._decider.outside
         self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
         self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
         self._in_memory: Snapshots | None = None
+        self._heart.losses = self._outside.loss
+        self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
-        for problem in problems:
-            self._voice.once(problem)
-        deaf = self._outside.signals.listen()
-        atexit.register(self._outside.signals.last_words)
-        if deaf:
-            self._voice.once(
-                f"the guard cannot receive signals here ({deaf}); the warning file and the switches still work"
-            )
-        if place.rundir is None and place.rank == 0:
-            self._voice.say(
-                "FTSUPERVISE_RUN_DIR is not set: no switches and no beats; the guard reacts to signals only"
-            )
+        self._decider.listen(problems)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -104,19 +94,33 @@ class Guard:
         now = _monotonic()
         if self._page is not None:
             self._page.step(step, now)
-        if agreed is None and now < self._next:
-            return _CONTINUE
-        return self._decide(step, agreed)
+        decider = self._decider
+        agreement = decider.agreement
+        if agreement is None:
+            if now < decider.next and agreed is None:
+                return _CONTINUE
+        else:
+            agreement.count = count = agreement.count + 1
+            if count <= agreement.free and now < decider.next and agreed is None:
+                return _CONTINUE
+        return decider.decide(step, agreed, self._heart)
+
+    def check(self) -> Decision:
+        """What this rank knows by now: what all ranks will do at a step to come, else its own reason. Ask anywhere, as often as
+        you like, before the first step too: in a wait for data, in a long evaluation. Costs as little as ``step()``.
+
+        Other ranks may know more or less at this moment, and it is no order: the one that counts comes from ``step()``, at
+        which all leave together. So do on it what one rank may do alone (wait no longer, leave out what is optional). The
+        reason itself goes to the others at once. It waits for nothing, answers no save switch and never raises.
+        """
+        return self._decider.check(self._heart)
 
     def vote(self) -> int:
         """This rank's vote for a collective the loop runs anyway; the maximum over all ranks goes to ``step(…, agreed)``.
 
         Take it last before the collective, so that what happened during the step is answered at its end.
         """
-        self._shared = True
-        if _monotonic() >= self._pace.due:
-            self._look()
-        return as_vote(self._want)
+        return self._decider.vote(self._heart)
 
     @contextmanager
     def checkpoint(
@@ -136,7 +140,8 @@ class Guard:
         ``ranks``: which ones enter, where not all do. ``metrics``: what it is worth (``{"loss": 2.31}``), for the manifest.
 
         Before the barrier each rank takes the digests of its files while these are synced, and rank 0 joins them into the
-        manifest. Where a rank has left none, the checkpoint is torn and the commit fails.
+        manifest. Where a rank has left none, the checkpoint is torn and the commit fails. The other ranks wait behind the
+        barrier until rank 0 has committed, and raise when it could not; after 30 s they go on and do not say ``saved``.
 
         Nothing is committed when the block raises. Once a newer attempt has begun nothing is either: a rank that Slurm has
         lost sight of runs on beside its successor, and what it stages is thrown away; the next ``step()`` says STOP.
@@ -151,22 +156,32 @@ class Guard:
                     raise
                 self._is_over()
                 return
+            done: bool | None = self._place.rank != 0
             lists: Collection[int] = ()
             if barrier is not None:
+                before = self._checkpoints.identity(staged.name)
                 self._checkpoints.list_own(staged)
                 barrier()
                 lists = ranks if ranks is not None else range(self._place.world)
-            done = self._place.rank != 0 or self._checkpoints.commit(staged, whole(step), metrics or {}, lists)
+                if done:
+                    done = self._checkpoints.is_committed(staged, before, self.beat)
+            if self._place.rank == 0:
+                done = self._checkpoints.commit(staged, whole(step), metrics or {}, lists)
         if done:
             self.saved(step)
+        elif done is None:
+            self._voice.say(
+                f"step {step}: rank 0 has not committed it within {COMMIT_WITHIN:.0f} s, as far as this rank sees"
+            )
         else:
             self._is_over()
 
     def latest(self, world: int | None = None) -> Path | None:
         """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
 
-        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
-        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+        Compared with its manifest are the sizes of all files and the digests of small ones, or more where
+        ``checkpoints.verify`` says so. ``world``: the number of ranks that must have written it; default: any. What is passed
+        over is said once on stderr, by rank 0.
 
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
@@ -176,8 +191,9 @@ class Guard:
     def restore(
         self, *, warm_up: Callable[[], object] | None = None, folder: str | Path | None = None, **state: object
     ) -> int | None:
-        """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` holds.
-        After a fault it loads the newest that all ranks hold, and returns its step. None: there is none; load a checkpoint.
+        """``start = guard.restore(model=model, optimizer=optimizer)`` before the loop: it says what each ``snapshot()`` and
+        ``save()`` hold. It loads the newest snapshot that all ranks hold in memory, or else the newest good checkpoint that
+        ``save()`` wrote, the same on all ranks, and returns its step. None: there is neither.
 
         state    objects with ``state_dict`` and ``load_state_dict``; dicts, lists, arrays and generators, which are changed in
                  place. The global generators of random numbers are kept without being named.
@@ -185,12 +201,54 @@ class Guard:
                  of its first pass in another order, so that without it the run goes on with other last bits.
         folder   of a loop that uses ``snapshot_folder``: where to write the files of the snapshot
 
-        Raises TypeError for what has no state (a number: keep it in a dict), RuntimeError where all ranks begin from a snapshot
-        that this one cannot load.
+        Raises TypeError for what has no state (a number: keep it in a dict), OSError where the checkpoints cannot be read, and
+        RuntimeError where this loop cannot load what all ranks begin from.
         """
         if folder is not None:
             return self._snapshots().restore_folder(Path(folder))
-        return self._snapshots().restore(state, warm_up)
+        from ftsupervise.guard.loop_checkpoints import LoopCheckpoints
+        from ftsupervise.guard.loop_state import LoopState
+
+        loop = LoopState(state)
+        self._loop = LoopCheckpoints(loop, self._place, self._checkpoints, self._voice, self._agree)
+        start = self._snapshots().restore(loop, warm_up)
+        return start if start is not None else self._loop.restore(self.latest, warm_up)
+
+    def save(
+        self,
+        step: int,
+        *,
+        barrier: Callable[[], object] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Call on every rank: save what ``restore()`` named as the checkpoint of ``step``. When it returns, the checkpoint is
+        committed. What ranks of torch.distributed hold alike is written once.
+
+        ``barrier``: where several ranks run without torch.distributed and without ``agree``. ``metrics``: see ``checkpoint()``.
+        Raises OSError, on all ranks, when it cannot be saved (a full disk), and TypeError for a state of an unknown kind.
+        """
+        loop, number = self._loop, whole(step)
+        if loop is None or number is None:
+            raise ValueError(
+                "guard.save(step): call restore(model=…, optimizer=…) before the loop: it says what is saved"
+            )
+        if loop.is_together():
+            with self.phase("save"):
+                done = loop.save(number, metrics or {})
+            if done:
+                self.saved(number)
+            else:
+                self._is_over()
+            return
+        agree = self._agree
+        if self._place.world > 1 and barrier is None:
+            if agree is None:
+                raise ValueError(
+                    "guard.save(): ranks without torch.distributed need Guard(agree=…) or save(…, barrier=…)"
+                )
+            barrier = lambda: agree(0)  # noqa: E731
+        with self.checkpoint(number, barrier=barrier if self._place.world > 1 else None, metrics=metrics) as folder:
+            loop.write(folder, number)
 
     def snapshot(self, step: int) -> bool:
         """Call after each step, on every rank, before the next one's first collective: every few steps it copies the state
@@ -228,7 +286,7 @@ class Guard:
         self._outside.superseded()
         who = f"attempt {self._outside.newer}" if self._outside.newer else "a newer attempt"
         self._voice.once(f"{who} has begun: this attempt saves nothing any more")
-        self._wake()
+        self._decider.wake()
 
     def saved(self, step: int) -> None:
         """Call when the checkpoint of ``step`` is committed: takes down the save switch it answers, and no other."""
@@ -239,7 +297,8 @@ class Guard:
 
     def finished(self, step: int) -> None:
         """Call when the training is complete: no further member of the chain will train. Gives the signals back."""
-        self._forget()
+        if self._heart.ending is not None:
+            self._heart.ending.forget()
         if not self.may_save():
             self.close()
             return
@@ -258,11 +317,22 @@ class Guard:
             self._in_memory.finished()
         self.close()
 
-    def report(self, *, loss: float | None = None, last_step: int | None = None) -> None:
-        """Report the loss to the *loss* watchdog. Cheap; it is sent with the next beat, at once when it is not a number.
-        Give a float: the caller decides when to read it from the GPU. ``last_step``, said once: the step after which the
-        training is complete; ``status`` then says when that will be."""
-        self._heart.report(loss, last_step)
+    def report(self, *, last_step: int) -> None:
+        """Say once after which step the training is complete; ``status`` then says when that will be."""
+        self._heart.last_step(last_step)
+
+    def loss(self, value: float, step: int | None = None) -> None:
+        """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older
+        one's. What follows from a loss that is no number or that diverges is in the settings: ``guard.loss``. Costs less than
+        2 us, and does not synchronise: give a float, the caller decides when to read it from the GPU."""
+        if self._heart.take_loss(value, step):
+            self._decider.wake()
+
+    @property
+    def skip(self) -> int:
+        """Batches that the loop should skip now, after ``latest()``: those from the step it goes on from to where the loss
+        was no number or diverged. 0 in any other case."""
+        return self._checkpoints.skip()
 
     def beat(self, step: int | None = None, *, phase: str | None = None) -> None:
         """Report that the process is alive outside ``step()``: in a long save, an evaluation, a compilation. Rate-limited."""
@@ -283,14 +353,22 @@ class Guard:
             self._heart.change_phase(before)
 
     def close(self) -> None:
-        """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block."""
-        self._leave()
+        """Give the signals back, write the last beat. Called by ``finished()`` and at the end of a ``with`` block.
+
+        Rank 0 waits up to 3 s for the other ranks here, if they agreed through a store that ends with its process."""
+        self._close(in_order=True)
+
+    def _close(self, *, in_order: bool) -> None:
+        if self._heart.ending is not None:
+            self._heart.ending.leaves()
         self._outside.signals.ignore()
         self._heart.beat_now()
         self._outside.memory.close()
+        self._decider.close(in_order=in_order)
 
     def __enter__(self) -> Guard:
-        self._forget()
+        if self._heart.ending is not None:
+            self._heart.ending.forget()
         return self
 
     def __exit__(
@@ -303,96 +381,4 @@ class Guard:
                 self._heart.facts["error"] = f"{kind.__name__}: {error}"[:200]
             except Exception:  # an error that cannot say what it is goes on as it is
                 self._heart.facts["error"] = kind.__name__
-        self.close()
-
-    # ------------------------------------------------------------------------------------------------------ deciding
-
-    def _decide(self, step: int, agreed: int | None) -> Decision:
-        if self._stop is not None:
-            return self._stop
-        if self._first:
-            self._first = False
-            self._heart.first(step)
-        if agreed is None:
-            if _monotonic() >= self._pace.due:
-                self._look()
-            if self._agree is not None:
-                if step % self._agree_every:
-                    return _CONTINUE
-                agreed = self._agree(as_vote(self._want))
-            elif self._place.world > 1:
-                self._voice.once("each rank decides alone: give Guard(agree=…), or ranks may stop at different steps")
-        decision = self._want if agreed is None else self._shared_decision(agreed)
-        if decision.save:
-            self._outside.switches.answer()
-            self._want = _CONTINUE
-            self._tell_all(f"{decision.reason}: saving{' and stopping' if decision.stop else ''} at step {step}")
-        elif decision.stop:
-            self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved")
-        if decision.stop:
-            self._settle(decision, step)
-        return decision
-
-    def _shared_decision(self, agreed: int) -> Decision:
-        """The common decision; with this rank's own reason if it voted for the same."""
-        return self._want if agreed == as_vote(self._want) else from_vote(int(agreed))
-
-    def _settle(self, decision: Decision, step: int) -> None:
-        """The loop will stop: record the cause for the supervisor."""
-        self._stop = decision
-        self._wake()
-        self._forget()
-        self._leave()
-        self._heart.facts["stop"] = decision.cause
-        self._heart.beat_now()
-        if self._place.attempt_dir is not None and self._place.rank == 0:
-            record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc))
-            try:
-                write_json(self._place.attempt_dir / STOPPED, record)
-            except OSError as error:
-                self._voice.once(f"cannot write down why we stop: {error.strerror}")
-
-    def _leave(self) -> None:
-        if self._heart.ending is not None:
-            self._heart.ending.leaves()
-
-    def _forget(self) -> None:
-        if self._heart.ending is not None:
-            self._heart.ending.forget()
-
-    def _tell_all(self, text: str) -> None:
-        if not self._shared or self._place.rank == 0:
-            self._voice.say(text, for_all=self._shared)
-
-    # ------------------------------------------------------------------------------------------------------- looking
-
-    def _wake(self) -> None:
-        """Check at the next step. Called by signal handlers."""
-        self._pace.due = self._next = NOW
-
-    def _look(self) -> None:
-        """Find this rank's own decision. The next check is scheduled first, so that a signal meanwhile makes one due."""
-        end = self._outside.end
-        now = self._pace.begin(end)
-        self._next = NOW if self._agree is not None else self._pace.due
-        try:
-            self._want = self._reasons(now)
-        except Exception as error:  # law 7: our failure never stops the training
-            self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
-        self._pace.done(end)
-        self._next = NOW if self._agree is not None else self._pace.due
-        if self._outside.signals.got and not self._want.stop:  # it came during the check
-            self._wake()
-
-    def _reasons(self, now: float) -> Decision:
-        if self._heart.beat(now):  # what follows costs 5 us and more: as rarely as the beats
-            for taken in self._outside.signals.taken():
-                self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
-            if self._outside.signals.pid != os.getpid() and not self._first:
-                self._outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
-            self._heart.facts["memory"] = self._outside.memory.used()
-            self._heart.miss_the_watch(now)
-        want = self._outside.reasons(now, shared_directory=self._place.rank == 0 or not self._shared)
-        if self._outside.switches.problem:
-            self._heart.facts["problem"] = self._outside.switches.problem
-        return want
+        self._close(in_order=kind is None)

@@ -12,12 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.loss_policy import LossWatch
+from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
 from ftsupervise.rundir.records import write_json
-from ftsupervise.truth import SAVE, Beat
+from ftsupervise.truth import SAVE, Beat, LossTrouble
 
 # The page of this process reports its end before it has ended: with torch loaded that takes a second, or hangs in the
 # teardown.
@@ -118,15 +119,8 @@ def answer_with_the_stack(directory: str | os.PathLike[str], rank: int) -> None:
 _NOW = float("-inf")
 
 
-def whole(step: Any) -> int | None:
-    """A step as loops have it (int, a number of NumPy's, a tensor of one element) as an int; None for what is no number."""
-    try:
-        return int(step)
-    except Exception:  # NaN, None, or whatever a foreign type raises
-        return None
-
-
 class PhaseTime(NamedTuple):
+    phase: str
     since: float  # monotonic: when the phase began
     saving: float = 0.0  # seconds in saves that are over
 
@@ -144,16 +138,23 @@ class Heart:
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
         self._watch_due = time.monotonic() + WATCH_EVERY
-        self.host = os.uname().nodename
-        self.phase = "start"
-        self._spent = PhaseTime(time.monotonic())
+        self._spent = PhaseTime("start", time.monotonic())
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
+        self.losses: LossWatch | None = None
         self.ending: ExitReport | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
             self.facts["attempt"] = str(place.attempt)
+
+    @property
+    def phase(self) -> str:
+        return self._spent.phase
+
+    @property
+    def host(self) -> str:
+        return os.uname().nodename
 
     def first(self, step: int) -> None:
         """The first step this process finished."""
@@ -203,7 +204,7 @@ class Heart:
         at = datetime.now(timezone.utc)
         try:
             mine = Beat(
-                self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, dict(self.facts)
+                self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, *self._facts_now()
             )
             heartbeat_page.write_beat(self._place.rundir, mine, self._place.area)
         except OSError as error:
@@ -212,6 +213,15 @@ class Heart:
         except Exception as error:  # law 7, and the rest of the check must still be made
             self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
         return True
+
+    def _facts_now(self) -> tuple[dict[str, str], LossTrouble | None]:
+        facts, losses = dict(self.facts), self.losses
+        if losses is None or losses.value is None:
+            return facts, None
+        facts["loss"] = f"{losses.value:.6g}"
+        if losses.first is not None:
+            facts["first_loss"] = f"{losses.first:.6g}"
+        return facts, losses.trouble
 
     def miss_the_watch(self, now: float) -> None:
         """Rank 0 checks now and then whether the watches of this run still work."""
@@ -231,24 +241,25 @@ class Heart:
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
 
-    def report(self, loss: Any, last_step: Any) -> None:
-        """Take a loss into the next beat, and the step after which the training is complete; None: it is not told."""
-        if last_step is not None:
-            self.facts["last_step"] = str(whole(last_step))
-            if self.page is not None:
-                self.page.last_step(whole(last_step))
-        if loss is None:
-            return
+    def take_loss(self, loss: float, step: Any) -> bool:
+        """A loss of the loop's; is there something to decide? What there is to tell goes out with the next check."""
+        losses = self.losses
         try:
-            value = float(loss)
+            news = losses is not None and losses.take(loss, self.step, step)
         except (TypeError, ValueError):
-            self._voice.once(f"report(loss=…) takes a number, not {type(loss).__name__}")
-            return
-        self.facts["loss"] = f"{value:.6g}"
-        if self.page is not None:
-            self.page.loss(value)
-        if value - value != 0.0:  # NaN or infinite
+            self._voice.once(f"loss() takes a number, not {type(loss).__name__}")
+            return False
+        if self.page is not None and losses is not None and losses.value is not None:
+            self.page.loss(losses.value)
+        if news:
             self.soon()
+        return news
+
+    def last_step(self, step: Any) -> None:
+        """Take the step after which the training is complete into the next beat."""
+        self.facts["last_step"] = str(whole(step))
+        if self.page is not None:
+            self.page.last_step(whole(step))
 
     def saved(self, step: Any) -> None:
         """Take the newest saved step into the next beat, which is due at the next check."""
@@ -279,7 +290,7 @@ class Heart:
         saving = spent.saving + (now - spent.since if self.phase == SAVE else 0.0)
         if saving:
             self.facts["saving"] = f"{saving:.3f}"
-        self.phase, self._spent = phase, PhaseTime(now, saving)
+        self._spent = PhaseTime(phase, now, saving)
         if self.page is not None:
             self.page.phase(phase, saving)
 
@@ -299,6 +310,7 @@ class Imports(NamedTuple):
     cpus: int = 0
     rss: int = 0  # bytes
     modules: Annotated[tuple[str, ...], 100_000] = ()  # in the order in which they were imported
+    ours: Annotated[tuple[str, ...], 1000] = ()  # the same of this package, wherever it lies
 
 
 def installed() -> list[str]:
@@ -318,7 +330,8 @@ def installed() -> list[str]:
 
 def write_imports(path: str, attempt: int | None, seconds: float) -> None:
     """Write them down. ``seconds``: from the start of this process to where its imports were over. Raises OSError."""
-    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()))
+    ours = tuple(name for name in sys.modules if name == "ftsupervise" or name.startswith("ftsupervise."))
+    record = Imports(attempt, round(seconds, 2), len(os.sched_getaffinity(0)), _rss(), tuple(installed()), ours)
     write_json(Path(path), record, sync=False)
 
 

@@ -1,4 +1,4 @@
-"""What of the training loop a snapshot holds, and how it is put back: the objects that the loop named, and random generators.
+"""What of the training loop is kept, and how it is put back: the objects that the loop named, and the random generators.
 
 An object with ``state_dict`` and ``load_state_dict`` (a module, an optimizer, a schedule, a scaler, a stateful loader) gives
 its own state. A dictionary, a list or an array is kept as it is and changed in place: a loop keeps its place in the data there.
@@ -7,9 +7,11 @@ The generators of Python, NumPy and torch are kept without being named.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from ftsupervise.checkpoints.memory_state import (
 
 # Loaded by name, where the program itself has loaded the framework: the guard imports none, and starts without them.
 _INTEGRATIONS = {"torch": "ftsupervise.integrations.torch"}
-
+_WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them from the second on
 
 Places = tuple[memoryview, list[list[Any]]]  # of the loose arrays, by framework
 
@@ -76,10 +78,24 @@ class LoopState:
                 kind, rows = framework.kind, described.arrays
                 framework.copy(mine, [described.values[n] for n in described.loose if rows[n].kind == kind])
 
+    def raw(self, described: Described, at: int) -> memoryview:
+        """The bytes of one array as the description has them: where they lie, or a copy from another device."""
+        row, value = described.arrays[at], described.values[at]
+        if not row.size:
+            return memoryview(b"")
+        framework = next(one for one in self._frameworks if one.kind == row.kind)
+        if address := framework.address(value, row):
+            import ctypes
+
+            return memoryview((ctypes.c_char * row.size).from_address(address)).cast("B")
+        room = memoryview(bytearray(row.size))
+        framework.copy([framework.view(room, row._replace(offset=0))], [value])
+        return room
+
     # --------------------------------------------------------------------------------------------------------- loading
 
     def why_not(self, description: bytes) -> str:
-        """Why the loop cannot take this snapshot, as a clause; "" when it can. Raises ValueError for a damaged one."""
+        """Why the loop cannot take this state, as a clause; "" when it can. Raises ValueError for a damaged one."""
         tree, rows = parse(description)
         parts = tree["dict"]["parts"]["dict"]
         if parts.keys() != self._parts.keys():
@@ -95,8 +111,9 @@ class LoopState:
                         return f"of {name}, {reason}"
         return ""
 
-    def load(self, description: bytes, buffer: memoryview) -> None:
-        """Put a snapshot back into the loop's objects, the generators last. Raises what their loading raises."""
+    def load(self, description: bytes, buffer: Callable[[int], memoryview]) -> None:
+        """Put a state back into the loop's objects, the generators last. ``buffer``: where the n-th array lies, at its offset.
+        Raises what their loading raises."""
         tree, rows = parse(description)
         saved = _Saved(rows, buffer, self._frameworks)
         parts = tree["dict"]["parts"]["dict"]
@@ -104,11 +121,41 @@ class LoopState:
             self._put(part, parts[name], saved)
         self._set_generators(saved.own(tree["dict"]["rng"]))
 
-    def after_warm_up(self) -> None:
-        """The gradients of a warm-up pass belong to no step."""
+    def warm_up(self, one_pass: Callable[[], object] | None) -> None:
+        """Before a state is loaded: what DistributedDataParallel arranges anew in its first passes is arranged then. The
+        gradients of these passes belong to no step."""
+        for _ in range(_WARM_UPS if one_pass is not None else 0):
+            assert one_pass is not None
+            one_pass()
         for part in self._parts.values():
             for one in self._integrations:
                 one.forget_gradients(part.target)
+
+    def begin_other_streams(self, description: bytes, rank: int, world: int) -> None:
+        """Where another number of ranks saved it, no generator is this rank's own: the global ones are seeded from the saved
+        state, differently on each rank."""
+        python = parse(description)[0]["dict"]["rng"]["dict"]["python"]
+        seed = int.from_bytes(blake2b(json.dumps([python, rank, world]).encode(), digest_size=8).digest(), "big") >> 1
+        random.seed(seed)
+        if "numpy.random" in sys.modules:
+            import_module("numpy.random").seed([seed >> 32, seed & 0xFFFFFFFF])
+        for one in self._integrations:
+            one.seed(seed)
+
+    def bound_to_ranks(self, description: bytes, own: frozenset[int]) -> list[str]:
+        """The modules and optimizers of which a rank behind rank 0 kept a part for itself, among its arrays ``own``."""
+        parts, found = parse(description)[0]["dict"]["parts"]["dict"], []
+        for name, part in self._parts.items():
+            numbers: set[int] = set()
+            state = build(parts.get(name), lambda at, seen=numbers: seen.add(at) or at, self._frameworks)  # type: ignore[misc]
+            if any(one.is_bound(part.target, state, numbers & own) for one in self._integrations):
+                found.append(name)
+        return found
+
+    def ranks(self, rank: int, world: int) -> Any:
+        """How all ranks tell each other something: ``from_rank_0(value)`` and ``of_all(value)``. None where the program has no
+        process group of all of them."""
+        return next((one for one in self._integrations if world > 1 and one.rank_and_world() == (rank, world)), None)
 
     def _put(self, part: _Part, node: Node, saved: _Saved) -> None:
         if part.put is None:
@@ -141,6 +188,9 @@ class LoopState:
             one.owns(target) for one in self._frameworks if one.kind != "bytes"
         ):
             return _Part(target, lambda: target, None)
+        for one in self._integrations:
+            if better := one.better(target):
+                raise TypeError(f"restore({name}=…): {type(target).__name__} has no state_dict; {better}")
         raise TypeError(
             f"restore({name}=…): {type(target).__name__} has no state_dict and cannot be changed in place; "
             "keep such values in a dict and give the dict"
@@ -169,7 +219,9 @@ class LoopState:
 class _Saved:
     """The arrays of one snapshot, where they lie."""
 
-    def __init__(self, rows: tuple[StoredArray, ...], buffer: memoryview, frameworks: list[Arrays]) -> None:
+    def __init__(
+        self, rows: tuple[StoredArray, ...], buffer: Callable[[int], memoryview], frameworks: list[Arrays]
+    ) -> None:
         self._rows, self._buffer, self._frameworks = rows, buffer, frameworks
         self._by_kind = {one.kind: one for one in frameworks}
         self._seen: dict[int, tuple[Any, StoredArray]] = {}  # by identity; kept, so that no identity is used again
@@ -213,14 +265,14 @@ class _Saved:
 
     def _view(self, at: int) -> Any:
         row = self._rows[at]
-        view = self._by_kind[row.kind].view(self._buffer, row)
+        view = self._by_kind[row.kind].view(self._buffer(at), row)
         self._seen[id(view)] = (view, row)
         return view
 
     def _clone(self, at: int) -> Any:
         row = self._rows[at]
         framework = self._by_kind[row.kind]
-        return framework.clone(framework.view(self._buffer, row), row)
+        return framework.clone(framework.view(self._buffer(at), row), row)
 
 
 def _names(words: Any) -> str:

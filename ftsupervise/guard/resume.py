@@ -9,39 +9,79 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.checkpoints.find import Choice, checkpoints_in, choose
 from ftsupervise.checkpoints.quarantine import set_aside
 from ftsupervise.checkpoints.suspicion import Suspicion, suspect
 from ftsupervise.checkpoints.verify import Scope, Thoroughness
+from ftsupervise.guard.go_back import way_back
 from ftsupervise.guard.settings import RankContext, Voice
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.paths import ENV_GUARD
-from ftsupervise.rundir.resumed import write_resumed
-from ftsupervise.truth import Resumed
+from ftsupervise.rundir.resumed import read_resumed, write_resumed
+from ftsupervise.truth import Resumed, SkippedBatches
 
 
-def latest(
-    place: RankContext, world: int | None, voice: Voice, over: Callable[[], bool], *, begun: bool
-) -> Path | None:
-    """The newest one that is good to go on from; None when there is none. Raises OSError where they cannot be read.
+class Chosen(NamedTuple):
+    """``path`` None: there is none, and the training begins anew. ``skip``: batches that the loop should skip now."""
+
+    path: Path | None
+    skip: int
+
+
+def latest(place: RankContext, world: int | None, voice: Voice, over: Callable[[], bool], *, begun: bool) -> Chosen:
+    """The newest one that is good to go on from. Raises OSError where they cannot be read.
 
     ``over``: has a newer attempt begun? ``begun``: the loop has made a step, so the attempt began from another one long ago.
     """
     scope = _scope(place, world, voice)
+    back = None if begun else way_back(place, scope, voice)
+    if back is None:
+        return _newest(place, scope, voice, over, begun=begun)
+    path = back.choice.verdict.path if back.choice.verdict is not None else None
+    resumed = _resumed(place.checkpoints, back.choice)._replace(skipped=back.skipped)
+    resumed = resumed._replace(why=f"{resumed.why}; {back.why}")
+    if place.rank == 0:
+        _tell_passed(back.choice, voice)
+        if place.attempt_dir is not None and not over():
+            done = [one for one in back.aside if _set_aside(place, one.path.name, back.why, voice)]
+            if done:
+                resumed = resumed._replace(
+                    set_aside=done[0].path.name, set_aside_step=done[0].step, more_aside=len(done) - 1
+                )
+            _write(place.attempt_dir, resumed, voice)
+            voice.say(f"{back.why}; this attempt goes on {resumed.words()}")
+    return Chosen(path, resumed.skip)
+
+
+def _newest(place: RankContext, scope: Scope, voice: Voice, over: Callable[[], bool], *, begun: bool) -> Chosen:
     choice = choose(place.checkpoints, scope)
     suspicion = None if begun else _suspicion(place, voice)
     aside: Suspicion | None = None
     if suspicion is not None and _is(suspicion, choice):
-        other = choose(place.checkpoints, scope, without=suspicion.checkpoint.checkpoint)
+        other = choose(place.checkpoints, scope, without=(suspicion.checkpoint.checkpoint,))
         if other.verdict is not None:
             choice, aside = other, suspicion
+    path = choice.verdict.path if choice.verdict is not None else None
+    resumed = _resumed(place.checkpoints, choice)
+    if not begun:
+        resumed = resumed._replace(skipped=_still_skipped(place, resumed.step or 0))
     if place.rank == 0:
-        for one in choice.passed:
-            voice.once(f"checkpoint {one.words()}; it is passed over")
+        _tell_passed(choice, voice)
         if not begun and place.attempt_dir is not None and not over():
-            _put_away(place, aside, choice, voice)
-    return choice.verdict.path if choice.verdict is not None else None
+            suspect_is_out = aside is not None and _set_aside(place, aside.checkpoint.checkpoint, aside.words(), voice)
+            if suspect_is_out and aside is not None:
+                gone = aside.checkpoint
+                resumed = resumed._replace(set_aside=gone.checkpoint, set_aside_step=gone.step)
+            _write(place.attempt_dir, resumed, voice)
+    return Chosen(path, 0 if begun else resumed.skip)
+
+
+def skip_of(attempt_dir: Path) -> int | None:
+    """The batches that this attempt skips, as rank 0 has written down; None where it has not yet."""
+    found = read_resumed(attempt_dir)
+    return None if found is None else found.skip
 
 
 def _scope(place: RankContext, world: int | None, voice: Voice) -> Scope:
@@ -74,23 +114,43 @@ def _is(suspicion: Suspicion, choice: Choice) -> bool:
     return verdict.at == suspected.committed or not verdict.path.exists()
 
 
-def _put_away(place: RankContext, aside: Suspicion | None, choice: Choice, voice: Voice) -> None:
-    """Set the suspect aside, and write down what the attempt begins from. Neither keeps it from beginning."""
-    done = False
-    if aside is not None:
-        name = aside.checkpoint.checkpoint
-        try:
-            put = set_aside(place.checkpoints / name, aside.words(), datetime.now(timezone.utc))
-            done = True
-            voice.once(f"checkpoint {name} is set aside in {put.parent}: {aside.words()}")
-        except OSError as error:
-            voice.once(f"checkpoint {name} cannot be set aside ({error.strerror}); this attempt passes it over")
+def _still_skipped(place: RankContext, step: int) -> tuple[SkippedBatches, ...]:
+    """What the attempts before had skipped on the way to ``step``, and what they skipped there: a checkpoint of that step was
+    written before that."""
+    if place.rundir is None or place.attempt is None:
+        return ()
     try:
-        resumed = _resumed(place.checkpoints, choice)
-        if done and aside is not None:
-            resumed = resumed._replace(set_aside=aside.checkpoint.checkpoint, set_aside_step=aside.checkpoint.step)
-        assert place.attempt_dir is not None
-        write_resumed(place.attempt_dir, resumed)
+        found = next((one.resumed for one in ledger.backwards(place.rundir, place.attempt) if one.resumed), None)
+    except OSError:
+        return ()
+    return () if found is None else tuple(one for one in found.skipped if one.step <= step)
+
+
+def _tell_passed(choice: Choice, voice: Voice) -> None:
+    for one in choice.passed:
+        voice.once(f"checkpoint {one.words()}; it is passed over")
+
+
+def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
+    """Was it set aside? Where it cannot be, this attempt passes it over."""
+    try:
+        put = set_aside(place.checkpoints / name, why, datetime.now(timezone.utc), area=place.staging)
+    except OSError as error:
+        voice.once(f"checkpoint {name} cannot be set aside ({error.strerror}); this attempt passes it over")
+        return False
+    voice.once(f"checkpoint {name} is set aside in {put.parent}: {why}")
+    return True
+
+
+def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
+    """Write down what the attempt begins from. Asked a second time, what it had set aside at first stays on record."""
+    before = read_resumed(attempt_dir)
+    if before is not None and before.set_aside and not resumed.set_aside:
+        resumed = resumed._replace(
+            set_aside=before.set_aside, set_aside_step=before.set_aside_step, more_aside=before.more_aside
+        )
+    try:
+        write_resumed(attempt_dir, resumed)
     except OSError as error:
         voice.once(f"cannot write which checkpoint this attempt began from: {error.strerror}")
 

@@ -10,8 +10,9 @@ from datetime import timedelta
 from math import inf
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage, struct_rusage
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.printable import log_line
 from ftsupervise.rundir.paths import (
     ENV_AREA,
@@ -39,11 +40,12 @@ class RankContext(NamedTuple):
     checkpoints: Path
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
-    verify: str = "sizes"  # how a checkpoint is verified before the run goes on from it
+    verify: str = "quick"  # how a checkpoint is verified before the run goes on from it
     incremental: int = (
         0  # each n-th checkpoint is written in full, the others share files with the one before; 0: all are full
     )
     quarantine_after: int = 0  # attempts that fail from the same checkpoint; 0: never
+    loss_back: int = 100  # steps to go back when the loss is no number or diverges
 
 
 class Limits(NamedTuple):
@@ -53,12 +55,16 @@ class Limits(NamedTuple):
     memory: float | None
     stop_before: float | None
     run_for: float | None
+    gpu_memory: float | None = None
 
 
 def place(
     env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
 ) -> RankContext:
+    """``rank`` and ``world``: as given, else as the launcher or the initialised process group says, else one rank."""
     root = run_dir or env.get(ENV_RUN_DIR)
+    if rank is None and world is None and _int(env, _RANK) is None and (group := find_process_group()) is not None:
+        rank, world = group.rank, group.world
     own = env.get(ENV_ATTEMPT_DIR) if not run_dir or str(run_dir) == env.get(ENV_RUN_DIR) else None
     return RankContext(
         rundir=RunDir(Path(root).absolute()) if root else None,
@@ -69,9 +75,10 @@ def place(
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
-        verify=env.get(ENV_GUARD + "VERIFY") or "sizes",
+        verify=env.get(ENV_GUARD + "VERIFY") or "quick",
         incremental=_int(env, (ENV_GUARD + "INCREMENTAL",)) or 0,
         quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
+        loss_back=100 if (back := _int(env, (ENV_GUARD + "LOSS_BACK",))) is None else back,
     )
 
 
@@ -81,10 +88,12 @@ def limits(
     memory: float | None,
     stop_before: float | timedelta | None,
     run_for: float | timedelta | None,
+    gpu_memory: float | None = None,
 ) -> tuple[Limits, list[str]]:
     """The limits, and the variables that were not understood. Raises ValueError for an argument that makes no sense."""
-    if memory is not None and not 0 < memory <= 1:
-        raise ValueError(f"memory={memory!r} is not a share between 0 and 1; 95 % is 0.95")
+    for name, share in (("memory", memory), ("gpu_memory", gpu_memory)):
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"{name}={share!r} is not a share between 0 and 1; 95 % is 0.95")
     problems: list[str] = []
 
     def setting(name: str, given: float | timedelta | None, most: float = 1e9) -> float | None:
@@ -108,8 +117,17 @@ def limits(
         memory=setting("MEMORY", memory, 1.0) or None,
         stop_before=setting("STOP_BEFORE", stop_before),
         run_for=setting("RUN_FOR", run_for),
+        gpu_memory=setting("GPU_MEMORY", gpu_memory, 1.0) or None,
     )
     return found, problems
+
+
+def whole(step: Any) -> int | None:
+    """A step as loops have it (int, a number of NumPy's, a tensor of one element) as an int; None for what is no number."""
+    try:
+        return int(step)
+    except Exception:  # NaN, None, or whatever a foreign type raises
+        return None
 
 
 def _int(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -33,6 +33,7 @@ from ftsupervise.checkpoints.memory_slots import (
     room_for,
 )
 from ftsupervise.checkpoints.memory_state import Described
+from ftsupervise.checkpoints.memory_sums import Summing, is_damaged
 
 _ALL = SnapshotId(1 << 62, 1 << 62)
 _LOOK_EVERY = 1.0  # seconds between two checks of the memory
@@ -63,8 +64,8 @@ class SnapshotMemory:
         self._thread: threading.Thread | None = None
         self._made: tuple[SlotFile, mmap.mmap] | OSError | None = None  # by the thread
         self._places: dict[int, tuple[bytes, Any]] = {}  # slot -> layout, and where its arrays go
-        self._look = 0.0
         self._retry = _Retry()
+        self._sums = Summing()
 
     def find(self) -> None:
         """Open what an earlier attempt has left for this rank, if anything. A damaged file is made anew later."""
@@ -92,6 +93,12 @@ class SnapshotMemory:
             raise ValueError(f"{self._file.path}: slot {slot} holds no snapshot")
         return self._file.meta(slot, header)
 
+    def is_damaged(self, slot: int) -> bool:
+        """Are its bytes others than those that were copied there, as far as a digest tells? Raises OSError."""
+        assert self._file is not None
+        header = self._file.valid(slot)
+        return header is not None and is_damaged(self._file, slot, header)
+
     def data(self, slot: int) -> memoryview:
         assert self._file is not None and self._mapping is not None
         at = self._file.data_at(slot)
@@ -112,8 +119,8 @@ class SnapshotMemory:
         if self._thread is not None and not self._finish():
             return False
         now = time.monotonic()
-        if now >= self._look:
-            self._look = now + _LOOK_EVERY
+        if now >= self._retry.look:
+            self._retry.look = now + _LOOK_EVERY
             self._check()
         file = self._file
         fits = file is not None and self._mine and file.room.slots >= self._slots
@@ -128,7 +135,8 @@ class SnapshotMemory:
         file = self._file
         assert file is not None
         slot = slot_to_write(file.steps(), self._kept())
-        turn = file.begin(slot)
+        with self._sums.lock:
+            turn = file.begin(slot)
         known = self._places.get(slot)
         if known is None or known[0] != described.layout:
             self._places[slot] = known = described.layout, source.places(described, self.data(slot))
@@ -136,7 +144,9 @@ class SnapshotMemory:
         file.write_meta(slot, described.description)
         size, crc = len(described.description), zlib.crc32(described.description)
         one = SlotHeader(turn, step, attempt, self._world, self._rank, size, described.size, crc, described.layout)
-        file.commit(slot, one._replace(at=time.time()))
+        one = one._replace(at=time.time())
+        file.commit(slot, one)
+        self._sums.take(file, slot, one, self.data(slot))
 
     @property
     def staging_folder(self) -> Path:
@@ -149,6 +159,7 @@ class SnapshotMemory:
 
     def remove(self) -> None:
         """Take the file away: the run is complete. What is another process's stays."""
+        self._sums.forget()
         file, self._file = self._file, None
         self._mapping, self._ready = None, False
         self._places.clear()
@@ -210,6 +221,7 @@ class SnapshotMemory:
             self._retry.later()
             raise made or OSError("the snapshots' memory could not be made ready")
         if self._file is not None and made[0] is not self._file:
+            self._sums.forget()
             self._file.close()
         self._file, self._mapping = made
         self._mine = self._ready = True
@@ -240,9 +252,10 @@ class SnapshotMemory:
 
 
 class _Retry:
-    """When memory that was short may be asked for again."""
+    """When memory that was short may be asked for again, and when it is looked at next."""
 
     def __init__(self) -> None:
+        self.look = 0.0  # monotonic
         self._at, self._wait = 0.0, _PATIENCE
 
     @property

@@ -21,9 +21,8 @@ from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
 from ftsupervise.checkpoints.memory_room import MOST, NoRoom
 from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.checkpoints.memory_state import CannotKeep, Described
-from ftsupervise.guard.heartbeat import whole
 from ftsupervise.guard.loop_state import LoopState
-from ftsupervise.guard.settings import RankContext, Voice
+from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
@@ -33,7 +32,6 @@ EVERY = 2  # steps from one snapshot to the next, unless the settings say otherw
 _SLOTS = 16  # at most
 _BELOW = 0.05  # of the memory: snapshots stay that far below the share at which the guard leaves
 _AGENT_WITHIN = 30.0  # seconds
-_WARM_UPS = 2  # DDP rebuilds its buckets after the first pass, and uses them from the second on
 
 
 class Snapshots:
@@ -76,21 +74,19 @@ class Snapshots:
 
     # ------------------------------------------------------------------------------------------ before the first step
 
-    def restore(self, named: Mapping[str, object], warm_up: Callable[[], object] | None) -> int | None:
+    def restore(self, loop: LoopState, one_pass: Callable[[], object] | None) -> int | None:
         """See ``Guard.restore``."""
-        self._loop = loop = LoopState(named)
+        self._loop = loop
+        ranks = loop.ranks(self._place.rank, self._place.world)
+        if self._agree is None and ranks is not None:
+            self._agree = lambda vote: max(ranks.of_all(vote))
 
         def load(found: SnapshotId, slot: int) -> None:
             assert self._memory is not None
-            loop.load(self._memory.description(slot), self._memory.data(slot))
+            data = self._memory.data(slot)
+            loop.load(self._memory.description(slot), lambda at: data)
 
-        def prepare() -> None:
-            for _ in range(_WARM_UPS if warm_up is not None else 0):
-                assert warm_up is not None
-                warm_up()
-            loop.after_warm_up()
-
-        return self.begin(loop.why_not, prepare, load)
+        return self.begin(loop.why_not, lambda: loop.warm_up(one_pass), load)
 
     def begin(
         self,
@@ -156,6 +152,8 @@ class Snapshots:
     def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
         assert self._memory is not None
         try:
+            if self._place.attempt is None and self._memory.is_damaged(held[found]):  # a supervisor has looked
+                return "it is damaged: its bytes are not those that were copied there"
             return why_not(self._memory.description(held[found]))
         except (OSError, ValueError, LookupError) as error:
             return str(error)
@@ -203,7 +201,7 @@ class Snapshots:
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
         number, memory = whole(step), self._memory
-        if memory is None or number is None or self._outside.newer is not None:
+        if memory is None or number is None or self._outside.newer is not None or not self._outside.loss.sound:
             return False
         try:
             described = describe()

@@ -12,14 +12,16 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from ftsupervise import scheduler
+from ftsupervise.guard.gpu_memory import GpuMemory
+from ftsupervise.guard.loss_policy import LossWatch, loss_policy
+from ftsupervise.guard.memory_limits import GPU, HOST, MemoryLimits
 from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
-from ftsupervise.host.memory import HostMemory
 from ftsupervise.printable import printable
 from ftsupervise.rundir.fence import newer
 from ftsupervise.rundir.paths import WARNING, RunDir
 from ftsupervise.rundir.switches import KILL, SAVE, Identity, clear_answered, look_at_switch
-from ftsupervise.truth import Health
+from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, Health
 
 # The guard's answers, and how ranks vote on them with one int.
 
@@ -29,14 +31,19 @@ SUPERSEDED = "superseded"  # a newer attempt has begun: stop, and write nothing 
 CAUSES = (
     "",
     "save switch",
-    "host memory",
+    HOST,
+    GPU,
     "run time reached",
     "time limit",
     "warning signal",
     "asked to stop (SIGTERM)",
     "kill switch",
+    DIVERGES,
+    NOT_A_NUMBER,
     SUPERSEDED,
 )
+_UNSAVED = (DIVERGES, NOT_A_NUMBER, SUPERSEDED)
+OF_ONE_RANK = (HOST, GPU, DIVERGES, NOT_A_NUMBER)  # the others have not seen it
 _CAUSE_BITS = 4
 
 
@@ -44,7 +51,7 @@ class Decision(int):
     """CONTINUE < SAVE < STOP. An int, so that it compares and travels; ``reason`` says why, in words.
 
     ``save`` is true for SAVE and for STOP, which saves first; unless a newer attempt has begun, which owns the
-    checkpoints from then on.
+    checkpoints from then on, or the loss says that the state is worth nothing.
     """
 
     CONTINUE: ClassVar[Decision]
@@ -62,7 +69,7 @@ class Decision(int):
 
     @property
     def save(self) -> bool:
-        return self >= 1 and self.cause != SUPERSEDED
+        return self >= 1 and self.cause not in _UNSAVED
 
     @property
     def stop(self) -> bool:
@@ -160,48 +167,6 @@ class Signals:
 _CONTINUE = Decision.CONTINUE
 
 
-class MemoryLimit:
-    """The share of the host's or the job's memory at which to stop. ``limit`` None: it is not checked."""
-
-    def __init__(self, limit: float | None, voice: Voice) -> None:
-        self.limit, self._voice = limit or 1.0, voice
-        self._memory: HostMemory | None = None
-        if limit is not None:
-            try:
-                self._memory = HostMemory()
-            except (OSError, ValueError) as error:
-                voice.once(f"cannot read the memory use: {error}")
-
-    def __bool__(self) -> bool:
-        return self._memory is not None
-
-    def close(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def used(self) -> str:
-        """The share (0-1) of the memory that is used, file pages not counted, for the beat: the watch cannot see this host.
-        "" where it is not checked."""
-        try:
-            return f"{self._memory.share()[0]:.3f}" if self._memory is not None else ""
-        except (OSError, ValueError):
-            return ""
-
-    def check(self) -> Decision:
-        if self._memory is None:
-            return _CONTINUE
-        try:
-            share, whose = self._memory.share(self.limit)
-        except (OSError, ValueError) as error:
-            self._voice.once(f"cannot read the memory use: {error}")
-            self.close()
-            return _CONTINUE
-        if share < self.limit:
-            return _CONTINUE
-        return Decision(2, "host memory", f"{whose} memory {share:.1%} used, limit {self.limit:.0%}")
-
-
 class SwitchReader:
     """The run's switches as this process sees them, and which raising of the save switch it has answered."""
 
@@ -281,7 +246,12 @@ class StopReasons:
         self._odd = False
         self._memory_says = self._warning_says = _CONTINUE
         self.signals = Signals(numbers, wake)
-        self.memory = MemoryLimit(limits.memory, voice)
+        gpu = GpuMemory() if limits.gpu_memory is not None else None
+        self.memory = MemoryLimits(limits.memory, gpu, limits.gpu_memory, voice.once)
+        policy, odd = loss_policy(os.environ)
+        for problem in odd:
+            voice.once(problem)
+        self.loss = LossWatch(policy, place.rank, voice.say, lambda: _first_loss(place))
         self.switches = SwitchReader(place.rundir, voice)
         self.end, self._end_cause = _find_end(limits, place.rank)
 
@@ -289,11 +259,19 @@ class StopReasons:
         """The strongest reason found. ``shared_directory``: does this rank check it?"""
         self._odd = not self._odd  # memory and the warning file take turns; their last result stays valid
         if self._odd and self.memory:
-            self._memory_says = self.memory.check()
+            short = self.memory.check(now)
+            self._memory_says = _CONTINUE if short is None else Decision(2, short.cause, short.words)
         elif shared_directory and self._attempt_dir:
             self._warning_says = max(self._look_for_warning(), self._look_at_fence())
         want = max(self._sure_reasons(now), self._warning_says, self._memory_says)
-        return max(self.switches.check(), want) if shared_directory else want
+        want = max(self.switches.check(), want) if shared_directory else want
+        return want if want.cause == SUPERSEDED else max(self._loss_says(), want)
+
+    def _loss_says(self) -> Decision:
+        trouble = self.loss.trouble
+        if trouble is None or not trouble.stops:
+            return _CONTINUE
+        return Decision(2, trouble.kind, f"{trouble.kind}: {trouble.words}")
 
     def _sure_reasons(self, now: float) -> Decision:
         """The reasons that need no check: signals received, and the clock."""
@@ -327,6 +305,12 @@ class StopReasons:
         if not self.superseded():
             return _CONTINUE
         return Decision(2, SUPERSEDED, f"superseded: attempt {self.newer} has begun, this one must not write any more")
+
+
+def _first_loss(place: RankContext) -> float | None:
+    from ftsupervise.guard.go_back import first_loss
+
+    return first_loss(place)
 
 
 def _find_end(limits: Limits, rank: int) -> tuple[float, str]:

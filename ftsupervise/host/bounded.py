@@ -8,11 +8,14 @@ goes to memory files instead of pipes that a grandchild could hold open, and one
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from ftsupervise import host
@@ -45,6 +48,54 @@ class CompletedCommand:
         return said or f"exit code {self.code}"
 
 
+_waited_for: set[int] = set()  # children of this process whose end ``run`` waits for
+_starting = threading.Lock()  # held until a child that is being started is among them
+_START_WITHIN = 0.2  # seconds
+
+
+def reap() -> list[tuple[int, int]]:
+    """The children of this process that have ended, and their status; not those that ``run`` waits for, in another thread."""
+    reaped: list[tuple[int, int]] = []
+    if not _starting.acquire(timeout=_START_WITHIN):  # a program on a hung disk is being started: later
+        return reaped
+    try:
+        while (first := _first_ended()) is not None:
+            others = _children() - _waited_for if first in _waited_for else {first}
+            ended = [one for pid in others if (one := _wait_for(pid))[0]]
+            reaped += ended
+            if not ended:
+                break
+    finally:
+        _starting.release()
+    return reaped
+
+
+def _first_ended() -> int | None:
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
+def _wait_for(pid: int) -> tuple[int, int]:
+    try:
+        return os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def _children() -> set[int]:
+    """Of this process, of all its threads; those that have ended too."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text("ascii").split()))
+        except OSError:  # a thread that has just ended, or a kernel that does not say: they are seen the next time
+            continue
+    return found
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -67,16 +118,21 @@ def run(
             given.write(stdin.encode())
             given.seek(0)
         # Not a with-block: leaving one would wait for the child, which is the very thing that must be bounded.
-        child = subprocess.Popen(
-            list(argv),
-            stdin=given,
-            stdout=out if output_limit else subprocess.DEVNULL,
-            stderr=err,
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            start_new_session=True,
-        )
-        code = _wait(child, timeout)
+        with _starting:
+            child = subprocess.Popen(
+                list(argv),
+                stdin=given,
+                stdout=out if output_limit else subprocess.DEVNULL,
+                stderr=err,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+            _waited_for.add(child.pid)
+        try:
+            code = _wait(child, timeout)
+        finally:
+            _waited_for.discard(child.pid)
         seconds = time.monotonic() - started
         return CompletedCommand(tuple(argv), code, _text(out, output_limit), _text(err, 100_000), seconds)
 
@@ -87,8 +143,10 @@ def _memory_file() -> IO[bytes]:
 
 
 def _wait(child: subprocess.Popen[bytes], timeout: float) -> int | None:
+    until = time.monotonic() + timeout
     try:
-        return child.wait(timeout)
+        _await_end(child.pid, timeout)
+        return child.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass
     except BaseException:  # Ctrl-C must not leave the child behind
@@ -100,6 +158,20 @@ def _wait(child: subprocess.Popen[bytes], timeout: float) -> int | None:
     except subprocess.TimeoutExpired:
         child.returncode = -signal.SIGKILL  # so that not even its destructor waits for it again
     return None
+
+
+def _await_end(pid: int, seconds: float) -> None:
+    """Return when the child ends: ``Popen.wait`` with a timeout would look for it every 50 ms."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # a kernel without it
+        return
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(fd)
 
 
 def _text(file: IO[bytes], limit: int) -> str:

@@ -37,24 +37,24 @@ class HostMemory:
             except OSError:
                 continue
 
-    def share(self, worth_a_look: float = 0.0) -> tuple[float, str]:
-        """The share (0–1), and "host" or "job". Below ``worth_a_look`` file pages are counted as used, which is cheaper.
+    def shares(self, worth_a_look: float = 0.0) -> dict[str, float]:
+        """The share (0-1) that is used of "host", and of "job" where there is such a limit, of which the fullest counts. Below
+        ``worth_a_look`` file pages are counted as used, which is cheaper.
 
         Raises OSError or ValueError when the kernel's files say something else than they used to.
         """
         total, available = self._host()
-        share, whose = 1 - available / total, "host"
+        found = {"host": 1 - available / total}
         for level in self._levels:
             used = int(os.pread(level.usage, 32, 0))
             if used / level.limit >= worth_a_look:
                 used -= _file_pages(os.pread(level.stat, 8192, 0), level.keys)
-            if used / level.limit > share:
-                share, whose = used / level.limit, "job"
-        return share, whose
+            found["job"] = max(used / level.limit, found.get("job", 0.0))
+        return found
 
     def rooms(self, *, active: bool = True) -> list[tuple[int, int]]:
         """What is still free and how much there is in all, in bytes, of the host and of each limit; file pages are free,
-        those in use (``active``) only where the caller says so. Raises OSError or ValueError, as ``share`` does.
+        those in use (``active``) only where the caller says so. Raises OSError or ValueError, as ``shares`` does.
         """
         total, available = self._host()
         levels = [(available << 10, total << 10)]

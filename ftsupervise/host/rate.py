@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 _BURST = 0.1  # seconds' worth of bytes that may pass at once
+_NAP = 10.0  # seconds of one sleep at most: whoever watches this process sees it move
 
 
 class RateLimit:
@@ -38,5 +39,6 @@ class RateLimit:
             now = self._clock()
             self._free = max(self._free, now - _BURST) + size / self.rate
             wait = self._free - now
-        if wait > 0:
-            self._sleep(wait)
+        while wait > 0:
+            self._sleep(min(wait, _NAP))
+            wait -= _NAP

@@ -1,4 +1,4 @@
-"""torch for snapshots: tensors are copied as they are, without pickle, each into a view over the slot in memory.
+"""torch for snapshots and checkpoints: tensors are copied as they are, without pickle, each into a view over its place.
 
 The guard loads this module when the program has loaded torch and asks for a snapshot. What it copies takes about as long as one
 memcpy of the same bytes; ``torch.save`` into the same memory takes 7 to 11 times as long.
@@ -7,7 +7,7 @@ memcpy of the same bytes; ``torch.save`` into the same memory takes 7 to 11 time
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -142,7 +142,12 @@ class TorchFramework:
     def set_rng_state(self, saved: Mapping[str, Any]) -> None:
         torch.set_rng_state(saved["cpu"])
         if "cuda" in saved and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(saved["cuda"])
+            for device, state in zip(range(torch.cuda.device_count()), saved["cuda"], strict=False):
+                torch.cuda.set_rng_state(state, device)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the processor and of all GPUs."""
+        torch.manual_seed(seed)
 
     def why_not(self, target: object, names: Mapping[str, tuple[int, ...] | None]) -> str:
         """Why a module cannot take what was kept, by the names and shapes of its tensors, as a clause; "" when it can."""
@@ -153,10 +158,10 @@ class TorchFramework:
             for key, one in target.state_dict().items()
         }
         for key in sorted(live.keys() ^ names.keys()):
-            return f"{key!r} is in {'the loop' if key in live else 'the snapshot'} only"
+            return f"{key!r} is in {'the loop' if key in live else 'what was saved'} only"
         for key, shape in live.items():
             if shape is not None and shape != names[key]:
-                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in the snapshot"
+                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in what was saved"
         return ""
 
     def copies(self, target: object) -> bool:
@@ -183,10 +188,43 @@ class TorchFramework:
                 if _is_sharded(parameters[index]):
                     entries.update({name: _like(parameters[index], one) for name, one in entries.items()})
 
+    def is_bound(self, target: object, state: Any, own: Set[int]) -> bool:
+        """Did a rank keep a part of ``target`` for itself? ``state`` has numbers in place of the arrays; ``own`` are those that
+        differ from rank 0's. Buffers may differ: DistributedDataParallel hands on those of rank 0."""
+        if isinstance(target, torch.nn.Module):
+            return any(state.get(name) in own for name, _ in target.named_parameters(remove_duplicate=False))
+        return isinstance(target, torch.optim.Optimizer) and bool(own)
+
     def forget_gradients(self, target: object) -> None:
         """After a warm-up pass, whose gradients belong to no step."""
         if isinstance(target, torch.nn.Module):
             target.zero_grad(set_to_none=True)
+
+    def better(self, target: object) -> str:
+        """What to name in place of ``target``, which has no state; "" when torch knows nothing better."""
+        if isinstance(target, torch.utils.data.DataLoader):
+            return "Batches(loader) of ftsupervise.integrations.torch_data keeps the place in the data"
+        return ""
+
+    # ------------------------------------------------------------------------------------------------------- between ranks
+
+    def rank_and_world(self) -> tuple[int, int] | None:
+        """Of the default process group; None where there is none."""
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return None
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def from_rank_0(self, value: Any) -> Any:
+        """What rank 0 gave, on every rank."""
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def of_all(self, value: Any) -> list[Any]:
+        """What each rank gave, by rank: when it returns, all have come here."""
+        found: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(found, value)
+        return found
 
 
 def _like(parameter: Any, value: Any) -> Any:

@@ -30,7 +30,7 @@ from ftsupervise.scheduler.allocation import AGENTS, Allocation
 
 _EVERY = 1.0  # seconds between two reports of a node
 _RATE = 12_500  # datagrams a second that the supervisor has to receive
-_SILENT = 15.0  # seconds without a report after which a node's ranks are followed through the run directory
+SILENT = 15.0  # seconds without a report after which a node's ranks are followed through the run directory
 _AGAIN = (0.05, 0.1, 0.2, 0.4)  # seconds between two sends of an unanswered question
 _PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)  # seconds before agents that ended are started again
 _LOOK = 0.5  # seconds between two checks of whether they run
@@ -210,7 +210,7 @@ class Agents:
         allocation: Allocation,
         env: Mapping[str, str],
         wake: Callable[[], None],
-        silence: float = _SILENT,
+        silence: float | None = SILENT,  # None: the ranks have no guard, and only the run directory tells of them
         often: float = _EVERY,
         snapshots: SnapshotPlace = SnapshotPlace(),  # noqa: B008 - a frozen value
     ) -> None:
@@ -341,6 +341,8 @@ class Agents:
 
     def _blind(self) -> bool:
         """Are there ranks that only the run directory reports? Says so once."""
+        if self._silence is None:
+            return True
         if monotonic() - self._attempt.began < self._silence:
             return False
         if not self.remote:

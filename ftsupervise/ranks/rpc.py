@@ -4,6 +4,7 @@ evidence PID…    the state of those ranks, as text (``evidence.py``)
 kill DIR         SIGKILL for every process of the attempt in DIR on this node; answers how many took it, and for each rank
                  that was dying before (from an agent only; as ``pack_exits``, in hexadecimal)
 ping             "here"
+port N N …       the first of these TCP ports that is free on this node; "" when none is
 snapshots…       what lies in this node's memory, and what shall (``snapshot_relay.py``)
 """
 
@@ -147,12 +148,18 @@ def answer(question: str, node: str) -> str:
         return "here"
     if verb == "kill":
         return str(kill_all(rest, node))
-    pids = [as_count(word) for word in rest.split()]
-    if verb == "evidence" and pids and None not in pids:
+    numbers = [number for word in rest.split() if (number := as_count(word)) is not None]
+    if len(numbers) < max(1, len(rest.split())):
+        return f"no such question: {verb}"
+    if verb == "port":
+        from ftsupervise.host.ports import first_free
+
+        return str(first_free(numbers) or "")
+    if verb == "evidence":
         try:
             from ftsupervise.ranks.evidence import evidence_of  # imported here: most agents are never asked
 
-            return evidence_of([pid for pid in pids if pid is not None])
+            return evidence_of(numbers)
         except Exception as error:  # the evidence so far is lost, and the answer says so
             return f"no evidence of {rest}: {type(error).__name__}: {error}"
     return f"no such question: {verb}"

@@ -32,6 +32,7 @@ from ftsupervise.checkpoints.memory_slots import (
     pack_header,
     parse_header,
 )
+from ftsupervise.checkpoints.memory_sums import as_bytes
 from ftsupervise.ranks.snapshot_wire import PIECE, ChannelBroken, SnapshotChannel
 from ftsupervise.rundir.records import as_count
 
@@ -97,6 +98,10 @@ def send_snapshot(channel: SnapshotChannel, file: SlotFile, wanted: SnapshotId, 
     if not file.still(slot, header):
         channel.send({"why": "torn"})
         raise NotTaken("it was overwritten while it was copied")
+    known = header.algorithm and ALGORITHMS[header.algorithm] == answer["begin"]
+    if known and as_bytes(sums.hexdigest()) != header.digest:
+        channel.send({"why": "it is damaged: its bytes are not those that were copied there"})
+        raise NotTaken(f"the snapshot of step {wanted.step} of rank {header.rank} is damaged")
     channel.send({"digest": sums.hexdigest()})
     answer = channel.receive()
     if not answer.get("taken"):
@@ -132,7 +137,7 @@ def receive_snapshot(
         end = channel.receive()
         if "digest" not in end:
             raise NotTaken(str(end.get("why", "given up"))[:200])
-        algorithm, whole = ALGORITHMS.index(offer.algorithm), bytes.fromhex(sums).ljust(16, b"\0")
+        algorithm, whole = ALGORITHMS.index(offer.algorithm), as_bytes(sums)
         header = offer.header._replace(turn=turn, algorithm=algorithm, digest=whole)
         why = "" if end["digest"] == sums else "the digest is another one"
         try:

@@ -1,8 +1,9 @@
 """The agent's part of the memory tier: it starts the exchange where snapshots appear, passes words on, and answers questions.
 
     snapshots                    what this node holds: "RANK STEP ATTEMPT WORLD" for each
-    snapshots-begin STEP/ATTEMPT RANK,HOST,PORT…
-                                 invalidate all that is newer ("-": everything), and fetch those ranks; "done", or why not
+    snapshots-begin STEP/ATTEMPT RANK,HOST,PORT… =RANK…
+                                 invalidate all that is newer ("-": everything), fetch those ranks, and compare the others
+                                 with their digest; "done", or "damaged RANK…" for those that it gave up, or why not
 
 The questions are answered by a process of their own (``rpc.py``), which may take its time.
 """
@@ -15,15 +16,19 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_choice import HeldSnapshot
 from ftsupervise.rundir.records import as_count
 
+if TYPE_CHECKING:
+    from ftsupervise.checkpoints.memory_slots import SnapshotId
+
 _TRIES = 5  # starts of an exchange that ends by itself
 NOT_COPIED = b"{}"  # a report without a port
 QUESTION, BEGIN = "snapshots", "snapshots-begin"
+DONE, DAMAGED = "done", "damaged"
 
 
 class SnapshotRelay:
@@ -162,22 +167,35 @@ class Supply(NamedTuple):
     port: int
 
 
-def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = ()) -> str:
-    """The question that invalidates what is newer than ``step`` (-1: all) and fetches ``supplies``."""
+def begin_question(step: int, attempt: int, supplies: Iterable[Supply] = (), here: Iterable[int] = ()) -> str:
+    """The question that invalidates what is newer than ``step`` (-1: all) and fetches ``supplies``. ``here``: ranks that begin
+    from what lies there."""
     until = f"{step}/{attempt}" if step >= 0 else "-"
-    return " ".join([BEGIN, until, *(f"{one.rank},{one.host},{one.port}" for one in supplies)])
+    fetched = [f"{one.rank},{one.host},{one.port}" for one in supplies]
+    return " ".join([BEGIN, until, *fetched, *(f"={rank}" for rank in here)])
+
+
+def read_damaged(answer: str) -> frozenset[int]:
+    """The ranks whose snapshot an answer calls damaged."""
+    word, *ranks = answer.split()[:1_000_000] or [""]
+    numbers = [as_count(one) for one in ranks]
+    return frozenset(one for one in numbers if one is not None) if word == DAMAGED else frozenset()
 
 
 def begin_from(place: str, rest: str, key: bytes) -> str:
-    """ "done" when nothing newer than the given generation is left and all is there that was to be fetched; else why not."""
+    """ "done" when nothing newer than the given generation is left, all is there that was to be fetched, and what lies here is
+    what was copied; else why not."""
     from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
 
     until, *words = rest.split() or ["-"]
     step, _, attempt = until.partition("/")
     numbers = as_count(step), as_count(attempt)
     wanted = SnapshotId(numbers[0], numbers[1]) if numbers[0] is not None and numbers[1] is not None else None
-    supplies = []
+    supplies, here = [], []
     for word in words:
+        if word.startswith("="):
+            here += [number for number in (as_count(word[1:]),) if number is not None]
+            continue
         rank, host, port = (*word.split(","), "", "")[:3]
         found = as_count(rank), as_count(port)
         if found[0] is None or found[1] is None or wanted is None:
@@ -190,7 +208,41 @@ def begin_from(place: str, rest: str, key: bytes) -> str:
                 file.invalidate_newer(wanted)
         except (OSError, ValueError) as error:
             problems.append(f"rank {rank_number}: {error}")
-    return "; ".join(problems) or "done"
+    damaged = give_up_damaged(place, here, wanted) if wanted is not None and not problems else ()
+    return " ".join((DAMAGED, *map(str, damaged))) if damaged else "; ".join(problems) or DONE
+
+
+def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId) -> list[int]:
+    """Compare that snapshot of each of ``ranks`` with its digest, all at the same time, and give up the damaged ones."""
+    from ftsupervise.checkpoints.memory_slots import open_slots
+    from ftsupervise.checkpoints.memory_sums import is_damaged
+
+    damaged: list[int] = []
+
+    def look(rank: int) -> None:
+        try:
+            with open_slots(memory_folder.rank_file(place, rank), write=True) as file:
+                slot = file.held().get(wanted)
+                header = file.valid(slot) if slot is not None else None
+                if slot is not None and header is not None and not is_damaged(file, slot, header):
+                    return
+                if slot is not None:
+                    file.begin(slot)
+        except (OSError, ValueError):  # it cannot be read: no rank can begin from it
+            pass
+        damaged.append(rank)
+
+    _all_at_once(look, ranks)
+    return sorted(damaged)
+
+
+def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:
+    """In threads of our own: the restart waits, and a pool takes 20 ms to import."""
+    threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in of]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: bytes) -> list[str]:
@@ -208,9 +260,5 @@ def _fetch_all(place: str, supplies: Sequence[Supply], wanted: object, key: byte
         except (NotTaken, OSError, ValueError) as error:
             problems.append(f"rank {one.rank}: {error}")
 
-    threads = [threading.Thread(target=bring, args=(one,), daemon=True) for one in supplies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _all_at_once(bring, supplies)
     return problems

@@ -36,6 +36,9 @@ class Options:
     look_every: float = 1.0  # between two checks of the kill switch and the fence
     checkpoints: str | None = None  # where they are written, unless the environment says; None: in the run directory
     snapshot_copies: float = default("snapshot_copies")  # share of a node's cores; 0: none
+    distributed: str = default("distributed")  # "auto" or "never": the names that torch.distributed reads
+    heartbeat_log: str = ""  # the regular expression that finds steps in a log; "": none is read
+    heartbeat_file: Path | None = None  # that log, or without one a file that the command touches
     warm: WarmSettings = field(default_factory=WarmSettings)
     guard: Mapping[str, str] = field(default_factory=dict)  # POLL, MEMORY, STOP_BEFORE, RUN_FOR, VERIFY
     budgets: Budgets = field(default_factory=Budgets)
@@ -51,6 +54,8 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         part, _, word = setting.value.rpartition(".")
         if values[setting.parameter] is not None:
             parts[part][word] = values[setting.parameter]
+    if "heartbeat_file" in parts[""]:
+        parts[""]["heartbeat_file"] = Path(parts[""]["heartbeat_file"]).expanduser().absolute()
     hang, care, budgets = parts["hang"], parts["care"], Budgets(**parts["budgets"])
     if "directory" in care:
         care["directory"] = Path(care["directory"]).expanduser().absolute()
@@ -66,5 +71,6 @@ def options_of(rundir: RunDir, command: tuple[str, ...], name: str, values: Mapp
         guard={
             **{key: str(value) for key, value in parts["guard"].items()},
             "QUARANTINE_AFTER": str(budgets.set_aside_after),
+            "LOSS_BACK": str(budgets.loss_back),
         },
     )

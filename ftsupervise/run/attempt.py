@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import NamedTuple
 
 from ftsupervise.hostlist import compress_hostlist
 from ftsupervise.model import Cause, CauseKind, Claim, End
-from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun
+from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text_of
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
-from ftsupervise.ranks.hang_monitor import HangMonitor
-from ftsupervise.run import Options, fencing, gate
+from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
 from ftsupervise.run.decide import NextAction, RestartDecision
 from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
+from ftsupervise.run.log_follower import LogFollower
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
@@ -35,8 +37,8 @@ from ftsupervise.rundir.paths import (
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
     ENV_GUARD,
+    ENV_NODE_RANK,
     ENV_NODES,
-    ENV_PORT,
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
@@ -46,29 +48,44 @@ from ftsupervise.rundir.paths import (
     ERROR_FILE,
     tell,
 )
-from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.allocation import Allocation
-from ftsupervise.scheduler.parse import is_away
+from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.warm.restarts import WarmStart
 
 # The command's environment: its run, its attempt, where it writes, and what its launchers need.
 
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_PORTS = (20_000, 10_000)  # the first, and how many: below those the kernel gives away
 
 
 def _for_launchers(given: dict[str, str], outer: Mapping[str, str], mine: Claim) -> None:
     """Set what torchrun needs for clean restarts. Variables that a person has set stay.
 
     Its agent hands one store to all starts of its workers, in which gloo finds the addresses of the last ones (2.13); and it
-    always exits with 1, but writes the error of the rank that failed first where it is told to. A port of this attempt's own,
-    for ``--master-port=$FTSUPERVISE_PORT``, is not still held by the last attempt.
+    always exits with 1, but writes the error of the rank that failed first where it is told to.
     """
     given.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if ENV_ERROR_FILE not in outer:
         given[ENV_ERROR_FILE] = str(mine.folder / ERROR_FILE)
-    job = outer.get("SLURM_JOB_ID", "")
-    given[ENV_PORT] = str(_PORTS[0] + ((as_count(job) or 0) * 97 + mine.number) % _PORTS[1])
+
+
+def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
+    """Set where the ranks meet. Do those of an srun get the names that torch reads?"""
+    options, mine, command = to.options, now.claim, now.placement.command
+    nodes = rendezvous.in_rank_order(command, now.placement.nodes or to.allocation.nodes)
+    if nodes is None:
+        tell(mine.folder / "run.log", "only srun knows which node rank 0 is on: the ranks are not told where to meet")
+        return False
+    here = to.env.get("SLURMD_NODENAME", "") or os.uname().nodename
+    run = str(options.rundir.root)
+    point = rendezvous.meeting_point(run, mine.number, nodes, here, to.allocation.address, to.agents.ask)
+    text = text_of(command)
+    given.update(point.env())
+    given.update(rendezvous.torchrun_env(text, point, options.name, mine.number, to.env))
+    names = rendezvous.wants_names(command, text, to.env, options.distributed)
+    if not is_srun(command):
+        given.update(point.names_of_one() if names else {})
+        given.update({ENV_NODE_RANK: "0"} if len(nodes) < 2 else {})
+    return names
 
 
 @dataclass(frozen=True)
@@ -163,10 +180,16 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     away = frozenset(node for node, state in now.node_states.items() if is_away(state))
     shared = to.agents.begin(mine.number, mine.folder / "run.log", away)
     kill_ranks = partial(_kill_ranks, to, mine, placement.nodes)
-    asked = CommandSpec(to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks)
-    one = RunningCommand(asked, _monitor(to, mine))
-    to.reaper.set_attempt(mine.folder)
     env = _env(to, now, shared)
+    in_rank = partial(rendezvous.in_each_rank, names=_meet(to, now, env))
+    to.warm.begin(mine.number, env)
+    asked = CommandSpec(
+        to.options, mine, placement.command, to.end, to.signals, to.warm, to.agents, kill_ranks, in_rank
+    )
+    if (follower := _follower(to, now)) is not None:
+        asked = replace(asked, last_look=follower.close)
+    one = RunningCommand(asked, _monitor(to, mine, follower))
+    to.reaper.set_attempt(mine.folder)
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
@@ -181,15 +204,17 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     lost: dict[str, str] = {}
     if ended.failure is not None:
         now, lost = _look_for_lost_nodes(to, now)
+    ended = with_lost_nodes(ended, lost)
+    if ended.failure is not None:
+        to.nodes.after(mine, ended, lost)
     left = to.allocation.end_steps(now.foreign, to.options.rundir.attempts)
     if left:  # srun may have ended before its ranks on other nodes: they end before anything else begins
         words = f"these steps do not end: {', '.join(left)}"
         tell(mine.folder / "run.log", words)
         now = now._replace(foreign=now.foreign | frozenset(left), crowded=True)
         ended = ended._replace(note="; ".join(filter(None, (ended.note, words))))
-    ended = with_lost_nodes(ended, lost)
-    if ended.failure is not None:
-        to.nodes.after(mine, ended, lost)
+    if ended.failure is not None and not lost:
+        to.snapshots.ask_ahead()
     return now._replace(ended=ended, code=ended.code)
 
 
@@ -219,7 +244,6 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
             "SLURM_KILL_BAD_EXIT", "1"
         )  # without it srun waits for ever for ranks that wait for a dead one
     _for_launchers(given, to.env, mine)
-    to.warm.begin(mine.number, given)
     return given
 
 
@@ -227,6 +251,8 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     """SIGKILL for the attempt's processes on all nodes: by the agents, and by a step where there is none."""
     left = set(nodes or to.allocation.nodes)
     left -= to.agents.kill(mine.folder, sorted(left), AT_ONCE)
+    if not left:  # all nodes are there; otherwise Slurm and we learn later what has become of one
+        to.allocation.ask_ahead()
     if to.agents.remote:
         silent = to.allocation.silent() if left else frozenset()
         if left and not left <= silent:  # the agent of a lost node is not waited for
@@ -236,10 +262,21 @@ def _kill_ranks(to: Services, mine: Claim, nodes: tuple[str, ...]) -> bool:
     return to.allocation.kill_ranks(mine.folder, tuple(n for n in to.allocation.nodes if n in left))
 
 
-def _monitor(to: Services, mine: Claim) -> HangMonitor | None:
+def _follower(to: Services, now: RunProgress) -> LogFollower | None:
+    options, mine = to.options, now.claim
+    if not options.heartbeat_log and options.heartbeat_file is None:
+        return None
+    area = now.fence.area if now.fence is not None else None
+    say = partial(tell, mine.folder / "run.log")
+    return LogFollower(options.heartbeat_log, options.heartbeat_file, options.rundir, mine.number, area, say)
+
+
+def _monitor(to: Services, mine: Claim, follower: LogFollower | None) -> HangMonitor | None:
     if to.options.hang is None:
         return None
-    return HangMonitor(Detector(to.options.hang, to.past), to.agents.table.newest, to.agents.ask, mine.folder)
+    newest = to.agents.table.newest
+    states: RankStates = newest if follower is None else lambda: follower.believed(newest())
+    return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder)
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:

@@ -30,6 +30,13 @@ _ASKED = frozenset(
         CauseKind.SUPERSEDED,
     }
 )
+# The guard stopped it for this, which is a failure whatever the exit code.
+_STOPPED_FOR = {
+    CauseKind.HOST_MEMORY: FailureKind.MEMORY,
+    CauseKind.GPU_MEMORY: FailureKind.MEMORY,
+    CauseKind.NOT_A_NUMBER: FailureKind.NUMBERS,
+    CauseKind.DIVERGES: FailureKind.NUMBERS,
+}
 # The loop stopped when asked to; these causes do not say why it was asked.
 _MERELY_TOLD = (None, CauseKind.WARNING, CauseKind.TOLD)
 
@@ -48,6 +55,8 @@ _SAYS_WHY = re.compile(
 _NOT_ITS_OWN = re.compile(rf"^(?:{OUR_LINE}|srun: |slurmstepd(?:-\S+)?: |\[\d{{4}}-\d\d-\d\dT\S+\] error: |\s*$)")
 # of a rank that was killed while it wrote its traceback
 _CUT_OFF = re.compile(r"(?:Traceback \(most recent call last\):?|File \".*\", line \d+(?:, in .*)?)$")
+# somebody else has taken the port on which the ranks were to meet; in an error's own line, since programs also warn of it
+_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
 _SIGNS: tuple[tuple[FailureKind, str, re.Pattern[str]], ...] = (
     (FailureKind.DISK, "no space left", re.compile(r"No space left on device|Disk quota exceeded")),
     (FailureKind.MEMORY, "GPU out of memory", re.compile(r"\bCUDA out of memory|OutOfMemoryError")),
@@ -134,9 +143,10 @@ def failure(
 def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: str, oom: bool) -> Failure | None:
     if of.kind is CauseKind.HANG:
         return Failure(FailureKind.HANG, "hang", of.hang_words())
-    if of.kind is CauseKind.HOST_MEMORY and not asked:
-        if code == 0:
-            return Failure(FailureKind.MEMORY, "host memory")
+    kind = _STOPPED_FOR.get(of.kind)
+    if kind is not None and not asked:
+        if code == 0 or kind is FailureKind.NUMBERS:
+            return Failure(kind, of.kind.value, of.text)
     elif asked or code == 0 or of.kind in _ASKED:
         return None
     died = death.kind if death is not None else None
@@ -147,6 +157,8 @@ def _failure(code: int, of: Cause, *, asked: bool, death: Cause | None, output: 
         return Failure(FailureKind.NODE, "node failure", death.words())
     if death is not None and died is CauseKind.NO_STEP:
         return Failure(FailureKind.START, CauseKind.NO_STEP.value, death.words())
+    if _TAKEN.search(_line(output, output.find(detail)) if detail else ""):
+        return Failure(FailureKind.START, "port in use", f"the next attempt meets at another port: {detail}")
     if of.kind is CauseKind.NO_START:
         return Failure(FailureKind.START, CauseKind.NO_START.value, of.words())
     for kind, sign, pattern in _SIGNS:

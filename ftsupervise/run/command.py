@@ -12,7 +12,7 @@ import subprocess
 import time
 from datetime import datetime, timezone
 
-from ftsupervise.host import processes
+from ftsupervise.host import bounded, processes
 from ftsupervise.host.memory import OomKillCounter
 from ftsupervise.model import Cause, CauseKind, End, Reached
 from ftsupervise.ranks.hang_monitor import HangMonitor, cause_of
@@ -25,10 +25,8 @@ from ftsupervise.run.fencing import RunDirWatcher
 from ftsupervise.run.gate import STOP
 from ftsupervise.run.progress_pages import seen_by
 from ftsupervise.run.states import AttemptEvent, AttemptProgress, AttemptState, Ending
-from ftsupervise.rundir.ledger import read_cause
 from ftsupervise.rundir.paths import ERROR_FILE, shown, tell, warn
 from ftsupervise.rundir.reached import reached
-from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.units import signal_name
 
 _STRAGGLERS = 5.0  # seconds for processes that the command left running, when we were not asked to stop
@@ -83,6 +81,7 @@ class RunningCommand:
             do[self.now.state]()
         if self.watcher is not None:
             self.watcher.close()
+        self.asked.last_look()
         return self._end(began, time.monotonic() - started)
 
     def _start(self, env: dict[str, str]) -> None:
@@ -90,7 +89,7 @@ class RunningCommand:
         command = self.asked.command
         self.say(f"attempt {self.asked.mine.number} of {self.asked.options.name}: {shown(command)}")
         before_exec = processes.become_subreaper()
-        wrapped = self.asked.warm.wrap(command)
+        wrapped = self.asked.in_each_rank(self.asked.warm.wrap(command))
         try:
             child = subprocess.Popen(wrapped, env=env, start_new_session=True, preexec_fn=before_exec)
         except OSError as error:
@@ -230,13 +229,7 @@ class RunningCommand:
         self._tell_to_leave(signal.SIGTERM, why.words())
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in bounded.reap():
             if pid == self.pid and self.now.code is None:
                 self._move(AttemptEvent.EXITED, code=os.waitstatus_to_exitcode(status))
 
@@ -274,7 +267,9 @@ class RunningCommand:
 
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
-        return self.asked.warm.without_standbys(processes.below(os.getpid(), without=self.others | aside))
+        warm = self.asked.warm
+        ours = processes.below(os.getpid(), without=self.others | aside | warm.apart())
+        return [pid for pid in ours if pid != warm.serving()]
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -352,11 +347,11 @@ class RunningCommand:
                 (agents.first_failure_before_kill(self.death), agents.table.failed) if agents else (self.death, ())
             )
             death = exit_analysis.cause_of(one, output, failed, before=before)
-        stopped = read_stopped(self.asked.mine.folder).cause
+        stopped, seen = exit_analysis.why_stopped(self.asked.mine.folder, self._reached())
         why = cause(
             code,
             finished=rundir.has_finished(),
-            stopped=read_cause({}, stopped) if stopped else None,
+            stopped=stopped,
             told=told,
             past_end=self.asked.end is not None and time.time() > self.asked.end - _NEAR_END,
             death=death,
@@ -367,7 +362,6 @@ class RunningCommand:
         if code and (root := exit_analysis.root_error(self.asked.mine.folder / ERROR_FILE)):
             output = f"Traceback (most recent call last)\n{root}\n{output}"  # before those of its victims
         asked = bool(told) or self.now.warned
-        seen = self._reached()
         newer = self.watcher.seen.newer if self.watcher is not None else None
         return End(
             code=code,
@@ -389,7 +383,7 @@ class RunningCommand:
     def _reached(self) -> Reached:
         """The steps reached by the heartbeat pages, which are read more often, and by the beats."""
         page = seen_by(self.asked.agents.table) if self.asked.agents is not None else None
-        return reached(self.asked.options.rundir, self.asked.mine.number, page)
+        return reached(self.asked.options.rundir, self.asked.mine.number, page, every_beat=True)
 
     def say(self, text: str) -> None:
         tell(self.asked.mine.folder / "run.log", text)

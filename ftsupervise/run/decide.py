@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftsupervise.checkpoints.divergence import go_back
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.supervisor import default
 from ftsupervise.model import Attempt, Cause, CauseKind, FailureKind
@@ -46,6 +47,8 @@ class Budgets:
     of_kind: Mapping[str, int] = field(default_factory=dict)
     back_off: float = default("budgets.back_off")
     quarantine_after: int = default("budgets.quarantine_after")
+    loss_back: int = default("budgets.loss_back")  # steps, when the loss is no number or diverges
+    loss_tries: int = default("budgets.loss_tries")  # of going back for the same trouble
 
     @property
     def set_aside_after(self) -> int:
@@ -91,15 +94,20 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
             return _stop(f"{_times(len(idle))} in a row without a step or a new checkpoint", len(idle), idle, IDLE)
         return RestartDecision(NextAction.LEAVE, "the command has ended by itself")
     failure = last.failure
+    by_loss = last.trouble is not None and last.trouble.stops and failure.kind is FailureKind.NUMBERS
+    if by_loss and (why := _why_not_back(situation.attempts, budgets)):
+        return _stop(*why, [last])
     if failure.kind is FailureKind.GIVEN_UP:
         return _stop("the command asks not to be started again", 1, [last])
     streak = since_progress(situation.attempts)
     alike = [one for one in streak if one.failure is not None and one.failure.same(failure)]
     same = len(alike)
     budget = budgets.of(failure.kind)
-    if budgets.same_failure and same >= budget and not _older_one_next(situation.attempts, budgets):
+    if by_loss:
+        same, budget = _times_here(situation.attempts, budgets), budgets.loss_tries
+    elif budgets.same_failure and same >= budget and not _older_one_next(situation.attempts, budgets):
         return _stop(f"the same failure {_times(same)} without progress{_acquitted(streak)}", same, alike)
-    if budgets.same_failure and len(streak) >= _TOTAL * budget:
+    if budgets.same_failure and len(streak) >= _TOTAL * max(budget, 1):
         return _stop(f"{len(streak)} failures without progress", len(streak), alike or [last])
     if failure.sign == CauseKind.NO_STEP.value:
         return RestartDecision(
@@ -120,6 +128,22 @@ def decide(situation: Situation, budgets: Budgets) -> RestartDecision:
     return RestartDecision(
         NextAction.RESTART, f"failure {same} of {budget}" if budgets.same_failure else "", pause, same
     )
+
+
+def _why_not_back(attempts: Sequence[Attempt], budgets: Budgets) -> tuple[str, int] | None:
+    """Why the run does not go back to an older checkpoint after trouble with its loss, and how often it came there."""
+    trouble, times = attempts[-1].trouble, _times_here(attempts, budgets)
+    if trouble is not None and trouble.then == "stop":
+        return "guard.loss says stop; the next start goes on from a checkpoint before that", times
+    if times > budgets.loss_tries:
+        tried = f"{_times(budgets.loss_tries)} after going back to an older checkpoint"
+        return f"{_times(times)} in the same place, {tried} (guard.loss.tries)", times
+    return None
+
+
+def _times_here(attempts: Sequence[Attempt], budgets: Budgets) -> int:
+    found = go_back(reversed(attempts), budgets.loss_back)
+    return 1 if found is None else found.times
 
 
 def _older_one_next(attempts: Sequence[Attempt], budgets: Budgets) -> bool:
@@ -165,6 +189,7 @@ def since_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
             best = place if place is not None else best
         elif one.resumed is not None and one.resumed.set_aside:  # it begins from another state than all before
             streak.clear()
+            best = place if place is not None else one.resumed.step
         if one.failure:
             streak.append(one)
     return streak

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, ended
+from ftsupervise.model import Cause, CauseKind, Claim, NodeRanks, Reached, ended
 from ftsupervise.printable import OUR_LINE, printable, printable_lines
 from ftsupervise.ranks.agent_pool import Agents
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.gate import SignalQueue
+from ftsupervise.rundir.causes import read_cause
 from ftsupervise.rundir.records import read_json
+from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.scheduler.parse import is_srun
+from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, LossTrouble
 from ftsupervise.warm.restarts import WarmStart
 
 _TASK = re.compile(
@@ -185,6 +188,26 @@ def plain(data: bytes) -> str:
     return printable_lines(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+_OF_ONE_RANK = (CauseKind.HOST_MEMORY, CauseKind.GPU_MEMORY, CauseKind.NOT_A_NUMBER, CauseKind.DIVERGES)
+
+
+def why_stopped(attempt: Path, seen: Reached) -> tuple[Cause | None, Reached]:
+    """Why the guard made the loop stop, with what the rank says that saw it; None if it did not. Where that rank's beat is
+    lost, trouble with the loss is known by what rank 0 wrote."""
+    said = read_stopped(attempt)
+    if not said.cause:
+        return None, seen
+    found = read_cause({}, said.cause)
+    if found.kind not in _OF_ONE_RANK:
+        return found, seen
+    if found.kind.value in (NOT_A_NUMBER, DIVERGES) and (seen.trouble is None or not seen.trouble.stops):
+        seen = seen._replace(trouble=LossTrouble(said.cause, said.step, said.step, then=said.then))
+    if seen.because is None:
+        return found, seen
+    where, words = seen.because
+    return found._replace(text=f"{where.words()}: {words.removeprefix(f'{said.cause}: ')}"), seen
+
+
 class Output:
     """The file that this process's own output goes to from now on, if it is one: the batch script's log."""
 
@@ -265,6 +288,9 @@ class CommandSpec:
     agents: Agents | None = None
     # SIGKILL for the ranks on other nodes, which no signal of ours reaches
     kill_ranks: Callable[[], bool] = lambda: True
+    # the words that are started, so that each rank has the names by which it finds the others
+    in_each_rank: Callable[[tuple[str, ...]], tuple[str, ...]] = tuple
+    last_look: Callable[[], None] = lambda: None  # once it is over, before it is recorded how far it came
 
     @property
     def restarts(self) -> bool:

@@ -21,14 +21,24 @@ from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryCho
 from ftsupervise.checkpoints.memory_pins import SLOTS
 from ftsupervise.model import Claim, End, FailureKind
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
-from ftsupervise.ranks.snapshot_relay import QUESTION, Supply, begin_from, begin_question, held_in, read_held
+from ftsupervise.ranks.snapshot_relay import (
+    DONE,
+    QUESTION,
+    Supply,
+    begin_from,
+    begin_question,
+    held_in,
+    read_damaged,
+    read_held,
+)
 from ftsupervise.ranks.snapshot_ring import CopyState
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
-from ftsupervise.truth import Beginning, RankState
+from ftsupervise.truth import NOT_A_NUMBER, Beginning, RankState
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
 _TELL = 5.0  # seconds for all nodes to give up what is newer
+_COMPARE = 20.0  # seconds for all nodes to compare them with their digests: 20 GB or more for each thread
 _FETCH = 60.0  # seconds for snapshots to come from other nodes; the disk is used if they take longer
 _DOUBT = 2  # a snapshot is not used again after so much; the program's own failures count twice
 _BY_OTHERS = (FailureKind.SIGNAL, FailureKind.NODE, FailureKind.MEMORY, FailureKind.DISK, FailureKind.LOST)
@@ -64,6 +74,8 @@ class SnapshotKeeper:
         self._weight = 1  # of the last failure
         self._saved: int | None = None  # newest step on disk, as the loop said
         self._last = _Last()
+        self._ahead: tuple[threading.Thread, dict[str, dict[str, str]]] | None = None  # a question that is being asked
+        self._spoilt = ""  # why no snapshot is used before the next attempt has begun
         self._used = False  # has any rank of this job had a snapshot?
         self._lock: int | None = None
         self._pages: _CopiesPage | None = None
@@ -99,6 +111,9 @@ class SnapshotKeeper:
         saved = ended.reached.saved
         if saved is not None:
             self._saved = max(saved, self._saved if self._saved is not None else saved)
+        if (trouble := ended.reached.trouble) is not None and (trouble.stops or trouble.kind == NOT_A_NUMBER):
+            self._spoilt, self._saved = f"{trouble.kind}: {trouble.words}", None
+            self._doubts.clear()
         homes = {one.rank: one.node for one in states}
         self._last = self._last._replace(homes=homes, reached=ended.reached.last)
         by_others = ended.failure is not None and ended.failure.kind in _BY_OTHERS
@@ -134,14 +149,22 @@ class SnapshotKeeper:
             found = choose(seen, self._lineage, disk=self._saved, refused=refused, places=places, homes=homes)
             return found if places is not None else found._replace(why="the run has another number of nodes now")
 
+        if self._spoilt:
+            spoilt = MemoryChoice(Source.START, why=self._spoilt)
+            self._carry_out(spoilt, held, places or {})
+            self._spoilt = ""
+            return spoilt
         refused = self._doubted(chosen_without)
         while True:
             chosen = chosen_without(refused)
-            problem = self._carry_out(chosen, held)
+            problem, damaged = self._carry_out(chosen, held, places or {})
             if not problem or chosen.source is not Source.MEMORY:
                 return chosen
             tell(log, f"the snapshot of step {chosen.step} cannot be used: {problem}")
-            refused.add(chosen.step)
+            if damaged:  # there may be a copy elsewhere
+                seen = [one for one in seen if (one.node, one.rank, one.step) not in damaged]
+            else:
+                refused.add(chosen.step)
 
     def _doubted(self, chosen_without: Callable[[Collection[int]], MemoryChoice]) -> set[int]:
         """The steps from which attempts came to no newer one too often: such a state may be poisoned."""
@@ -153,14 +176,33 @@ class SnapshotKeeper:
             self._doubts[began] = self._doubts.get(began, 0) + self._weight
         return {step for step, count in self._doubts.items() if count >= _DOUBT} | refused
 
-    def _held(self, log: Path) -> list[HeldSnapshot]:
-        if not self._agents.remote:
-            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+    def ask_ahead(self) -> None:
+        """The ranks have ended: ask the nodes what they hold, for the ``begin`` that may follow."""
+        self._ahead = None
+        if self._agents.remote and self._agents.ring.active:
+            asked: dict[str, dict[str, str]] = {}
+            thread = threading.Thread(target=lambda: asked.update(ahead=self._ask()), name="asking", daemon=True)
+            thread.start()
+            self._ahead = thread, asked
+
+    def _ask(self) -> dict[str, str]:
         nodes = self._agents.present()
         until = monotonic() + _ASK  # agents that have just been started again have not reported yet
         while self._agents.table.silent(nodes, inf) and monotonic() < until:
             sleep(0.02)
-        answers = self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+        return self._agents.ask(dict.fromkeys(nodes, QUESTION), _ASK)
+
+    def _held(self, log: Path) -> list[HeldSnapshot]:
+        if not self._agents.remote:
+            return held_in(memory_folder.node_folder(self._folder, self._node), self._node)
+        ahead, self._ahead = self._ahead, None
+        answers: dict[str, str] = {}
+        if ahead is not None:
+            ahead[0].join()
+            answers = ahead[1].get("ahead", {})
+        nodes = self._agents.present()
+        if not answers.keys() >= set(nodes):
+            answers = self._ask()
         silent = [node for node in nodes if node not in answers]
         if silent:
             tell(log, f"not known which snapshots are in the memory of {', '.join(silent[:5])}: no answer")
@@ -177,14 +219,37 @@ class SnapshotKeeper:
         now = dict(zip(before, nodes, strict=True))
         return {rank: now.get(node, node) for rank, node in self._last.homes.items()}
 
-    def _carry_out(self, chosen: MemoryChoice, held: Sequence[HeldSnapshot]) -> str:
-        """Invalidate what is newer, and fetch what is elsewhere. Why that failed, "" if it did not."""
+    def _carry_out(
+        self, chosen: MemoryChoice, held: Sequence[HeldSnapshot], places: Mapping[int, str]
+    ) -> tuple[str, Collection[tuple[str, int, int]]]:
+        """Invalidate what is newer, fetch what is elsewhere, and compare what is there with its digest. Why that failed, "" if
+        it did not; and the node, rank and step of what is damaged."""
+        attempt, step = chosen.attempt or self._last.number, chosen.step
+        fetched = {pull.rank for pull in chosen.pulls}
+        stay: dict[str, list[int]] = {}
+        for one in held if chosen.source is Source.MEMORY else ():
+            here = places.get(one.rank, one.node) == one.node and one.rank not in fetched
+            if here and (one.step, one.attempt) == (step, attempt):
+                stay.setdefault(one.node, []).append(one.rank)
+        answers = self._answers(chosen, held, stay)
+        if isinstance(answers, str):
+            return answers, ()
+        damaged = {(node, rank, step) for node, text in answers.items() for rank in read_damaged(text)}
+        if damaged:
+            return ", ".join(f"that of rank {rank} on {node} is damaged" for node, rank, _ in sorted(damaged)), damaged
+        wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls} | stay.keys()}
+        wrong = {node: text for node, text in wrong.items() if text != DONE}
+        return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300], ()
+
+    def _answers(
+        self, chosen: MemoryChoice, held: Sequence[HeldSnapshot], stay: Mapping[str, Sequence[int]]
+    ) -> dict[str, str] | str:
+        """What each node that was asked said; or why not all can be asked. ``stay``: node -> ranks that begin from its own."""
         attempt = chosen.attempt or self._last.number
         if not self._agents.remote:
             place = memory_folder.node_folder(self._folder, self._node)
-            question = begin_question(chosen.step, attempt)
-            done = begin_from(place, question.partition(" ")[2], b"")
-            return "" if done == "done" else done
+            question = begin_question(chosen.step, attempt, here=stay.get(self._node, ()))
+            return {self._node: begin_from(place, question.partition(" ")[2], b"")}
         questions = {}
         for node in self._agents.present():
             supplies = []
@@ -195,12 +260,10 @@ class SnapshotKeeper:
                         return f"{pull.source} does not say where it gives snapshots away"
                     supplies.append(Supply(pull.rank, *where))
             mine = [one for one in held if one.node == node]
-            if supplies or not mine or any(one.step > chosen.step or one.attempt > attempt for one in mine):
-                questions[node] = begin_question(chosen.step, attempt, supplies)
-        answers = self._agents.ask(questions, _FETCH if chosen.pulls else _TELL)
-        wrong = {node: answers.get(node, "no answer") for node in {pull.target for pull in chosen.pulls}}
-        wrong = {node: text for node, text in wrong.items() if text != "done"}
-        return "; ".join(f"{node}: {text}" for node, text in sorted(wrong.items()))[:300]
+            newer = any(one.step > chosen.step or one.attempt > attempt for one in mine)
+            if supplies or node in stay or not mine or newer:
+                questions[node] = begin_question(chosen.step, attempt, supplies, stay.get(node, ()))
+        return self._agents.ask(questions, _FETCH if chosen.pulls else _COMPARE if stay else _TELL)
 
     def _record(self, mine: Claim, chosen: MemoryChoice, log: Path) -> bool:
         """Into the ledger and the log; is it from memory?"""

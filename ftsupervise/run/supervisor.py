@@ -20,7 +20,7 @@ from ftsupervise.host import processes
 from ftsupervise.host.processes import die_with_parent, end_child
 from ftsupervise.model import Attempt, Cause, CauseKind, End, Failure, FailureKind
 from ftsupervise.nodes.selector import FAILURE, NodeSelector, Placement
-from ftsupervise.ranks.agent_pool import Agents
+from ftsupervise.ranks.agent_pool import SILENT, Agents
 from ftsupervise.ranks.hang_detector import GapHistory
 from ftsupervise.ranks.hang_monitor import report_interval
 from ftsupervise.run import Options, attempt, fencing, gate
@@ -140,7 +140,9 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
-    agents = Agents(options.rundir, allocation, env, signals.wake, often=report_interval(options.hang), snapshots=place)
+    often, guardless = report_interval(options.hang), bool(options.heartbeat_log or options.heartbeat_file)
+    silence = None if guardless else SILENT
+    agents = Agents(options.rundir, allocation, env, signals.wake, silence=silence, often=often, snapshots=place)
     return Services(
         options=options,
         env=dict(env),

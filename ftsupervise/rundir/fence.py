@@ -47,9 +47,11 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import as_counts
 
 STAGING = ".staging"  # beside the checkpoints
+_ALONE = "alone"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 SEALED = ".sealed-"  # a staging area that was renamed away, to be emptied and removed
 SWEPT = ".swept-"  # its former contents, to be deleted when there is time
+ASIDE = ".aside-"  # + the name of a checkpoint that its attempt is about to set aside: a sealer puts it back
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _PATIENCE = 10.0  # seconds for one staging area to be emptied; nobody can add to it any more
 
@@ -83,6 +85,16 @@ def staging(rundir: RunDir, checkpoints: Path) -> Path:
     if checkpoints == rundir.checkpoints:
         return checkpoints / STAGING
     return checkpoints / STAGING / f"run-{rundir.attempts.stat().st_ino}"
+
+
+def area_alone(world: int) -> str:
+    """The name of the staging area of a program of ``world`` ranks that no supervisor started. No fence holds for it."""
+    return f"{_ALONE}-{world}" if world > 1 else _ALONE
+
+
+def is_alone(name: str) -> bool:
+    """Is it such a name?"""
+    return name == _ALONE or name.startswith(f"{_ALONE}-")
 
 
 def open_area(areas: Path, number: int) -> Path | None:
@@ -195,6 +207,8 @@ def _empty(areas: Path, at: int, sealed: str, swept: str) -> None:
         try:
             with _opened(sealed, at) as fd:
                 for name in os.listdir(fd):
+                    if name.startswith(ASIDE) and _put_back(areas, name, fd):
+                        continue
                     make_folder(areas / swept)
                     count += 1
                     os.rename(name, f"{swept}/{name}.{os.getpid()}.{count}", src_dir_fd=fd, dst_dir_fd=at)
@@ -213,6 +227,21 @@ def _empty(areas: Path, at: int, sealed: str, swept: str) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or time.monotonic() > until:
                 raise
+
+
+def _put_back(areas: Path, name: str, fd: int) -> bool:
+    """Put a checkpoint back in its place that an older attempt did not get to set aside: the newer one judges it anew. It gets
+    another name where a newer one of its name was saved."""
+    if STAGING not in (areas.name, areas.parent.name):
+        return False
+    home = areas.parent if areas.name == STAGING else areas.parent.parent
+    label = name.removeprefix(ASIDE)
+    for turn in range(1, 100):
+        target = home / (label if turn == 1 else f"{label}~{turn}")
+        if not os.path.lexists(target):
+            os.rename(name, target, src_dir_fd=fd)
+            return True
+    raise OSError(errno.EEXIST, "is there a hundred times already", str(home / label))
 
 
 @contextmanager

@@ -11,12 +11,13 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
-from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
+from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import told_to_end, told_to_leave, without_end
 from ftsupervise.rundir.outputs import own_outputs
@@ -35,12 +36,14 @@ from ftsupervise.rundir.records import (
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, OutputPart, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
 
 
 class _Outputs(NamedTuple):
     parts: tuple[OutputPart, ...] = ()
 
+
+T = TypeVar("T")
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
@@ -109,7 +112,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         host=as_text(start.get("host"), _LONGEST),
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
-        begins=_begins(start.get("begins")),
+        begins=_part(Beginning, start.get("begins")),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     if end is not None:
@@ -122,7 +125,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             first_step=as_whole(end.get("first_step")),
             last_step=as_whole(end.get("last_step")),
             note=as_text(end.get("note"), _LONGEST),
-            failure=_failure(end),
+            failure=read_failure(end),
             saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
             saving=as_number(end.get("saving")),
@@ -130,6 +133,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             braked=end.get("braked") is True,
             then=as_text(end.get("then"), _LONGEST),
             hardware=as_text(end.get("hardware"), _LONGEST),
+            trouble=_part(LossTrouble, end.get("trouble")),
+            first_loss=as_number(end.get("first_loss")),
         )
     page = read_progress(rundir, number)
     seen = reached(rundir, number, page)
@@ -153,12 +158,14 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         saving=seen.saving,
         worked=None if seen.active_at is None else max(0.0, seen.active_at - since),
         heard=None if page is None else page.at,
+        trouble=seen.trouble,
+        first_loss=seen.first_loss,
     )
 
 
-def _begins(raw: object) -> Beginning | None:
+def _part(kind: type[T], raw: object) -> T | None:
     try:
-        return None if raw is None else decode(Beginning, raw, lenient=True)
+        return None if raw is None else decode(kind, raw, lenient=True)
     except ValueError:
         return None
 
@@ -169,28 +176,6 @@ def _resumed(folder: Path) -> Resumed | None:
     from ftsupervise.rundir.resumed import read_resumed
 
     return read_resumed(folder)
-
-
-def _failure(end: Mapping[str, object]) -> Failure | None:
-    """The failure in a last page; None where it was none."""
-    kinds = {kind.value: kind for kind in FailureKind}
-    words, kind = as_text(end.get("failure"), _LONGEST), kinds.get(as_text(end.get("kind")))
-    if not words and kind is None:
-        return None
-    sign = as_text(end.get("sign"), _LONGEST) or words  # a page without it has only the words
-    detail, error = as_text(end.get("detail"), _LONGEST), as_text(end.get("error"), _LONGEST)
-    return Failure(kind or FailureKind.CODE, sign, detail, error)
-
-
-def read_cause(raw: object, words: str, code: int = 0) -> Cause:
-    """The cause in a page: ``raw`` are its parts, ``code`` the exit code. Of a page with words only they are kept, unless they
-    are those of one that needs no more."""
-    try:
-        return decode(Cause, raw, lenient=True)
-    except ValueError:
-        ends = Cause(CauseKind.EXIT, code=code), Cause(CauseKind.SIGNAL, signal=-code)
-        plain = (*(Cause(one) for one in CauseKind), *ends)
-        return next((one for one in plain if one.words() == words), Cause(CauseKind.OTHER, text=words))
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:
@@ -345,6 +330,8 @@ def write_end(mine: Claim, ended: End, then: str, now: datetime) -> None:
         "ready": None if ended.ready is None else round(ended.ready, 2),
         "saving": None if ended.reached.saving is None else round(ended.reached.saving, 2),
         "worked": None if ended.worked is None else round(ended.worked, 2),
+        "first_loss": ended.reached.first_loss,
+        "trouble": encode(ended.reached.trouble, sparse=True) if ended.reached.trouble else None,
         "seconds": round(ended.seconds, 1),
         "note": ended.note,
         "hardware": ended.hardware,
@@ -370,5 +357,7 @@ def as_attempt(mine: Claim, ended: End, now: datetime) -> Attempt:
         saving=ended.reached.saving,
         worked=ended.worked,
         hardware=ended.hardware,
+        trouble=ended.reached.trouble,
+        first_loss=ended.reached.first_loss,
         resumed=_resumed(mine.folder),
     )

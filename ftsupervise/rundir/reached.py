@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ftsupervise.model import Reached
+from ftsupervise.model import NodeRanks, Reached
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.records import as_count, as_number
-from ftsupervise.truth import Beat, Tally
+from ftsupervise.truth import Beat, LossTrouble, Tally
 
 _Order = TypeVar("_Order", int, float)
 FEW = 64  # ranks whose beats are read besides a page that counts them all: they may be seconds newer
 
 
-def reached(rundir: RunDir, number: int, page: ProgressPage | None) -> Reached:
+def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_beat: bool = False) -> Reached:
     """The steps that attempt ``number`` reached, ``page`` its progress. Empty when nothing can be read, or newer beats have
-    taken their place."""
-    if page is not None and page.ranks > FEW:
+    taken their place. ``every_beat``: read those of many ranks too, for what a page does not hold: a loss that is no number,
+    why a rank asked to stop."""
+    if page is not None and page.ranks > FEW and not every_beat:
         return _of_page(page)
     try:
         mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
@@ -46,7 +47,14 @@ def counted(beats: Sequence[Beat]) -> Tally:
 
 def _of_beats(beats: Sequence[Beat]) -> Reached:
     tally = counted(beats)
-    return Reached(tally.first, tally.last, tally.saved, tally.first_at, tally.saving)
+    return Reached(tally.first, tally.last, tally.saved, tally.first_at, tally.saving)._replace(
+        trouble=_earliest([beat.trouble for beat in beats if beat.trouble is not None]),
+        first_loss=max(filter(None, (_moment(beat.facts.get("first_loss")) for beat in beats)), default=None),
+        because=next(
+            ((NodeRanks(beat.host, str(beat.rank)), text) for beat in beats if (text := beat.facts.get("because"))),
+            None,
+        ),
+    )
 
 
 def _of_page(page: ProgressPage) -> Reached:
@@ -58,11 +66,22 @@ def _newer(one: Reached, other: Reached) -> Reached:
     firsts = [first for first in (one.first, other.first) if first is not None]
     last, saved = _latest(one.last, other.last), _latest(one.saved, other.saved)
     times = (_latest(one.first_at, other.first_at), _latest(one.saving, other.saving))
-    return Reached(min(firsts, default=None), last, saved, *times, _latest(one.active_at, other.active_at))
+    active = _latest(one.active_at, other.active_at)
+    return one._replace(
+        first=min(firsts, default=None), last=last, saved=saved, first_at=times[0], saving=times[1], active_at=active
+    )
 
 
 def _latest(one: _Order | None, other: _Order | None) -> _Order | None:
     return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _earliest(troubles: Sequence[LossTrouble]) -> LossTrouble | None:
+    """The one that stopped the run, else the first; as it stood when the last rank saw it."""
+    if not troubles:
+        return None
+    first = min(troubles, key=lambda one: (not one.stops, one.since is None, one.since or 0, one.rank))
+    return first._replace(step=max((one.step for one in troubles if one.step is not None), default=None))
 
 
 def _facts(found: Sequence[Beat], name: str) -> list[int]:

@@ -284,6 +284,7 @@ class Stopped(NamedTuple):
     reason: str = ""
     step: int | None = None
     at: datetime | None = None
+    then: str = ""  # what the settings say about a loss that stopped it: "stop", "resume"
 
 
 def read_finished(rundir: RunDir) -> Finished | None:

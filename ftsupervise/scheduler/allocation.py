@@ -105,7 +105,8 @@ class Allocation:
         self.job = env.get("SLURM_JOB_ID", "")
         self._env = {k: v for k, v in env.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCANCEL_"))}
         self._silent: frozenset[str] = frozenset()
-        self._steps: frozenset[str] | None = None  # as they are, for the end_steps that follows
+        self._steps: Callable[[], frozenset[str]] | None = None  # as they are, for the end_steps that follows
+        self._ahead: Callable[[], dict[str, str]] | None = None  # for the how_they_are that follows
         self._addresses: dict[str, tuple[str, int]] = {}
         text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
         try:
@@ -172,15 +173,20 @@ class Allocation:
 
     def how_they_are(self, *, ended: bool = False) -> dict[str, str]:
         """``states()``, with "silent*" for the ``silent()`` ones. All questions are asked at the same time, because the restart
-        waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows.
+        waits for the answers. ``ended``: the steps too, for the ``end_steps`` that follows."""
+        if ended:
+            self._steps = _beside(self.steps)
+        ahead, self._ahead = self._ahead, None
+        return (ahead or self._ask_how_they_are())()
 
-        Never call it while a command runs: its supervisor reaps every child that ends, these questions too.
-        """
-        silent = _beside(self.silent)
-        steps = _beside(self.steps) if ended else None
-        states = self.states()
-        self._steps = steps() if steps is not None else None
-        return {**states, **dict.fromkeys(silent(), "silent*")}
+    def ask_ahead(self) -> None:
+        """Ask now what the next ``how_they_are`` answers: the ranks are dead, and srun takes its time to end."""
+        if len(self.nodes) > 1:
+            self._ahead = self._ask_how_they_are()
+
+    def _ask_how_they_are(self) -> Callable[[], dict[str, str]]:
+        silent, states = _beside(self.silent), _beside(self.states)
+        return lambda: {**states(), **dict.fromkeys(silent(), "silent*")}
 
     @property
     def last_silent(self) -> frozenset[str]:
@@ -244,9 +250,9 @@ class Allocation:
         """
         until = time.monotonic() + (_ENDING if not self._silent else 0.3)
         told: frozenset[str] = frozenset()
-        seen, self._steps = self._steps, None
-        while left := (self.steps() if seen is None else seen) - without:
-            seen = None
+        asked, self._steps = self._steps or self.steps, None
+        while left := asked() - without:
+            asked = self.steps
             if not left <= told and (theirs := self.of_others(attempts) & left):
                 without |= theirs
                 continue
@@ -266,6 +272,10 @@ class Allocation:
     def tell_step(self, step: str) -> None:
         """SIGTERM for the tasks of one step, on all its nodes."""
         self._ask("scancel", "--signal=TERM", step, timeout=_TELL)
+
+    def address(self, node: str) -> str:
+        """Where Slurm reaches a node; "" when that is unknown."""
+        return self._where().get(node, ("", 0))[0]
 
     def _where(self) -> dict[str, tuple[str, int]]:
         """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""

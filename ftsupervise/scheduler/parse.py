@@ -253,6 +253,48 @@ def is_srun(command: Sequence[str]) -> bool:
     return bool(command) and command[0].rpartition("/")[2] == "srun"
 
 
+_SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # srun's short options without a value
+_SRUN_LONG_FLAGS = (
+    *("contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "interactive", "kill-on-bad-exit"),
+    *("label", "nice", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe", "preserve-env", "quiet"),
+    *("reboot", "send-libs", "spread-job", "unbuffered", "use-min-nodes", "verbose", "wait-all-nodes", "whole"),
+)
+
+
+def srun_options(command: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
+    """The options of an srun ``command`` with their values, and where the words of its program begin."""
+    at, found = 1, list[tuple[str, str]]()
+    while at < len(command):
+        word = command[at]
+        if word == "--":
+            return found, at + 1
+        if not word.startswith("-") or word == "-":
+            return found, at
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            alone = bool(equals) or name[2:] in _SRUN_LONG_FLAGS
+        else:
+            name, value = word[:2], word[2:]
+            alone = bool(value) or name[1] in _SRUN_FLAGS
+        at += 1 if alone else 2
+        found.append((name, value if alone else "".join(command[at - 1 : at])))
+    return found, min(at, len(command))
+
+
+_TASKS = ("-n", "--ntasks")
+
+
+def with_fewer(command: Sequence[str], nodes: int, usual: int) -> tuple[str, ...]:
+    """An srun ``command`` for ``usual`` nodes on so many, with as many tasks on each as before where it says how many."""
+    options, at = srun_options(command)
+    if nodes >= usual:
+        return tuple(command)
+    told = [value for name, value in options if name in _TASKS]
+    tasks = [f"--ntasks={int(told[-1]) * nodes // usual}"] if told and told[-1].isdecimal() else []
+    at -= command[at - 1] == "--"
+    return (*command[:at], f"--nodes={nodes}", *tasks, *command[at:])  # of two that say the same, srun takes the last
+
+
 def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
     """An srun ``command`` that starts on ``nodes``."""
     return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])

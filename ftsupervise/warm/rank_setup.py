@@ -139,7 +139,7 @@ class Judge:
 
     def _shadow(self) -> str:
         """A module beside the program that an import here would have used instead, maybe a new one; "" if there is none."""
-        first = _first_on_path(self.program)
+        first = first_on_path(self.program)
         if first is None:
             return ""
         try:
@@ -156,7 +156,7 @@ class Judge:
         return ""
 
 
-def _first_on_path(words: list[str]) -> str | None:
+def first_on_path(words: list[str]) -> str | None:
     """The folder that the interpreter will put first in ``sys.path``; None for none. ``words``: the program and its arguments.
     Raises Incompatible."""
     if getattr(sys.flags, "safe_path", False):

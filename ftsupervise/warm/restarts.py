@@ -183,10 +183,13 @@ class WarmStart:
 
     # ----------------------------------------------------------------------------------------------- their processes
 
-    def without_standbys(self, pids: list[int]) -> list[int]:
-        """``pids`` below the supervisor without the standbys; ranks below a standby belong to the attempt."""
-        apart = self._standbys.apart() if self._standbys is not None else ()
-        return [pid for pid in pids if pid not in apart]
+    def apart(self) -> frozenset[int]:
+        """Children of the supervisor that are not the attempt's, nor is what is below them."""
+        return self._standbys.apart() if self._standbys is not None else frozenset()
+
+    def serving(self) -> int:
+        """On this machine without Slurm: the standby, which is not the attempt's though the ranks are below it. 0: none."""
+        return self._standbys.serving() if self._standbys is not None else 0
 
     def tree(self) -> frozenset[int]:
         """The standbys and all below them."""

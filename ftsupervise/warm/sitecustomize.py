@@ -85,8 +85,6 @@ def _stand_by(orders: str) -> None:
 
         sys.path.remove(above)
         stand_by(orders)  # comes back in a child that is to become a rank, and nowhere else
-        for name in [name for name in sys.modules if name == "ftsupervise" or name.startswith("ftsupervise.")]:
-            del sys.modules[name]
     except BaseException:
         try:
             import traceback

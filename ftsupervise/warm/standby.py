@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from ftsupervise.host import ownership, processes
 from ftsupervise.host.memory import HostMemory
-from ftsupervise.warm.rank_setup import Judge
+from ftsupervise.warm.rank_setup import Judge, first_on_path
 from ftsupervise.warm.serve import Serving
 
 ENV = "FTSUPERVISE_STANDBY"
@@ -28,6 +28,7 @@ _LOOK_WITHIN = 2.0  # seconds; less than client.py waits for an answer
 _THREAD_ENDS = 0.5  # seconds for a thread that was asked to end, as pools do before a fork
 _LEAST_FREE = 2 << 30  # bytes
 _LEAST_SHARE = 0.1  # of the memory
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # this one
 _NEVER = {"mpi4py", "horovod", "tensorflow"}  # they join something, or start threads, when they are imported
 
 
@@ -46,6 +47,7 @@ def stand_by(text: str) -> None:
     standby.load()
     judge = Judge(standby.cpus, standby.env, int(orders["flags"]))
     Serving(orders["place"], judge, standby.report, standby.changed_module, coming).serve()
+    standby.drop_ours()
 
 
 def _set_environment(orders: dict[str, Any]) -> None:
@@ -63,6 +65,7 @@ class Standby:
     def __init__(self, orders: dict[str, Any], listed: dict[str, Any]) -> None:
         self.orders = orders
         self.modules: list[str] = orders.get("modules") or listed.get("modules", [])  # a declared list wins
+        self.ours: list[str] = listed.get("ours", []) if is_theirs() else []  # of this package, as the ranks import it
         self.cpus = int(listed.get("cpus") or orders.get("cpus") or 0)  # that a rank has; 0: not known
         self.rss = int(listed.get("rss", 0))
         self.skipped: dict[str, str] = orders.setdefault("skipped", {})
@@ -106,7 +109,8 @@ class Standby:
             self.report({"refused": "; ".join(f"{name} {why}" for name, why in self.skipped.items())})
             os._exit(0)
         os.sched_setaffinity(0, everywhere)
-        self.stamps = _stamps()
+        self._import_ours()
+        self.stamps = _stamps(self.ours)
         gc.collect()
         gc.freeze()  # the collector of a child need not touch, and so copy, what all share
         self.report(
@@ -136,6 +140,31 @@ class Standby:
         left = _left_behind(before) or _bad_fork()
         return {last or "the interpreter's start": left} if left else {}
 
+    def _import_ours(self) -> None:
+        """Import what the ranks' guard consists of. Nothing of it leaves anything behind; of frameworks it imports those that
+        are here already."""
+        try:
+            for name in self.ours:
+                if not self.skipped or not name.startswith("ftsupervise.integrations"):
+                    importlib.import_module(name)
+        except Exception:  # the ranks import it themselves then
+            self.ours = []
+
+    def drop_ours(self) -> None:
+        """In the child: forget of this package what its rank would not have found imported here."""
+        kept = () if self._has_another() else self.ours
+        for name in [name for name in sys.modules if name == "ftsupervise" or name.startswith("ftsupervise.")]:
+            if name not in kept:
+                del sys.modules[name]
+
+    def _has_another(self) -> bool:
+        """Would the rank find another ftsupervise beside its program?"""
+        first = first_on_path(sys.orig_argv[1 + int(self.orders["flags"]) :])
+        if first is None:
+            return False
+        beside = os.path.join(first, "ftsupervise")
+        return os.path.lexists(beside) and os.path.realpath(beside) != _PACKAGE
+
     def _start_again(self) -> NoReturn:
         os.environ.clear()
         os.environb.update(self.env)
@@ -159,6 +188,16 @@ class Standby:
                 break
         self._checked = attempt
         return ""
+
+
+def is_theirs() -> bool:
+    """Is this package the one that a rank would import, but for what lies beside its program?"""
+    for finder in sys.meta_path:
+        look = getattr(finder, "find_spec", None)
+        found = look("ftsupervise", None) if look is not None else None
+        if found is not None:
+            return os.path.realpath(os.path.dirname(found.origin or "")) == _PACKAGE
+    return False
 
 
 def _traces() -> set[str]:
@@ -228,14 +267,15 @@ def _children() -> list[str]:
         return []
 
 
-def _stamps() -> dict[str, int]:
+def _stamps(ours: list[str]) -> dict[str, int]:
     """The paths that change when a package is installed or edited: the folders that packages are installed in, and
-    the file of each module but Python's own. About 1 µs each: torch has 800."""
+    the file of each module but Python's own, of this package only ``ours``. About 1 µs each: torch has 800."""
     folders = {entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")}
     installed = tuple(f"{folder}/" for folder in folders)
     never = (f"{os.path.dirname(os.__file__)}/", f"{Path(__file__).parents[1]}/")
     files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     read = {file for file in files if file and (file.startswith(installed) or not file.startswith(never))}
+    read |= {str(getattr(sys.modules[name], "__file__", None) or "") for name in ours} - {""}
     return {
         path: stamp for path in (*folders, *read) if (stamp := _stamp(path))
     }  # the folders first: time may be short

@@ -22,7 +22,7 @@ from ftsupervise.host.shared_memory import SHARED_MEMORY
 from ftsupervise.ranks import shm_dir
 from ftsupervise.rundir.records import decode, parse_object
 from ftsupervise.scheduler.allocation import STANDBYS, Allocation
-from ftsupervise.scheduler.parse import is_srun
+from ftsupervise.scheduler.parse import is_srun, srun_options
 
 PROGRAMS = Path(__file__).parent
 # The end of one standby does not end the others.
@@ -32,12 +32,6 @@ _LEAVE_WITHIN = 2.0  # seconds
 # ------------------------------------------------------------------------- the commands whose start a standby can replace
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_SRUN_FLAGS = frozenset("EHIkKlOQsuvXZ")  # srun's short options without a value
-_SRUN_LONG_FLAGS = (
-    *("contiguous", "disable-status", "exact", "exclusive", "hold", "immediate", "interactive", "kill-on-bad-exit"),
-    *("label", "nice", "no-allocate", "no-kill", "overcommit", "overlap", "oversubscribe", "preserve-env", "quiet"),
-    *("reboot", "send-libs", "spread-job", "unbuffered", "use-min-nodes", "verbose", "wait-all-nodes", "whole"),
-)
 _NEVER = ("--multi-prog", "--pty", "--het-group", "--chdir", "--export", "--container", "--no-container", "--propagate")
 _FLAGS = frozenset("bBdOPqRsuv")  # Python's options that a standby can be started with
 
@@ -74,20 +68,12 @@ def parse_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _after_srun(command: Sequence[str]) -> int | str:
-    """The index at which the command of srun begins."""
-    at = 1
-    while at < len(command):
-        word = command[at]
-        if word == "--":
-            return at + 1
-        if not word.startswith("-") or word == "-":
-            return at
-        name = word.partition("=")[0]
-        long = word.startswith("--")
-        if word.startswith("-D") or (long and any(name.startswith(one) or one.startswith(name) for one in _NEVER)):
+    """The index at which the command of srun begins, or why a rank of it would differ from its standby."""
+    options, at = srun_options(command)
+    for name, _ in options:
+        long = name.startswith("--")
+        if name == "-D" or (long and any(name.startswith(one) or one.startswith(name) for one in _NEVER)):
             return f"srun {name} changes the environment of a rank"
-        alone = "=" in word or name[2:] in _SRUN_LONG_FLAGS if long else len(word) > 2 or word[1] in _SRUN_FLAGS
-        at += 1 if alone else 2
     return at
 
 
@@ -268,8 +254,12 @@ class Standbys:
         return frozenset({self._process.pid, *processes.below(self._process.pid)})
 
     def apart(self) -> frozenset[int]:
-        """Those of ``tree()`` that are not the attempt's: ranks below a standby that serves here are."""
-        return frozenset({self._process.pid}) if self._serves_here() else self.tree()
+        """The standby whose ``tree()`` is not the attempt's; none where it serves here, with the ranks below it."""
+        return frozenset() if self._serves_here() else frozenset({self._process.pid})
+
+    def serving(self) -> int:
+        """A standby that serves here; 0 where there is none."""
+        return self._process.pid if self._serves_here() else 0
 
     def ranks(self) -> list[int]:
         """The ranks below a standby that serves here, on this machine without Slurm."""

@@ -21,6 +21,7 @@ from ftsupervise import Guard
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
+from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import Program, SupervisedRun
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for mounts and cgroups")]
@@ -198,6 +199,38 @@ print(decision.reason)
     assert "job memory" in done.stdout and "limit 80%" in done.stdout
 
 
+def test_a_leak_in_the_job_is_announced_before_the_limit_and_the_tightest_group_on_the_path_counts(
+    cgroup: Path,
+) -> None:
+    inner = cgroup / "step"  # without a limit of its own, below the one that is short
+    inner.mkdir()
+    code = f"""
+import os
+open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
+from ftsupervise.guard.memory_limits import MemoryLimits
+limits, taken, now, short = MemoryLimits(0.8, None, None, print), [], 0.0, None
+while short is None and now < 3600:
+    now += 20.0
+    taken.append(bytearray(os.urandom(1)) * 1_500_000)
+    short = limits.check(now)
+    if now == 300.0:
+        print("facts", limits.facts()["memory_left"])
+print(short.cause, "at", now, short.words)
+"""
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        wait_until(lambda: not (inner / "cgroup.procs").read_text().strip(), "the group to be empty")
+        inner.rmdir()
+    *_, told = lines = done.stdout.splitlines()
+    assert told.startswith("host memory at ") and "job memory 8" in told and "limit 80%, growing by" in told
+    reached = float(told.split()[3])
+    left = next(float(line.split()[1]) for line in lines if line.startswith("facts"))
+    assert left == pytest.approx(reached - 300, rel=0.3, abs=60), told
+    assert sum("to the limit of 80%" in line for line in lines) == 1, lines
+
+
 def test_the_host_without_limits_is_read_from_proc(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text("0::/job\n")
@@ -205,7 +238,7 @@ def test_the_host_without_limits_is_read_from_proc(tmp_path: Path) -> None:
         "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    100 kB\nBuffers: 1 kB\n"
     )
     memory = HostMemory(str(tmp_path), str(tmp_path / "no-cgroups"))
-    assert memory.share() == (pytest.approx(0.9), "host")
+    assert memory.shares() == {"host": pytest.approx(0.9)}
     assert memory.rooms() == [(100 << 10, 1000 << 10)]
     memory.close()
 
@@ -222,7 +255,6 @@ def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
     (job / "memory.current").write_text("1000000\n")
     (job / "memory.stat").write_text("anon 100000\nfile 900000\ninactive_file 500000\nactive_file 400000\n")
     memory = HostMemory(str(tmp_path), str(tmp_path / "cg"))
-    share, whose = memory.share()
-    assert (round(share, 3), whose) == (round(100_000 / 1048576, 3), "job")
+    assert memory.shares()["job"] == pytest.approx(100_000 / 1048576)
     assert memory.rooms()[1:] == [(1048576 - 100_000, 1048576)]  # the job's limit
     memory.close()

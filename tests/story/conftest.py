@@ -19,9 +19,14 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
     made: list[Standby] = []
 
     def make(
-        *words: str, flags: int = 0, modules: tuple[str, ...] = ("json",), wait: bool = True, **env: str
+        *words: str,
+        flags: int = 0,
+        modules: tuple[str, ...] = ("json",),
+        wait: bool = True,
+        imports: Path | None = None,
+        **env: str,
     ) -> Standby:
-        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env))
+        one = Standby(tmp_path, [sys.executable, *words], flags, modules, clean(**env), imports)
         made.append(one)
         if wait:
             until(one.ready, "the standby")
@@ -30,3 +35,9 @@ def standby(tmp_path: Path, until: Until) -> Iterator[Callable[..., Standby]]:
     yield make
     for one in made:
         one.end()
+
+
+@pytest.fixture
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of one process save in turn, so that no rank but the last can see the commit."""
+    monkeypatch.setattr("ftsupervise.guard.checkpoint.COMMIT_WITHIN", 0.0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDER = """
-import json, os, runpy, sys
+import json, os, runpy, sys, threading
 log, place = open(sys.argv[1], "w", buffering=1), os.path.realpath(sys.argv[2])
 real_fsync = os.fsync
 
@@ -27,18 +27,22 @@ def write(*words):
     log.write(json.dumps(words) + "\\n")
 
 def note(*words):
-    flush()
-    write(*words)
+    with lock:
+        flush()
+        write(*words)
 
-pending = []
+pending, lock = [], threading.RLock()  # several threads sync
 
 def flush():
-    # an operation is heard before it is made: what came of it is seen at the next one
-    while pending:
-        word, path, *more = pending.pop()
-        there = os.path.lexists(path)
-        if there == (word in ("file", "folder")):
+    # an operation is heard before it is made: what came of it is seen at the next one, of any thread; it came to nothing when
+    # its own thread makes another
+    for one in list(pending):
+        thread, (word, path, *more) = one
+        if os.path.lexists(path) == (word in ("file", "folder", "link")):
             write(word, path, *more)
+            pending.remove(one)
+        elif thread == threading.get_ident():
+            pending.remove(one)
 
 def heard(event, args):
     words = ()
@@ -48,13 +52,16 @@ def heard(event, args):
             words = ("file", os.fsdecode(path))
     elif event == "os.rename":
         words = ("rename", args[0], args[1])
+    elif event == "os.link":
+        words = ("link", args[1], args[0])
     elif event == "os.mkdir":
         words = ("folder", args[0])
     elif event in ("os.remove", "os.rmdir") and args[1] == -1:
         words = ("remove", args[0])
     if words and all(inside(path) for path in words[1:]):
-        flush()
-        pending.append((words[0], *map(inside, words[1:])))
+        with lock:
+            flush()
+            pending.append((threading.get_ident(), (words[0], *map(inside, words[1:]))))
 
 def fsync(fd):
     real_fsync(fd)
@@ -90,6 +97,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @dataclass
 class File:
     safe: str = ""  # the bytes that a power cut leaves
+    linked: bool = False  # it has several names
 
 
 @dataclass
@@ -119,6 +127,10 @@ class Disk:
             parent.names.setdefault(name, File())
         elif word == "folder":
             parent.names.setdefault(name, Folder())
+        elif word == "link":
+            node = self._at(more[0])
+            assert isinstance(node, File)
+            node.linked, parent.names[name] = True, node
         elif word == "remove":
             parent.names.pop(name, None)
         elif word == "rename":
@@ -136,6 +148,7 @@ class Disk:
             node.safe = held
         if isinstance(node, Folder):
             arrived = [one for name, one in node.names.items() if node.safe.get(name) is not one]
+            arrived = [one for one in arrived if isinstance(one, Folder) or not one.linked]
             node.safe = dict(node.names)
             for folder in self._all(self.root):  # a rename is one change: where it came from, the name is gone
                 if folder is not node:

@@ -84,6 +84,7 @@ def test_four_ranks_write_at_once_and_rank_0_joins_their_lists(checkpoints: Path
     assert [one.name for one in (whole / FOLDER_NAME).iterdir()] == ["manifest.json"], "the ranks' lists are gone"
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_committed(
     checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
     assert verify(checkpoints / "step-00000002", FULL).good
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_what_a_rank_listed_counts_only_as_long_as_the_file_is_as_it_was(checkpoints: Path, ranks: list[Guard]) -> None:
     def write(folder: Path, rank: int) -> None:
         (folder / f"shard-{rank}").write_bytes(b"x" * 100)
@@ -131,6 +133,7 @@ def test_what_a_rank_listed_counts_only_as_long_as_the_file_is_as_it_was(checkpo
         pass
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_a_damaged_list_of_a_rank_is_not_believed(checkpoints: Path, ranks: list[Guard]) -> None:
     with ranks[1].checkpoint(5, barrier=lambda: None) as folder:
         (folder / "shard-1").write_bytes(b"x")
@@ -219,16 +222,30 @@ def test_the_attempt_says_which_checkpoint_it_went_on_from_and_which_it_passed_o
     assert found.words() == "from step-00000001 (1 newer passed over)"
 
 
+def test_latest_reads_small_files_unasked_and_no_more_of_them_than_it_may(checkpoints: Path) -> None:
+    """A loader's tables are small. The files it looks at are the same for each rank."""
+    with Guard(signals=(), rank=0, world=1) as guard:
+        for step in (1, 2):
+            with guard.checkpoint(step) as folder:
+                for number in range(40):
+                    (folder / f"part-{number:02}").write_bytes(b"p" * (200_000 if number % 2 else 2_000))
+        newest = checkpoints / "step-00000002"
+        (newest / "part-39").write_bytes(b"P" * 200_000)
+        assert guard.latest() == newest, "the twenty smallest and twelve of the next are read"
+        (newest / "part-38").write_bytes(b"P" * 2_000)
+        assert guard.latest() == checkpoints / "step-00000001"
+
+
 def test_latest_reads_every_byte_where_the_settings_say_so(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word, found in (("sizes", 2), ("full", 1), ("everything", 1)):
+    for word, found in (("sizes", 2), ("", 2), ("full", 1), ("everything", 1)):
         monkeypatch.setenv("FTSUPERVISE_GUARD_VERIFY", word)
         with Guard(signals=(), rank=0, world=1) as guard:
             for step in (1, 2):
                 with guard.checkpoint(step) as folder:
-                    (folder / "weights").write_bytes(b"w" * 1000)
-            (checkpoints / "step-00000002" / "weights").write_bytes(b"W" * 1000)
+                    (folder / "weights").write_bytes(b"w" * 2_000_000)
+            (checkpoints / "step-00000002" / "weights").write_bytes(b"W" * 2_000_000)
             assert guard.latest() == checkpoints / f"step-{found:08d}"
     assert "is not understood: every byte is verified" in capsys.readouterr().err
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+import pytest
+
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.checkpoints.in_use import A_DAY, in_use, leftovers
+from ftsupervise.checkpoints.in_use import in_use, leftovers
+from ftsupervise.checkpoints.manifest import read_manifest
 from ftsupervise.checkpoints.offload import offload
 from ftsupervise.checkpoints.retain import Candidate, Retention, plan, remove, sweep
+from ftsupervise.checkpoints.staged import A_DAY
 from ftsupervise.checkpoints.stores import FolderStore
 from ftsupervise.model import Cause, CauseKind, End
 from ftsupervise.rundir import ledger
@@ -81,3 +88,57 @@ def test_what_a_killed_save_and_a_killed_restore_left_goes_after_a_day_and_nothi
     assert left == [".staging", ".staging/0001", "step-00000001", "step-00000001/state"]
     fine = run.start("true")
     assert fine.wait(60) == 0, "the next attempt seals what is left"
+
+
+SAVE = """
+import os, sys
+from ftsupervise import Guard
+rank, world, step, dies = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "dies" in sys.argv
+with Guard(signals=(), rank=rank, world=world) as guard:
+    with guard.checkpoint(step, barrier=lambda: None) as folder:
+        (folder / f"rank-{rank}.pt").write_text(str(rank))
+        dies and os._exit(9)
+"""
+
+
+def save(folder: Path, rank: int, world: int, step: int, *more: str, later: bool = False) -> int:
+    """A save without a supervisor. ``later``: by a clock that is two days ahead."""
+    clock = [shutil.which("faketime") or "", "-f", "+2d"] if later else []
+    env = {**os.environ, "FTSUPERVISE_CHECKPOINT_DIR": str(folder), "NO_FAKE_STAT": "1"}
+    words = [*clock, sys.executable, "-c", SAVE, str(rank), str(world), str(step), *more]
+    return subprocess.run(words, env=env, check=False, timeout=60, capture_output=True).returncode
+
+
+def staged(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder / ".staging").as_posix() for path in folder.glob(".staging/alone*/*"))
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (apt-get install faketime)")
+def test_what_a_killed_save_of_several_ranks_left_without_a_supervisor_goes_after_a_day(tmp_path: Path) -> None:
+    for rank in range(2):
+        assert save(tmp_path, rank, 2, 1, "dies") == 9
+    assert staged(tmp_path) == ["alone-2/step-00000001"]
+    for rank in (1, 0):
+        assert save(tmp_path, rank, 2, 2) == 0
+    assert staged(tmp_path) == ["alone-2/step-00000001"], "its ranks may still write there"
+    assert save(tmp_path, 1, 2, 3, later=True) == 0
+    assert staged(tmp_path) == ["alone-2/step-00000001", "alone-2/step-00000003"], "rank 0 alone takes it away"
+    assert save(tmp_path, 0, 2, 3, later=True) == 0
+    assert staged(tmp_path) == []
+    assert leftovers(None, tmp_path, time.time() + 2 * A_DAY) == ()
+    assert sorted(path.name for path in tmp_path.glob("step-*/rank-*")) == [
+        "rank-0.pt",
+        "rank-0.pt",
+        "rank-1.pt",
+        "rank-1.pt",
+    ]
+
+
+def test_what_a_killed_save_of_four_ranks_left_is_no_part_of_the_same_step_saved_by_two(tmp_path: Path) -> None:
+    for rank in range(4):
+        assert save(tmp_path, rank, 4, 1, "dies") == 9
+    for rank in (1, 0):
+        assert save(tmp_path, rank, 2, 1) == 0
+    manifest = read_manifest(tmp_path / "step-00000001")
+    assert manifest is not None and [entry.path for entry in manifest.files] == ["rank-0.pt", "rank-1.pt"]
+    assert leftovers(None, tmp_path, time.time() + A_DAY + 60) == (".staging/alone-4/step-00000001",)

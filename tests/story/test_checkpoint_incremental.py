@@ -50,6 +50,7 @@ def test_a_file_that_is_the_same_is_kept_once_and_each_third_checkpoint_is_full(
     ] * 5
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_each_rank_shares_its_own_files(checkpoints: Path) -> None:
     save(1, world=3)
     save(2, world=3)

@@ -244,3 +244,15 @@ def test_a_dcp_checkpoint_of_fewer_ranks_is_passed_over_where_a_number_is_asked_
     with_gap = dcp(tmp_path / "step-10", ranks=1)
     (with_gap / "__2_0.distcp").write_bytes(b"x")
     assert verify(with_gap, Scope(world=8)).world is None
+
+
+def test_a_cut_shard_is_noticed_where_it_is_a_link(tmp_path: Path) -> None:
+    one = dcp_of_items(tmp_path / "step_100", ranks=3)
+    shard, elsewhere = one / "__1_0.distcp", tmp_path / "tier" / "shard"
+    elsewhere.parent.mkdir()
+    shard.rename(elsewhere)
+    shard.symlink_to(elsewhere)
+    assert verify(one).state is State.COMPLETE
+    os.truncate(elsewhere, elsewhere.stat().st_size - 1)
+    assert "__1_0.distcp has " in seen_after(one, lambda: None).words()
+    assert "leads to a file that is not there" in seen_after(one, elsewhere.unlink).words()

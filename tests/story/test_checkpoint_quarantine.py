@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise import Guard
-from ftsupervise.checkpoints.quarantine import quarantined
+from ftsupervise.checkpoints.quarantine import quarantined, set_aside
 from ftsupervise.checkpoints.suspicion import suspect
 from ftsupervise.config.load import loads
 from ftsupervise.errors import ConfigError
@@ -264,3 +264,34 @@ def test_the_settings_refuse_a_quarantine_that_the_brake_would_come_before() -> 
 
     with pytest.raises(ConfigError, match=r"checkpoints\.quarantine_after: give 2 at most: .* the brake on after 3"):
         loads(settings(3))
+
+
+def test_an_attempt_that_a_newer_one_has_sealed_sets_no_checkpoint_aside(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-00000001"
+    checkpoint.mkdir()
+    areas = tmp_path / fence.STAGING
+    area = fence.open_area(areas, 1)
+    assert area is not None
+    fence.seal(areas, 2, (1,))
+    with pytest.raises(OSError, match="a newer attempt has begun"):
+        set_aside(checkpoint, "it fails", NOW, area=area)
+    assert checkpoint.is_dir() and quarantined(tmp_path) == ()
+    area = fence.open_area(areas, 2)
+    set_aside(checkpoint, "it fails", NOW, area=area)
+    assert not checkpoint.exists() and [one.reason for one in quarantined(tmp_path)] == ["it fails"]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a folder of its own", "a folder that two runs share"])
+def test_a_checkpoint_on_its_way_into_quarantine_is_put_back_by_the_next_attempt(tmp_path: Path, own: bool) -> None:
+    """Its attempt was killed, or stopped, between the two renames."""
+    areas = tmp_path / fence.STAGING if own else tmp_path / fence.STAGING / "run-7"
+    area = fence.open_area(areas, 1)
+    assert area is not None
+    for name in ("step-00000001", "step-00000002"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text(name)
+        assert fence.move(tmp_path / name, area / f"{fence.ASIDE}{name}", area)
+    (tmp_path / "step-00000002").mkdir()  # saved again meanwhile
+    assert fence.seal(areas, 2, (1,)) == []
+    assert (tmp_path / "step-00000001" / "weights").read_text() == "step-00000001"
+    assert (tmp_path / "step-00000002~2" / "weights").read_text() == "step-00000002"

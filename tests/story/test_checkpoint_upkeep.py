@@ -72,6 +72,25 @@ def test_a_dry_run_shows_what_goes_and_how_much_it_frees_and_removes_nothing(typ
     assert (found["frees"], found["freed"], len(found["remove"])) == (45000, 0, 3)
 
 
+def test_a_file_that_another_checkpoint_shares_frees_nothing(type_it: Type, tmp_path: Path) -> None:
+    """Of a file that only those that go have in common, the bytes are counted once."""
+    shared: dict[int, Path] = {}
+    for step in range(1, 6):
+        checkpoint = make(tmp_path, step)
+        base = shared.setdefault(step <= 2, checkpoint)
+        if base != checkpoint:
+            (checkpoint / "0.bin").unlink()
+            (checkpoint / "0.bin").hardlink_to(base / "0.bin")
+            commit(checkpoint, Origin(step=step))
+    found = json.loads(type_it("prune", ".", "--last", "2", "--dry-run", "--json"))
+    assert [one["name"] for one in found["remove"]] == [f"step-0000000{step}" for step in (1, 2, 3)]
+    assert found["frees"] == 5 * 5000 + 2 * 5000, "1 and 2 share a file, and 3 shares one with 4"
+    records = sum(
+        path.stat().st_size for step in (1, 2, 3) for path in (tmp_path / f"step-0000000{step}/.ftsupervise").iterdir()
+    )
+    assert json.loads(type_it("prune", ".", "--last", "2", "--json"))["freed"] == found["frees"] + records
+
+
 def test_what_no_rule_keeps_goes_and_nothing_of_it_is_left(type_it: Type, tmp_path: Path) -> None:
     for step, loss in ((100, 3.0), (200, 0.1), (300, 2.0), (400, 1.0), (500, 1.5)):
         make(tmp_path, step, loss)

@@ -127,6 +127,7 @@ def test_a_checkpoint_written_anew_takes_the_place_of_the_old_one(rundir: RunDir
     assert not list((rundir.checkpoints / ".staging" / "0001").iterdir())
 
 
+@pytest.mark.usefixtures("one_after_the_other")
 def test_all_ranks_stage_and_rank_0_commits_behind_the_barrier(
     rundir: RunDir, fenced: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.model import ended
+from ftsupervise.ranks.rpc import answer
 from ftsupervise.run.exit_analysis import first_death, root_error
+from ftsupervise.run.rendezvous import ports_of
 from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]
@@ -69,13 +72,80 @@ def test_an_error_file_that_is_damaged_is_no_error(tmp_path: Path) -> None:
 
 
 def test_what_a_person_told_torchrun_stays(run: SupervisedRun) -> None:
-    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_PORT")
+    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCHELASTIC_ERROR_FILE", "FTSUPERVISE_MASTER_PORT")
     shown = " ".join(f"${name}" for name in names)
     one = run.start("sh", "-c", f"echo told {shown}", TORCHELASTIC_ERROR_FILE="mine")
     assert one.wait(60) == 0
     (line,) = [line for line in one.said().splitlines() if line.startswith("told")]
     assert line.split()[1:3] == ["1", "mine"]
     assert 20_000 <= int(line.split()[3]) < 30_000
+
+
+NAMES = """
+import os, sys
+names = "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK FTSUPERVISE_NODE_RANK FTSUPERVISE_NNODES".split()
+print("told", *(os.environ.get(name, "-") for name in names), flush=True)
+sys.exit(1 if os.environ["FTSUPERVISE_ATTEMPT"] == "1" else 0)
+"""
+
+
+def test_a_command_on_this_machine_is_told_that_it_is_the_only_rank(run: SupervisedRun, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NAMES)
+    assert run.start("--in-place", "1", "--", sys.executable, "train.py").wait(60) == 0
+    told = [line.split()[1:] for line in run.members[0].said().splitlines() if line.startswith("told")]
+    assert [[*words[:1], *words[2:]] for words in told] == [["127.0.0.1", "0", "1", "-", "0", "1"]] * 2
+    first, second = (words[1] for words in told)
+    assert first != second
+
+
+def test_names_that_a_person_has_set_or_does_not_want_stay_as_they_are(run: SupervisedRun, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NAMES.replace("1 if", "0 if"))
+    own = run.start(sys.executable, "train.py", MASTER_PORT="29500")
+    assert own.wait(60) == 0
+    assert "told - 29500 - - - 0 1" in own.said()
+    never = run.start("--distributed", "never", "--", sys.executable, "train.py")
+    assert never.wait(60) == 0
+    assert "told - - - - - 0 1" in never.said()
+
+
+def test_an_attempt_is_not_sent_to_a_port_on_which_somebody_listens(run: SupervisedRun, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NAMES.replace("1 if", "0 if"))
+    first, second, *_ = ports_of(str(run.rundir.root), 1)
+    with socket.create_server(("127.0.0.1", first)):
+        assert run.start(sys.executable, "train.py").wait(60) == 0
+    assert f"told 127.0.0.1 {second} 0 1" in run.members[0].said()
+
+
+TAKEN = """
+import os, socket, subprocess, sys
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["FTSUPERVISE_ATTEMPT"] == "1":
+    other = socket.create_server(place)  # somebody else is faster
+server = socket.create_server(place)
+print("listens at", place[1], flush=True)
+"""
+
+
+def test_a_port_that_is_taken_before_rank_0_binds_it_costs_one_restart(run: SupervisedRun, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TAKEN)
+    assert run.start("--in-place", "3", "--", sys.executable, "train.py").wait(60) == 0
+    failed, done = run.attempts()
+    assert failed.sign == "port in use"
+    assert failed.failure is not None
+    assert failed.failure.detail.startswith(
+        "the next attempt meets at another port: OSError: [Errno 98] Address already"
+    )
+    assert done.number == 2
+    assert f"listens at {ports_of(str(run.rundir.root), 2)[0]}" in run.members[0].said()
+
+
+def test_a_node_says_which_port_is_free_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = busy.getsockname()[1]
+        assert answer(f"port {taken}", "") == ""
+        free = answer("port 20000 20001 20002 20003", "")
+        assert answer(f"port {taken} {free}", "") == free
+    assert answer("port", "") == answer("port twenty", "") == "no such question: port"
 
 
 def test_workers_whose_agent_was_killed_are_ended(run: SupervisedRun, tmp_path: Path, until: Until) -> None:

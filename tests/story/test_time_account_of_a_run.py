@@ -35,7 +35,7 @@ for step in range(first, LAST + 1):
         if attempt % 2:
             os.kill(os.getpid(), 9)
         raise RuntimeError("a fault")
-    guard.report(loss=1 / step)
+    guard.loss(1 / step)
     guard.step(step)
     own.write(json.dumps(["step", step, time.monotonic() - began]) + "\\n")
     if step % 30 == 0:

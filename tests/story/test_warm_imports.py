@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +68,41 @@ def test_of_a_standby_that_gives_up_nothing_stays(standby: Callable[..., Standby
     assert "started cold: no standby here" in one.run().stderr
     shm_dir.clear(str(one.place))
     assert not one.place.exists()
+
+
+LISTS = """
+import sys
+from ftsupervise import Guard
+from ftsupervise.guard.heartbeat import write_imports
+write_imports(sys.argv[1], 1, 2.0)
+"""
+LOOKS = """
+import sys
+print("ftsupervise.guard.guard" in sys.modules)
+from ftsupervise import Guard
+print(sorted(n for n in sys.modules if n.startswith(("ftsupervise.warm", "ftsupervise.ranks"))))
+print(Guard)
+"""
+
+
+def listed(folder: Path) -> Path:
+    """What a rank with a guard lists at its first step."""
+    subprocess.run([sys.executable, "-c", LISTS, str(folder / "imports.json")], cwd="/", check=True, timeout=60)
+    return folder / "imports.json"
+
+
+def test_a_rank_begins_with_its_guard_imported_and_without_what_the_standby_needs(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    one = standby(script(tmp_path, LOOKS), imports=listed(tmp_path))
+    assert one.run().stdout == "True\n[]\n<class 'ftsupervise.guard.guard.Guard'>\n", one.facts()
+
+
+def test_a_program_that_brings_its_own_ftsupervise_gets_that_one(
+    standby: Callable[..., Standby], tmp_path: Path
+) -> None:
+    own = tmp_path / "ftsupervise"
+    own.mkdir()
+    (own / "__init__.py").write_text("Guard = 'its own'")
+    one = standby(script(tmp_path, LOOKS), imports=listed(tmp_path))
+    assert one.run().stdout == "False\n[]\nits own\n", one.facts()

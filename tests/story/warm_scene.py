@@ -26,14 +26,21 @@ class Standby:
     """A standby for one command line, as the ring starts it."""
 
     def __init__(
-        self, folder: Path, words: list[str], flags: int, modules: tuple[str, ...], env: dict[str, str]
+        self,
+        folder: Path,
+        words: list[str],
+        flags: int,
+        modules: tuple[str, ...],
+        env: dict[str, str],
+        imports: Path | None = None,
     ) -> None:
+        """``imports``: the list of an attempt's rank 0."""
         self.place = Path(
             tempfile.mkdtemp(prefix="warm-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
         )
         self.words, self.folder, self.env = words, folder, env
         self.said = folder / f"said-{self.place.name}"
-        orders = json.dumps({"place": str(self.place), "modules": modules})
+        orders = json.dumps({"place": str(self.place), "modules": modules, "imports": str(imports or "")})
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-IS", str(WARM / "sitecustomize.py"), orders, str(flags), "--", *words],

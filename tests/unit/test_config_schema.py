@@ -47,10 +47,13 @@ launch:
   restart:
     {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto,
      hang: {at_least: 20s, factor: 4, start: 1h, unknown: 20m}}
+  distributed: never
+  heartbeat: {log: 'step (\\d+)', file: train.log}
   requeue: true
   output: logs/%x-%A_%a.out
   error: logs/%x-%A_%a.err
   ntasks: 128
+  min_nodes: 2
   gres: nvme:1
   mem_per_cpu: null
   mem_per_gpu: null
@@ -67,7 +70,13 @@ launch:
   take_along: [HF_TOKEN]
   template: my.sbatch.j2
 nodes: {directory: shared, half_life: 12h, exclude_at: 2, at_most: 3, health: {command: "true", timeout: 5s, when: [start]}}
-guard: {poll: 2s, memory: 90%, stop_before: 5m, run_for: 40h}
+guard:
+  poll: 2s
+  memory: 90%
+  gpu_memory: 97%
+  stop_before: 5m
+  run_for: 40h
+  loss: {nonfinite: resume, diverging: stop, tolerate: 2, patience: 100, back: 50, tries: 2}
 checkpoints:
   path: ckpt
   pattern: "step-*"
@@ -145,6 +154,7 @@ def test_the_full_file_really_is_full() -> None:
     assert set(written["launch"]["restart"]) == set(SCHEMA["$defs"]["Restart"]["properties"])
     assert set(written["checkpoints"]) == set(SCHEMA["$defs"]["CheckpointSettings"]["properties"])
     assert set(written["guard"]) == set(SCHEMA["$defs"]["GuardSettings"]["properties"])
+    assert set(written["guard"]["loss"]) == set(SCHEMA["$defs"]["LossSettings"]["properties"])
 
 
 def keys() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftsupervise.checkpoints.extents import length_without
 from ftsupervise.checkpoints.retain import ALWAYS, Better, Candidate, Retention, plan
 
 
@@ -113,3 +114,15 @@ def test_what_is_left_after_a_removal_is_kept_by_the_same_policy(found: list[Can
     gone = plan(found, policy)
     left = [c for c in found if c not in gone.remove]
     assert plan(left, policy).remove == ()
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], sum(one))), max_size=6)
+
+
+@given(RANGES, RANGES)
+def test_blocks_in_common_are_counted_once_and_not_where_one_stays(
+    going: list[tuple[int, int]], staying: list[tuple[int, int]]
+) -> None:
+    free = {block for begin, end in going for block in range(begin, end)}
+    free -= {block for begin, end in staying for block in range(begin, end)}
+    assert length_without(going, staying) == len(free)

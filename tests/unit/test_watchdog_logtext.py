@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftsupervise.printable import log_line
+from ftsupervise.rundir.log_lines import last_step, lines, numbers, whole
 from ftsupervise.watch.watchdogs.loss import judge
-from ftsupervise.watch.watchdogs.run_signs import last_step, lines, numbers, whole
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.findings import Finding, Severity, Words
 from ftsupervise.probe import NotSeen
+from ftsupervise.rundir import log_lines
 from ftsupervise.truth import Health
 from ftsupervise.watch.watchdogs import run_signs
 from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now
@@ -84,4 +85,4 @@ def _new(look: Look, settings: Settings) -> list[float] | str:
         return piece.sentence
     if not isinstance(piece, run_signs.Piece):
         return blind or f"there is no log {run_signs.pattern_of(look, settings.log)}"
-    return run_signs.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else run_signs.LOSS)
+    return log_lines.numbers(piece.data, re.compile(settings.pattern) if settings.pattern else log_lines.LOSS)

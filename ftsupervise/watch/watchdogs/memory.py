@@ -7,6 +7,7 @@ its beats. Where neither is there, it says so: the memory of the watch's own nod
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from ftsupervise.units import show_duration, show_size
 from ftsupervise.watch.watchdogs import gpu
 from ftsupervise.watch.watchdogs.disk_space import Level, level, remember, slope
 from ftsupervise.watch.watchdogs.progress_signals import AT_WORK
-from ftsupervise.watch.watchdogs.run_signs import newest_beats, server_now, share
+from ftsupervise.watch.watchdogs.run_signs import newest_beats, number, server_now, share
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import Memory as Settings
@@ -163,9 +164,41 @@ def _from_afar(look: Look, settings: Settings, beats: list[Beat], blind: str) ->
     fullest = sorted(reports, key=lambda pair: -pair[0])[:5]
     detail = "\n".join(f"  {one.host} (rank {one.rank}): {share_of:.1%}" for share_of, one in fullest)
     yield _used(look, settings, Full(f"host {beat.host}, as rank {beat.rank} reports,", used), detail)
+    yield from _reported_gpus(look, settings, beats)
+    if settings.leak is not None and (forecasts := _forecasts(beats)):
+        yield _as_ranks_say(look, settings.leak.total_seconds(), *min(forecasts, key=lambda pair: pair[0]))
+        return
     room = 1.0 - max(used, 0.0)
     attempt = [f"attempt {beat.facts.get('attempt', '')}"]
     yield from _leak(look, settings, used, room, f"the fullest host uses {used:.1%}", attempt)
+
+
+def _forecasts(beats: list[Beat]) -> list[tuple[float, Beat]]:
+    """Seconds until a rank's memory is at the limit at which its guard leaves; infinite where it does not grow."""
+    found = [(beat.facts.get("memory_left", ""), beat) for beat in beats]
+    known = [(math.inf if text == "steady" else number(text), beat) for text, beat in found if text]
+    return [(left, beat) for left, beat in known if left is not None and left >= 0]
+
+
+def _as_ranks_say(look: Look, bound: float, left: float, beat: Beat) -> Finding:
+    """The guard sees its host each second, the watch a beat at each tick."""
+    found = level(left, bound, bound / 4, rising=False, was=_was(look, "leak"), margin=0.2 * bound)
+    look.memory["leak"] = int(found)
+    who = f"host {beat.host}, as rank {beat.rank} reports,"
+    value = f"full in {show_duration(left)}" if left < math.inf else ""
+    text = f"memory of {who} grows: {show_duration(left)} until the guard leaves" if value else "no rank's memory grows"
+    return _finding(look, "leak", found, text, value=value, limit=show_duration(bound))
+
+
+def _reported_gpus(look: Look, settings: Settings, beats: list[Beat]) -> Iterator[Finding]:
+    reports = [(used, beat) for beat in beats if (used := share(beat.facts.get("gpu_memory"))) is not None]
+    if settings.gpu is None or not reports:
+        return
+    used, beat = max(reports, key=lambda pair: pair[0])
+    found = level(used, settings.gpu, None, rising=True, was=_was(look, "gpu memory"), margin=0.02)
+    look.memory["gpu memory"] = int(found)
+    text = f"GPU memory of rank {beat.rank} on {beat.host} {used:.1%} used"
+    yield _finding(look, "gpu memory", found, text, value=f"{used:.1%}", limit=f"{settings.gpu:.0%}")
 
 
 # ---------------------------------------------------------------------------------------------------------- judging

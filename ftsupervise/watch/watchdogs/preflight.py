@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftsupervise.probe import Missing, Probe
+from ftsupervise.rundir import log_lines
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.watch.watchdogs import run_signs
 
@@ -73,7 +74,7 @@ def _patterns(look: Look) -> Iterator[str]:
         piece = run_signs.read_on(look, log, {})
         if not isinstance(piece, run_signs.Piece):
             continue
-        lines = list(run_signs.lines(piece.data))
+        lines = list(log_lines.lines(piece.data))
         if len(lines) >= 20 and not any(re.search(pattern, line) for line in lines):
             yield (
                 f"{key}.pattern: {pattern!r} matches none of the last {len(lines)} lines of {piece.path}, "

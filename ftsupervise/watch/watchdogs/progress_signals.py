@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.model import Job, JobState
 from ftsupervise.probe import Entry, Listing, Missing, NotSeen
+from ftsupervise.rundir import log_lines
 from ftsupervise.truth import Beat
 from ftsupervise.units import show_size
 from ftsupervise.watch.watchdogs import run_signs
@@ -249,16 +250,16 @@ def _of_log(look: Look, settings: Hang, wanted: tuple[str, ...]) -> list[Signal]
     if isinstance(piece, Missing):
         return []
     now = server_now(look, piece.path.parent)
-    pattern = re.compile(settings.pattern) if settings.pattern else run_signs.STEP
+    pattern = re.compile(settings.pattern) if settings.pattern else log_lines.STEP
     signals = []
-    step = run_signs.last_step(piece.data, pattern)
+    step = log_lines.last_step(piece.data, pattern)
     if step is None:
         step = look.memory.get("step", {}).get("step in the log")
     if "step" in wanted and step is not None:
         moved = _moved(look.memory, "step in the log", step, piece.entry.mtime)
         signals.append(Signal("step in the log", max(0.0, now - moved), f"step {step} in {piece.path.name}"))
     if "log" in wanted:
-        theirs = piece.fresh or any(True for _ in run_signs.lines(piece.data))
+        theirs = piece.fresh or any(True for _ in log_lines.lines(piece.data))
         grown = mine.get("grown", 0) + (1 if theirs and mine["size"] != mine.get("seen") else 0)
         mine.update(grown=grown, seen=mine["size"])
         moved = _moved(look.memory, "log", grown, piece.entry.mtime)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise.findings import Finding, Words
+from ftsupervise.rundir import log_lines
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
 from ftsupervise.watch.watchdogs import run_signs
@@ -96,7 +97,7 @@ def _step(look: Look) -> tuple[float, int, str] | str:
     if not isinstance(piece, run_signs.Piece):
         return "neither beats nor a log"
     own = section.pattern if section is not None else None
-    found = run_signs.last_step(piece.data, re.compile(own) if own else run_signs.STEP)
+    found = log_lines.last_step(piece.data, re.compile(own) if own else log_lines.STEP)
     found = look.memory.get("log_step") if found is None else found
     if found is None:
         return f"no step in {piece.path}"

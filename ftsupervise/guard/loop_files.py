@@ -1,0 +1,166 @@
+"""The state of a training loop in the files of a checkpoint: one of each rank, without pickle.
+
+What all ranks hold alike (the weights and moments of a data-parallel training) rank 0 alone writes. Which arrays those are is
+seen, not assumed: each rank compares the digests of its arrays with those of rank 0, and writes what differs. The file of a
+rank is the description that snapshots have (``checkpoints/memory_state.py``), and the bytes of its arrays behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftsupervise.checkpoints.digest import CRC32, best_algorithm, hash_buffer
+from ftsupervise.checkpoints.memory_state import ALIGNED, PAGE, Described, StoredArray, parse
+from ftsupervise.host import files
+
+if TYPE_CHECKING:
+    from ftsupervise.guard.loop_state import LoopState
+
+_MAGIC = b"ftsupervise loop state 1\n"
+_HEADER = PAGE  # bytes, the magic included
+_PIECE = 1 << 30  # bytes written at once: the kernel takes 2 GiB at most
+
+
+class FirstArray(NamedTuple):
+    """An array of rank 0: its digest, type and shape in one word, and its place in that rank's file."""
+
+    word: str
+    offset: int
+
+
+class SavedRank(NamedTuple):
+    """What one rank saved, as it lies in its file."""
+
+    step: int
+    rank: int
+    world: int
+    description: bytes
+    own: frozenset[int]  # the arrays that lie in this rank's file; the others lie in rank 0's
+    data: memoryview
+
+    def arrays(self) -> tuple[StoredArray, ...]:
+        return parse(self.description)[1]
+
+
+def file_of(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / f"rank-{rank:05d}.state"
+
+
+def first_arrays(loop: LoopState, described: Described) -> list[FirstArray]:
+    """The arrays of this rank as rank 0 tells the others of them: where it would write them, were it rank 0."""
+    rows, _ = _pack(described.arrays, frozenset(range(len(described.arrays))))
+    return [FirstArray(_word(row, loop.raw(described, at)), row.offset) for at, row in enumerate(rows)]
+
+
+def write(
+    checkpoint: Path, loop: LoopState, described: Described, who: tuple[int, int, int], first: Sequence[FirstArray] = ()
+) -> None:
+    """Write the file of the rank: ``who`` is its step, its rank and the number of ranks. ``first``: the arrays of rank 0, to
+    compare with; without them all are written. Raises OSError."""
+    step, rank, world = who
+    shared: dict[int, int] = {}
+    if rank and first:
+        places = {one.word: one.offset for one in first}
+        mine = first_arrays(loop, described)
+        shared = {at: places[one.word] for at, one in enumerate(mine) if one.word in places}
+    own = frozenset(range(len(described.arrays))) - shared.keys()
+    rows, size = _pack(described.arrays, own)
+    rows = [row._replace(offset=shared.get(at, row.offset)) for at, row in enumerate(rows)]
+    tree, _, _ = described.description.partition(b"\n")
+    description = b"\n".join((_json(_ranges(own)), tree, _json(rows)))
+    header = {"step": step, "rank": rank, "world": world, "description": len(description), "size": size}
+    head = _MAGIC + _json(header) + b"\n"
+    begin = _page(_HEADER + len(description))
+    fd = os.open(file_of(checkpoint, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        _write_at(fd, memoryview(head), 0)
+        _write_at(fd, memoryview(description), _HEADER)
+        for at in sorted(own):
+            _write_at(fd, loop.raw(described, at), begin + rows[at].offset)
+        os.ftruncate(fd, begin + size)
+    finally:
+        os.close(fd)
+
+
+def read(checkpoint: Path, rank: int) -> SavedRank:
+    """The state of a rank, with its bytes mapped, not read. Raises OSError, FileNotFoundError where there is none, and
+    ValueError for one that is damaged or of another version."""
+    path = file_of(checkpoint, rank)
+    fd = files.open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        head = os.pread(fd, _HEADER, 0)
+        if not head.startswith(_MAGIC):
+            raise ValueError(f"{path} is not the state of a loop, or of another version of ftsupervise")
+        # private pages: what a program does with the arrays does not reach the file
+        whole = memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_COPY))
+    finally:
+        os.close(fd)
+    try:
+        return _parsed(head[len(_MAGIC) :].partition(b"\n")[0], whole, rank)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _parsed(header: bytes, whole: memoryview, rank: int) -> SavedRank:
+    said = json.loads(header)
+    step, of, world, length, size = (int(said[name]) for name in ("step", "rank", "world", "description", "size"))
+    begin = _page(_HEADER + length)
+    if of != rank or min(length, size) < 0 or begin + size != len(whole):
+        raise ValueError(f"it has {len(whole)} bytes, and {begin + size} were written")
+    numbers, _, description = bytes(whole[_HEADER : _HEADER + length]).partition(b"\n")
+    own = frozenset(at for first, last in json.loads(numbers) for at in range(int(first), int(last) + 1))
+    state = SavedRank(step, rank, world, description, own, whole[begin:])
+    for number, row in enumerate(state.arrays()):
+        if number in own and not 0 <= row.offset <= row.offset + row.size <= size:
+            raise ValueError("an array lies outside of it")
+    return state
+
+
+def _pack(arrays: Sequence[StoredArray], own: frozenset[int]) -> tuple[list[StoredArray], int]:
+    """The rows with the places of our own arrays, one behind the other; and the bytes that they take."""
+    rows, at = [], 0
+    for number, row in enumerate(arrays):
+        if number in own:
+            at = -(-at // ALIGNED) * ALIGNED
+            rows.append(row._replace(offset=at))
+            at += row.size
+        else:
+            rows.append(row)
+    return rows, at
+
+
+def _word(row: StoredArray, data: memoryview) -> str:
+    algorithm = best_algorithm()
+    digest = blake2b(data, digest_size=16).hexdigest() if algorithm == CRC32 else hash_buffer(data, algorithm)
+    return f"{digest} {row.kind} {row.dtype} {row.shape} {row.strides}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _write_at(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        done = os.pwrite(fd, data[:_PIECE], at)
+        data, at = data[done:], at + done
+
+
+def _ranges(numbers: frozenset[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for one in sorted(numbers):
+        if found and found[-1][1] == one - 1:
+            found[-1] = found[-1][0], one
+        else:
+            found.append((one, one))
+    return found
+
+
+def _page(at: int) -> int:
+    return -(-at // PAGE) * PAGE

@@ -1,0 +1,165 @@
+"""What the guard does about a loss that is no number, or that diverges: it warns, stops the run, or has it go back and go on.
+
+A state whose loss is no number is worth nothing: the loop leaves without saving it, and no snapshot of it is taken. Every rank
+judges the losses that it is given; one rank that stops is enough, for the ranks agree on the strongest vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ftsupervise.guard.loss_trend import LossTrend
+from ftsupervise.guard.settings import whole
+from ftsupervise.rundir.paths import ENV_GUARD
+from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, LossTrouble
+
+_MOST_WARNINGS = 10
+_LASTING = 3  # losses in a row that are no number: the state is bad, and not only a batch
+
+
+class LossAction(str, Enum):
+    OFF = "off"
+    WARN = "warn"
+    STOP = "stop"
+    RESUME = "resume"
+
+    @property
+    def stops(self) -> bool:
+        return self in (LossAction.STOP, LossAction.RESUME)
+
+
+class LossPolicy(NamedTuple):
+    """The settings under ``guard.loss``."""
+
+    nonfinite: LossAction = LossAction.WARN
+    diverging: LossAction = LossAction.WARN
+    tolerate: int = 0  # losses in a row that may be no number
+    patience: int = 200  # losses for which it has to stand high
+
+
+def loss_policy(env: Mapping[str, str]) -> tuple[LossPolicy, list[str]]:
+    """The policy that ``ftsupervise run`` put into the environment, and what of it is not understood."""
+    given, problems = dict[str, Any](), list[str]()
+    for field, default in LossPolicy()._asdict().items():
+        name = f"{ENV_GUARD}LOSS_{field.upper()}"
+        text = env.get(name, "")
+        try:
+            if text:
+                given[field] = LossAction(text) if isinstance(default, LossAction) else _count(text)
+        except ValueError:
+            problems.append(f"{name}={text!r} is not understood and not used")
+    return LossPolicy(**given), problems
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+class LossWatch:
+    """The losses of this rank. ``value`` is the newest one; None before the first.
+
+    ``first_ever``: the first loss of the run where an earlier attempt has reported it; asked for once, when it matters.
+    """
+
+    def __init__(
+        self, policy: LossPolicy, rank: int, warn: Callable[[str], None], first_ever: Callable[[], float | None]
+    ) -> None:
+        self._policy, self._rank, self._warn = policy, rank, warn
+        self._trend = None if policy.diverging is LossAction.OFF else LossTrend(policy.patience, first_ever)
+        self.value: float | None = None
+        self.first: float | None = None  # finite
+        self.trouble: LossTrouble | None = None  # for the ledger; the first one that stops the run stays
+        self._ahead = 0  # 1: the loop gives the loss before it calls step()
+        self._bad = 0  # losses in a row that are no number
+        self._since: int | None = None  # the step of the first of them
+        self._warned = 0
+
+    @property
+    def sound(self) -> bool:
+        """May the state be kept? Not while the loss is no number."""
+        return not self._bad
+
+    def take(self, loss: float, last: Any, step: Any = None) -> bool:
+        """A loss; is there something to tell or to decide? ``last``: the step that the loop came to, None before the first;
+        ``step``: the one that the loss is of, where the loop says so. Raises TypeError or ValueError for no number."""
+        value = float(loss)
+        if self.value is None and last is None:
+            self._ahead = 1
+        self.value = value
+        if value - value != 0.0:
+            return self._take_bad(value, self._number(last, step))
+        if self._bad:
+            self._recover(value, self._number(last, step))
+        if self.first is None:
+            self.first = value
+        if self._trend is None or (rise := self._trend.add(value, last)) is None:
+            return False
+        at, since = self._number(last, step), self._number(rise.since, None)
+        words = f"{rise.now:.4g} at step {at}, {rise.before:.4g} before step {since}"
+        return self._report(LossTrouble(DIVERGES, since, at, self._rank, words, self._policy.diverging.value))
+
+    def settle(self, step: int | None) -> None:
+        """The loop stops after ``step``. That names the step of a loss that came before the first one."""
+        if self.trouble is not None:
+            since = self.trouble.since
+            self.trouble = self.trouble._replace(since=step if since is None else since, step=step)
+
+    def action(self, cause: str) -> str:
+        """What the settings say about this cause; "" where it is none of the loss."""
+        of = {NOT_A_NUMBER: self._policy.nonfinite, DIVERGES: self._policy.diverging}
+        return of[cause].value if cause in of else ""
+
+    def _number(self, last: Any, step: Any) -> int | None:
+        if step is not None:
+            return whole(step)
+        number = whole(last)
+        return None if number is None else number + self._ahead
+
+    def _take_bad(self, value: float, step: int | None) -> bool:
+        if not self._bad:
+            self._since = None
+            if self._trend is not None:
+                self._trend.begin_anew()
+        self._bad += 1
+        if self._since is None:
+            self._since = step
+        words = str(value) if step is None else f"{value} at step {step}"
+        words += f", since step {self._since}" if self._since != step else ""
+        action = self._policy.nonfinite
+        found = LossTrouble(NOT_A_NUMBER, self._since, step, self._rank, words, action.value)
+        if action.stops and self._bad > self._policy.tolerate:
+            return self._report(found)
+        if self._bad == 1:
+            self._say(f"{NOT_A_NUMBER}: {words}; no snapshot is taken while it is none")
+        if self._bad >= _LASTING and not self._stopping:
+            self.trouble = found._replace(then=LossAction.WARN.value)
+        return self._bad in (1, _LASTING)
+
+    def _recover(self, value: float, step: int | None) -> None:
+        self._bad = 0
+        if not self._stopping:
+            self.trouble = None
+            self._say(f"the loss is a number again at step {step}: {value:.4g}")
+
+    @property
+    def _stopping(self) -> bool:
+        return self.trouble is not None and self.trouble.stops
+
+    def _report(self, found: LossTrouble) -> bool:
+        if self._stopping:
+            return False
+        if found.stops:
+            self.trouble = found
+        else:
+            self._say(f"{found.kind}: {found.words}")
+        return True
+
+    def _say(self, text: str) -> None:
+        """A loss that comes and goes does not fill the log."""
+        self._warned += 1
+        if self._warned <= _MOST_WARNINGS:
+            self._warn(text + ("; more of this is not said" if self._warned == _MOST_WARNINGS else ""))

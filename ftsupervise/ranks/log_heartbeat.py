@@ -1,0 +1,232 @@
+"""``python -m ftsupervise.ranks.log_heartbeat``: the heartbeat of a command that has no guard, read from what it writes anyway.
+
+It follows a log for steps, or a file that the command touches, and writes what it sees as the beat of rank 0. It is a process
+of its own: a log on a dead mount, or a regular expression that takes for ever, stops this process and not the supervisor. Each
+second in which it could look, it says so. When it does not, the supervisor knows nothing of the command, and ends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host import files, processes
+from ftsupervise.rundir import heartbeat_page
+from ftsupervise.rundir.log_lines import STEP, last_step, whole
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, RunDir
+from ftsupervise.rundir.records import as_count
+from ftsupervise.truth import Beat
+
+USUAL = "auto"  # in place of a regular expression: the usual forms of a step
+LOOKED, SAYS = b".", b"!"  # on the pipe to the supervisor: it has looked; the text of the line follows
+_EVERY = 1.0  # seconds between two looks
+_MOST = 262_144  # bytes of a log that are read at a look
+_NUMBER = 4096  # bytes of a file whose content may be a step
+
+_SOURCE = "launch.heartbeat"  # a fact of its beats
+
+Key = tuple[int, ...]
+
+
+class ProgressSign(NamedTuple):
+    """Progress since the last look. ``step``: None when none is told."""
+
+    step: int | None
+
+
+class FollowedLog:
+    """The steps in the lines that are added to a log: an open file, or a path whose file may be rotated or cut."""
+
+    def __init__(self, pattern: re.Pattern[str], path: Path | None, fd: int = 0) -> None:
+        """What stands there already is of earlier attempts. Raises OSError when ``fd`` is no file."""
+        self._pattern, self._path = pattern, path
+        self._fd = -1 if path is not None else fd
+        self._at = 0
+        self._step: int | None = None
+        if path is None:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(0, "the job's output is no file")
+            self._at = found.st_size
+        elif self._open(path):
+            self._at = os.fstat(self._fd).st_size
+
+    def look(self) -> ProgressSign | None:
+        """The step now, when it is another one than before. Raises OSError."""
+        found = [step for step in (self._read(), self._read() if self._rotated() else None) if step is not None]
+        if not found or found[-1] == self._step:
+            return None
+        self._step = found[-1]
+        return ProgressSign(self._step)
+
+    def _read(self) -> int | None:
+        if self._fd < 0 and not (self._path is not None and self._open(self._path)):
+            return None
+        size = os.fstat(self._fd).st_size
+        if size < self._at:  # it was cut
+            self._at = 0
+        begin = max(self._at, size - _MOST)
+        data = os.pread(self._fd, min(_MOST, size - begin), begin)
+        self._at = whole(data, begin)
+        return last_step(data[: self._at - begin], self._pattern)
+
+    def _rotated(self) -> bool:
+        """Does the path name another file by now? That is read from its beginning."""
+        if self._path is None or self._fd < 0:
+            return False
+        try:
+            there, here = self._path.stat(), os.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+            return False
+        os.close(self._fd)
+        self._fd, self._at = -1, 0
+        return True
+
+    def _open(self, path: Path) -> bool:
+        try:
+            self._fd = files.open_regular(path, follow=True)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+class TouchedFile:
+    """A file that the command touches, or writes its step into."""
+
+    def __init__(self, path: Path, output: int = 0) -> None:
+        """Raises OSError when it is ``output``, the job's: lines of ours stand there, which are no progress."""
+        self._path = path
+        self._key = self._look()[0]
+        own = os.fstat(output)
+        if self._key[:2] == (own.st_dev, own.st_ino):
+            raise OSError(0, f"{path} is the job's own output; give the regular expression of a step (heartbeat.log)")
+
+    def look(self) -> ProgressSign | None:
+        """The step in it, when it was touched since the last look. Raises OSError."""
+        key, step = self._look()
+        if key == self._key or not key:
+            return None
+        self._key = key
+        return ProgressSign(step)
+
+    def _look(self) -> tuple[Key, int | None]:
+        try:
+            fd = files.open_regular(self._path, follow=True)
+        except FileNotFoundError:
+            return (), None
+        try:
+            found = os.fstat(fd)
+            text = os.read(fd, _NUMBER).split()[:1] if found.st_size <= _NUMBER else []
+        finally:
+            os.close(fd)
+        step = as_count(text[0].decode("ascii", "replace")) if text else None
+        return (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size), step
+
+
+class BeatsOfCommand:
+    """Writes what was seen as the beat of rank 0."""
+
+    def __init__(self, rundir: RunDir, attempt: int, area: Path | None) -> None:
+        self._rundir, self._attempt, self._area = rundir, attempt, area
+        self._facts = {"every": f"{_EVERY:g}", "attempt": str(attempt), "source": _SOURCE}
+        self._step: int | None = None
+        self._pid = 0
+
+    def write(self, seen: ProgressSign) -> None:
+        """Raises OSError, and GuardIsThere."""
+        self._pid = self._pid or self._of_the_command()
+        self._look_for_a_guard()
+        if seen.step is not None:
+            self._step = seen.step
+            if "first" not in self._facts:
+                self._facts |= {"first": str(seen.step), "first_at": f"{time.time():.3f}"}
+        at, host = datetime.now(timezone.utc), os.uname().nodename
+        beat = Beat(0, self._step, "train", at, self._pid, host, dict(self._facts))
+        heartbeat_page.write_beat(self._rundir, beat, self._area)
+
+    def _of_the_command(self) -> int:
+        """The oldest process of the attempt here: who looks for the cause of a hang begins there."""
+        mine = processes.marked(ENV_ATTEMPT_DIR).get(str(self._rundir.attempt(self._attempt)), [])
+        return min(mine, key=lambda one: one.start).pid if mine else os.getpid()
+
+    def _look_for_a_guard(self) -> None:
+        beats = heartbeat_page.read_beats(self._rundir)
+        if any(one.facts.get("attempt") == str(self._attempt) and "source" not in one.facts for one in beats):
+            raise GuardIsThere
+
+
+class GuardIsThere(Exception):
+    """The ranks beat by themselves."""
+
+
+def follow(
+    look: Callable[[], ProgressSign | None], beats: BeatsOfCommand, tell: Callable[[bytes], None], every: float
+) -> None:
+    """Look again and again, until the ranks beat by themselves, and once more after a SIGTERM. Raises BrokenPipeError once the
+    supervisor has gone."""
+    told, last = "", False
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    while True:
+        try:
+            seen = look()
+            if seen is not None:
+                beats.write(seen)
+            tell(LOOKED)
+        except GuardIsThere:
+            tell(SAYS + b"the loop has a guard, which is believed instead of launch.heartbeat\n")
+            return
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            if (text := error.strerror or str(error)) != told:
+                told = text
+                tell(SAYS + f"launch.heartbeat cannot look: {text}\n".encode())
+        if last:
+            return
+        last = bool(select.select([woken], [], [], every)[0])
+
+
+def source(pattern: str, path: str) -> FollowedLog | TouchedFile:
+    """What the words of the command line name. Raises OSError, ValueError."""
+    if pattern:
+        return FollowedLog(STEP if pattern == USUAL else re.compile(pattern), Path(path) if path else None)
+    return TouchedFile(Path(path))
+
+
+def main() -> int:
+    pattern, path, run, attempt, area = sys.argv[1:6]
+
+    def tell(data: bytes) -> None:
+        try:
+            os.write(1, data)
+        except BlockingIOError:  # the supervisor has not read for hours
+            return
+
+    try:
+        one = source(pattern, path)
+    except OSError as error:
+        tell(SAYS + f"launch.heartbeat cannot look: {error.strerror or error}\n".encode())
+        return 1
+    beats = BeatsOfCommand(RunDir(run), int(attempt), Path(area) if area else None)
+    try:
+        follow(one.look, beats, tell, _EVERY)
+    except BrokenPipeError:  # the supervisor has gone
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

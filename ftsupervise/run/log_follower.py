@@ -1,0 +1,107 @@
+"""The process that reads a heartbeat from what the command writes (``ranks/log_heartbeat.py``), as the supervisor has it.
+
+The beats reach the supervisor through the run directory. What comes through the pipe is only that the process could look just
+now: while it cannot, a beat that stays the same proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from ftsupervise.host import processes
+from ftsupervise.ranks.log_heartbeat import LOOKED, SAYS
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import RankState
+
+_SILENT = 5.0  # seconds without a look after which nothing is known of the command
+_OURS = ("FTSUPERVISE_", "SLURM_")  # what marks a process as the attempt's own
+_END = 1.0  # seconds for it to end
+
+
+class LogFollower:
+    """The follower of one attempt. Start it before the command, whose processes are told from it by that."""
+
+    def __init__(
+        self,
+        log: str,
+        file: Path | None,
+        rundir: RunDir,
+        attempt: int,
+        area: Path | None,
+        say: Callable[[str], None],
+        silent: float = _SILENT,
+    ) -> None:
+        self._say, self._silent, self._looked, self._ended = say, silent, monotonic(), False
+        self._rest, self._told = b"", False
+        self._process: processes.Process | None = None
+        words = (log, str(file or ""), str(rundir.root), str(attempt), str(area or ""))
+        self._pipe, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        output = _readable(1)
+        try:
+            child = subprocess.Popen(
+                processes.own_command(*words, module="ftsupervise.ranks.log_heartbeat"),
+                stdin=subprocess.DEVNULL if output is None else output,
+                stdout=write,
+                stderr=subprocess.DEVNULL,
+                env={key: value for key, value in os.environ.items() if not key.startswith(_OURS)},
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent(signal.SIGKILL),
+            )
+        except OSError as error:
+            say(f"launch.heartbeat is not read: {error.strerror}")
+            self._ended = True
+        else:
+            child.returncode = 0  # reaped with everything else that is ours
+            self._process = processes.process(child.pid)
+        finally:
+            os.close(write)
+            if output is not None:
+                os.close(output)
+
+    def believed(self, states: Sequence[RankState]) -> Sequence[RankState]:
+        """``states``, as far as they may speak of a hang: while the follower does not look, beats without a process behind them
+        prove nothing."""
+        self._hear()
+        if not self._ended and monotonic() - self._looked < self._silent:
+            return states
+        if not self._told:
+            self._told = True
+            self._say("launch.heartbeat is not read at present: while that is so, no hang is noticed")
+        return [one for one in states if one.state]
+
+    def _hear(self) -> None:
+        while not self._ended:
+            try:
+                data = os.read(self._pipe, 4096)
+            except BlockingIOError:
+                return
+            if not data:
+                self._ended = True
+                return
+            self._looked = monotonic()
+            *said, rest = (self._rest + data).split(b"\n")
+            self._rest = rest.lstrip(LOOKED)[-4096:]
+            for line in said:
+                self._say(line.lstrip(LOOKED).removeprefix(SAYS).decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """It takes a last look, and ends; bounded."""
+        if self._process is not None:
+            processes.signal_exactly(self._process, signal.SIGTERM)
+            for one in processes.wait_gone([self._process], _END):
+                processes.signal_exactly(one, signal.SIGKILL)
+        self._hear()
+        os.close(self._pipe)
+
+
+def _readable(fd: int) -> int | None:
+    """``fd``, which was opened for writing, opened anew for reading; None where that cannot be."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None

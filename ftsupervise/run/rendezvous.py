@@ -1,0 +1,177 @@
+"""Where the ranks of an attempt meet: an address and a port of its own, and the names by which launchers and torch read them.
+
+Nobody has to compute them in a setup block, where they would name a node that is replaced later, or a port that a dead
+attempt still holds. The node is the one with rank 0. The port is one that was free there just now, and that none of the 1,249
+attempts before has had: a rank that was left of one of them never meets the new ones.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ftsupervise.host.ports import first_free
+from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.nodes.selector import calls_srun
+from ftsupervise.rundir.paths import ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK
+from ftsupervise.rundir.records import as_count
+from ftsupervise.scheduler.parse import is_srun, srun_options
+
+_FIRST, _COUNT = 20_000, 10_000  # ports: below those that the kernel gives away (ip_local_port_range)
+_TRIES = 8  # ports of one attempt
+_LOOPBACK = "127.0.0.1"
+_RESOLVE = 2.0  # seconds for the name of a node; then it is believed
+_ASK = 2.0  # seconds for the agent of another node, which may just be starting
+_AGAIN = 0.1
+
+Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
+
+
+class MeetingPoint(NamedTuple):
+    """The node of rank 0, as the others reach it."""
+
+    address: str
+    port: int
+    nodes: int
+
+    def env(self) -> dict[str, str]:
+        return {ENV_MASTER_ADDR: self.address, ENV_MASTER_PORT: str(self.port), ENV_NNODES: str(self.nodes)}
+
+    def names_of_one(self) -> dict[str, str]:
+        """The names that torch reads, for a command that is the only rank."""
+        return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port), "RANK": "0", "WORLD_SIZE": "1"}
+
+
+def meeting_point(
+    run: str, attempt: int, nodes: Sequence[str], here: str, address: Callable[[str], str], ask: Ask
+) -> MeetingPoint:
+    """Where the ranks of ``attempt`` meet. ``nodes``: in the order of their ranks, () for this host alone. ``here``: our own
+    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes."""
+    first, ports = (nodes[0] if nodes else here), ports_of(run, attempt)
+    port = first_free(ports) if first == here or not nodes else _ask_node(first, ports, ask)
+    where = _LOOPBACK if len(nodes) < 2 else _reachable(first, address)
+    return MeetingPoint(where, ports[0] if port is None else port, max(1, len(nodes)))
+
+
+def ports_of(run: str, attempt: int) -> list[int]:
+    """The ports that an attempt may have, the first that is free counts. Pure. ``run``: its directory."""
+    begin = zlib.crc32(run.encode()) // _TRIES * _TRIES + attempt * _TRIES
+    return [_FIRST + (begin + number) % _COUNT for number in range(_TRIES)]
+
+
+def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:
+    """The first free port of another node; None when its agent does not answer: the first is taken unseen."""
+    until, question = time.monotonic() + _ASK, " ".join(["port", *map(str, ports)])
+    while time.monotonic() < until:
+        if (told := ask({node: question}, until - time.monotonic()).get(node)) is not None:
+            found = as_count(told)
+            return found if found in ports else None
+        time.sleep(_AGAIN)  # it has not reported yet
+    return None
+
+
+def _reachable(node: str, address: Callable[[str], str]) -> str:
+    """The name of a node where it can be resolved, else the address by which Slurm reaches it."""
+    found: list[bool] = []
+
+    def resolve() -> None:
+        try:
+            found.append(bool(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)))
+        except OSError:
+            found.append(False)
+
+    thread = threading.Thread(target=resolve, name="resolving", daemon=True)
+    thread.start()
+    thread.join(_RESOLVE)
+    return node if found != [False] else address(node) or node
+
+
+# On which node does rank 0 run, when a person's srun has chosen its nodes?
+
+_LISTED = ("-w", "--nodelist")
+_ONLY_SRUN_KNOWS = ("-x", "--exclude", "-F", "--nodefile", "-r", "--relative")
+_ORDER = ("-m", "--distribution")
+
+
+def in_rank_order(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...] | None:
+    """Those of ``nodes`` (in Slurm's order) on which ``command`` starts ranks; None where only its srun knows. Pure."""
+    chosen: Collection[str] = nodes
+    for name, value in srun_options(command)[0] if is_srun(command) else ():
+        if name in _ONLY_SRUN_KNOWS or (name in _ORDER and value.startswith("arbitrary")):
+            return None
+        if name in _LISTED:
+            try:
+                chosen = expand_hostlist(value)
+            except ValueError:  # a file, with a "/" in its name
+                return None
+    found = tuple(node for node in nodes if node in chosen)
+    return found if found or not nodes else None
+
+
+# The names that torch.distributed reads (``env://``). They are given where the command is a Python program without a launcher
+# of its own, and a person has set none of them.
+
+AUTO = "auto"
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+_PROGRAM = re.compile(r"(?:^|[\s/])python[\d.]*(?=\s|$)|\.py(?=[\s;\"']|$)")
+_TORCHRUN = re.compile(r"(?:^|[\s/;&|(])torchrun(?=\s|$)|\btorch\.distributed\.(?:run|launch)\b")
+_LAUNCHER = re.compile(
+    rf"{_TORCHRUN.pattern}|(?:^|[\s/;&|(])(?:deepspeed|mpirun|mpiexec|horovodrun|ft_launcher)(?=\s|$)"
+    r"|\baccelerate(?:\s+|\.commands\.)launch\b"
+)
+# In each rank, before its program.
+_NODE = f'export {ENV_NODE_RANK}="$SLURM_NODEID"; '
+# LOCAL_RANK makes Accelerate and the Trainer use one GPU, so that a single rank, which may use several, does without.
+_RANK = f"""export MASTER_ADDR="${ENV_MASTER_ADDR}" MASTER_PORT="${ENV_MASTER_PORT}" NODE_RANK="$SLURM_NODEID"
+export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS"
+if [ "$SLURM_STEP_NUM_TASKS" != 1 ]; then
+n=0 l="$SLURM_GTIDS,"; while [ -n "$l" ]; do l="${{l#*,}}" n=$((n+1)); done
+export LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE="$n"; unset n l
+fi
+"""
+
+
+def wants_names(command: Sequence[str], text: str, env: Mapping[str, str], setting: str) -> bool:
+    """Are the ranks of ``command`` given the names? ``text``: of the command, with its scripts where it is no srun. Pure."""
+    if setting != AUTO or any(name in env for name in NAMES):
+        return False
+    if is_srun(command):
+        text = "\n".join(command[srun_options(command)[1] :])
+    elif calls_srun(command, text):
+        return False  # each of its steps has ranks of its own
+    return bool(_PROGRAM.search(text)) and not _LAUNCHER.search(text)
+
+
+def in_each_rank(command: tuple[str, ...], *, names: bool) -> tuple[str, ...]:
+    """An srun ``command`` in whose ranks a shell sets the names, and is replaced by the program. Any other stays as it is."""
+    at = srun_options(command)[1] if is_srun(command) else len(command)
+    node = any(ENV_NODE_RANK in word for word in command[at:])
+    if at == len(command) or not (names or node):
+        return command
+    script = f'{_NODE}{_RANK if names else ""}exec "$@"'
+    return (*command[:at], "sh", "-c", script, "ftsupervise-rank", *command[at:])
+
+
+# torchrun reads each of its options from PET_…, too.
+
+_MEETS = re.compile(r"--(?:standalone|rdzv|master|node.rank)")
+_SIZE = re.compile(r"--nnodes\b")
+
+
+def torchrun_env(text: str, point: MeetingPoint, run: str, attempt: int, env: Mapping[str, str]) -> dict[str, str]:
+    """The options of a torchrun that was told neither where its agents meet nor how many they are; {} for other commands."""
+    if not _TORCHRUN.search(text) or _MEETS.search(text) or any(key.startswith("PET_RDZV") for key in env):
+        return {}
+    found = {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{point.address}:{point.port}",
+        "PET_RDZV_ID": f"{run}-{attempt}",
+    }
+    if not _SIZE.search(text) and "PET_NNODES" not in env:
+        found["PET_NNODES"] = str(point.nodes)
+    return found

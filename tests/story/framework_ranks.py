@@ -1,0 +1,115 @@
+"""One rank that torchrun starts: it runs the examples of frameworks, each undisturbed, then stopped and gone on with, one after
+the other in one process, because importing them takes most of the time. Rank 0 leaves what they printed as JSON.
+
+    framework_ranks.py FOLDER EXAMPLE...
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tests.manual.blocks import ROOT, marked
+
+WORDS = ["--epochs", "2", "--save-every", "7"]
+
+
+def main(folder: Path, names: list[str]) -> None:
+    dist.init_process_group("gloo")
+    said = {}
+    for name in names:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / name / "train.py")
+        assert spec is not None and spec.loader is not None
+        example = importlib.util.module_from_spec(spec)
+        sys.modules[name + "_example"] = example
+        spec.loader.exec_module(example)
+        alone, again = folder / name / "alone", folder / name / "again"
+        said[name] = [
+            train(example, alone, "0"),
+            train(example, again, "0.02", stop=True),
+            train(example, again, "0"),
+        ]
+        show(name, folder / name / "shown", example)
+    if dist.get_rank() == 0:
+        (folder / "said.json").write_text(json.dumps(said))
+
+
+def train(example: Any, place: Path, step_time: str, *, stop: bool = False) -> str:
+    """What the example prints. ``stop``: the kill switch goes up after its first checkpoint, and comes down at the end."""
+    enter(place)
+    switch = place / "run" / "switches" / "kill-switch"
+    if stop and dist.get_rank() == 0:
+        threading.Thread(target=raise_switch, args=(place / "checkpoints", switch), daemon=True).start()
+    sys.argv = ["train.py", *WORDS, "--step-time", step_time]
+    text = io.StringIO()
+    with redirect_stdout(text):
+        example.main()
+    dist.barrier()
+    switch.unlink(missing_ok=True)
+    return text.getvalue()
+
+
+def raise_switch(checkpoints: Path, switch: Path) -> None:
+    while not list(checkpoints.glob("*-*")):
+        time.sleep(0.01)
+    switch.touch()
+
+
+def enter(place: Path) -> None:
+    """A run directory of its own, as ``ftsupervise run`` would name it."""
+    (place / "run" / "switches").mkdir(parents=True, exist_ok=True)
+    os.environ["FTSUPERVISE_RUN_DIR"] = str(place / "run")
+    os.environ["FTSUPERVISE_CHECKPOINT_DIR"] = str(place / "checkpoints")
+    os.chdir(place)
+
+
+def show(name: str, place: Path, example: Any) -> None:
+    """Run what the page of frameworks shows, as it stands there."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    enter(place)
+    (block,) = marked("run", name)
+    known: dict[str, Any] = {}
+    if name == "lightning":
+        import lightning.pytorch as pl
+
+        class Tested(example.Classifier):  # type: ignore[misc]
+            def test_step(self, batch: Any, batch_idx: int) -> None:
+                self.validation_step(batch, batch_idx)
+
+        def trainer(**options: Any) -> Any:
+            quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+            return pl.Trainer(accelerator="cpu", devices=dist.get_world_size(), **quiet, **options)
+
+        known = {"model": Tested(0.0), "loader": DataLoader(example.samples(64), batch_size=16), "Trainer": trainer}
+    if name == "huggingface":
+        import transformers
+
+        config = transformers.GPT2Config(vocab_size=example.WORDS, n_embd=8, n_layer=1, n_head=1)
+        args = transformers.TrainingArguments("out", max_steps=3, save_steps=2, report_to="none", use_cpu=True)
+        known = {"model": transformers.GPT2LMHeadModel(config), "args": args, "data": example.Counting(64)}
+        known["Trainer"] = transformers.Trainer
+    if name == "accelerate":
+        import accelerate
+
+        model = torch.nn.Bilinear(example.FEATURES, 1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = [(torch.randn(example.FEATURES), torch.randn(1)) for _ in range(64)]
+        known = {"model": model, "optimizer": optimizer, "loader": DataLoader(data, batch_size=8)}
+        known |= {"accelerator": accelerate.Accelerator(cpu=True), "evaluate": lambda model: None}
+    exec(block.text, known)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

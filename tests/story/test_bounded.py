@@ -1,0 +1,35 @@
+"""A command that is waited for in bounded time, beside a supervisor that reaps every child of its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ftsupervise.host import bounded
+
+Until = Callable[..., Any]
+
+
+def test_who_reaps_all_children_takes_no_answer_away_from_a_command_that_is_waited_for(until: Until) -> None:
+    answers: list[bounded.CompletedCommand] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(bounded.run(["sh", "-c", "sleep 0.1; exit 7"], timeout=30)))
+        for _ in range(5)
+    ]
+    for thread in threads:
+        thread.start()
+    mine = subprocess.Popen(["sh", "-c", "sleep 0.2; exit 3"])
+    reaped: dict[int, int] = {}
+
+    def all_over() -> bool:
+        reaped.update(bounded.reap())
+        return mine.pid in reaped and len(answers) == 5
+
+    until(all_over, "the end of all")
+    mine.returncode = 3
+    assert os.waitstatus_to_exitcode(reaped.pop(mine.pid)) == 3
+    assert reaped == {}
+    assert [one.code for one in answers] == [7] * 5

@@ -1,0 +1,228 @@
+"""A command that knows nothing of us: its steps are read from its log, or from a file that it touches."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftsupervise.ranks.log_heartbeat import FollowedLog, ProgressSign, TouchedFile, source
+from ftsupervise.run.log_follower import LogFollower
+from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.truth import RankState
+from tests.neighbours.supervised import SupervisedRun
+
+Until = Callable[..., Any]
+STEP = re.compile(r"step (\d+)")
+
+
+def steps_in(log: FollowedLog) -> int | None:
+    seen = log.look()
+    return None if seen is None else seen.step
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+# ------------------------------------------------------------------------------------------------------------- the log
+
+
+def test_only_what_is_added_to_a_log_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("step 9 of the attempt before\n")
+    log = FollowedLog(STEP, path)
+    assert log.look() is None
+    append(path, "step 1 done\nstep 2 do")
+    assert steps_in(log) == 1
+    append(path, "ne\nstep 2 again\n")
+    assert steps_in(log) == 2
+    assert log.look() is None
+    append(path, "step 2 once more\n")
+    assert log.look() is None
+
+
+def test_lines_of_ours_are_no_steps_with_labels_neither(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    log = FollowedLog(STEP, path)
+    append(path, "2026-11-22T01:02:03Z ftsupervise: resumed at step 7\n0: ftsupervise: rank 0: leaving at step 8\n")
+    assert log.look() is None
+    append(path, "3: step 4\n")
+    assert steps_in(log) == 4
+
+
+def test_a_log_that_appears_late_is_rotated_or_cut_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = FollowedLog(STEP, path)
+    assert log.look() is None
+    path.write_text("step 1\n")
+    assert steps_in(log) == 1
+    append(path, "step 2\n")
+    path.rename(tmp_path / "log.1")
+    path.write_text("")
+    assert steps_in(log) == 2
+    append(path, "step 3\n")
+    assert steps_in(log) == 3
+    os.truncate(path, 0)
+    assert log.look() is None
+    append(path, "step 4\n")
+    assert steps_in(log) == 4
+    path.unlink()
+    assert log.look() is None
+
+
+def test_a_look_at_a_huge_log_reads_its_last_piece_only(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    log = FollowedLog(STEP, path)
+    with path.open("wb") as file:
+        file.seek(50 << 30)
+        file.write(b"\nstep 12\n")
+    began = time.monotonic()
+    assert steps_in(log) == 12
+    assert time.monotonic() - began < 5
+
+
+def test_what_is_no_plain_file_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in ("fifo", "."):
+        with pytest.raises(OSError, match="not a regular file"):
+            source("auto", str(tmp_path / path))
+        with pytest.raises(OSError, match="not a regular file"):
+            source("", str(tmp_path / path))
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+
+
+def test_a_touched_file_is_progress_and_a_number_in_it_the_step(tmp_path: Path) -> None:
+    path, output = tmp_path / "alive", os.open(tmp_path, os.O_RDONLY)
+    path.write_text("5")
+    file = TouchedFile(path, output)
+    assert file.look() is None  # as the attempt before has left it
+    path.touch()
+    assert file.look() == ProgressSign(5)
+    path.write_text("6 of 100\n")
+    assert file.look() == ProgressSign(6)
+    path.write_text("")
+    assert file.look() == ProgressSign(None)
+    path.write_bytes(b"\xff" * 100_000)
+    assert file.look() == ProgressSign(None)
+    path.unlink()
+    assert file.look() is None
+    os.close(output)
+
+
+def test_the_jobs_own_output_is_no_file_to_be_touched(tmp_path: Path) -> None:
+    """Lines of ours stand there: a hung command would seem alive for as long as we complain about it."""
+    (tmp_path / "out").touch()
+    output = os.open(tmp_path / "out", os.O_RDONLY)
+    with pytest.raises(OSError, match="is the job's own output"):
+        TouchedFile(tmp_path / "out", output)
+    os.close(output)
+
+
+# --------------------------------------------------------------------------------------------------------- a whole run
+
+LOOP = "i=0; while [ $i -lt {last} ]; do i=$((i+1)); {sign}; sleep 0.3; done; {then}"
+PRINTS, WRITES = "echo epoch 1 step $i/99 loss 2.5", "echo $i > alive"
+
+
+@pytest.mark.parametrize(
+    ("how", "sign"),
+    [(("--heartbeat-log", "auto"), PRINTS), (("--heartbeat-file", "alive"), WRITES)],
+    ids=["log", "file"],
+)
+def test_the_steps_of_a_shell_loop_are_in_the_ledger(run: SupervisedRun, how: tuple[str, str], sign: str) -> None:
+    loop = LOOP.format(last=8, sign=sign, then="exit 3")
+    assert run.start(*how, "--", "sh", "-c", loop).wait(60) == 3
+    (one,) = run.attempts()
+    assert one.last_step is not None
+    assert 3 <= one.last_step <= 8
+    (beat,) = read_beats(run.rundir)
+    assert (beat.rank, beat.phase) == (0, "train")
+    assert beat.facts["first_at"]
+
+
+def test_a_loop_that_stops_printing_is_ended_as_hung_and_one_that_never_did_is_not(
+    run: SupervisedRun, until: Until
+) -> None:
+    loop = LOOP.format(last=40, sign=PRINTS, then='[ "$FTSUPERVISE_ATTEMPT" = 2 ] || sleep 1000')
+    limits = ("--hang", "1", "--hang-unknown", "2", "--in-place", "1")
+    one = run.start(*limits, "--heartbeat-log", r"step (\d+)", "--", "sh", "-c", loop.replace("0.3", "0.05"))
+    assert one.wait(120) == 0
+    hung, done = run.attempts()
+    assert hung.sign == "hang"
+    assert (hung.last_step, done.sign) == (40, "")
+
+
+def test_a_follower_that_does_not_look_is_not_believed(tmp_path: Path, until: Until) -> None:
+    rundir = RunDir(tmp_path / "run")
+    for folder in (rundir.beats, rundir.attempt(1)):
+        folder.mkdir(parents=True)
+    (tmp_path / "log").touch()
+    said: list[str] = []
+    follower = LogFollower("auto", tmp_path / "log", rundir, 1, None, said.append, silent=3.0)
+    beat = RankState(0, "here", 5, "train", 0.0, 0.0, 0.0, 1)
+    rank = beat._replace(rank=1, state="S")
+    try:
+        until(lambda: append(tmp_path / "log", "step 5\nstep 6\n") or read_beats(rundir), "a beat", 60)
+        assert follower.believed([beat, rank]) == [beat, rank]
+        (pid,) = followers(rundir)
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: list(follower.believed([beat, rank])) == [rank], "that it is not believed", 30)
+        assert [words for words in said if "no hang is noticed" in words] == said
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: follower.believed([beat, rank]) == [beat, rank], "that it is believed again", 30)
+    finally:
+        follower.close()
+
+
+@pytest.mark.slow
+def test_nothing_is_ended_while_nobody_can_look(run: SupervisedRun, until: Until) -> None:
+    """The follower is stopped, as on a dead mount: the last beat stays the same, and proves nothing."""
+    loop = LOOP.format(last=1000, sign=PRINTS, then="exit 0")
+    limits = ("--hang", "1", "--hang-unknown", "5", "--in-place", "1")
+    one = run.start(*limits, "--heartbeat-log", r"step (\d+)", "--", "sh", "-c", loop)
+    until(lambda: read_beats(run.rundir), "the first beat", 60)
+    (pid,) = followers(run.rundir)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "no hang is noticed" in run.log(), "that it is said", 90)
+    time.sleep(8)  # longer than the bound of a phase that is not known
+    assert one.poll() is None
+    assert not run.attempts()[0].ended
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_the_guards_word_goes_before_that_of_the_log(run: SupervisedRun, tmp_path: Path) -> None:
+    train = (
+        "import time\nfrom ftsupervise import Guard\nguard = Guard(agree=None)\n"
+        "for step in range(100, 160):\n    print('step', step - 100, flush=True)\n    guard.step(step)\n    time.sleep(0.05)\n"
+    )
+    (tmp_path / "train.py").write_text(train)
+    assert run.start("--heartbeat-log", "auto", "--", sys.executable, "train.py").wait(60) == 0
+    assert "the loop has a guard, which is believed instead" in run.log()
+    assert (run.attempts()[0].last_step or 0) >= 100
+
+
+def followers(rundir: RunDir) -> list[int]:
+    words = str(rundir.root).encode(), b"log_heartbeat"
+    every = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [int(entry.name) for entry in every if all(word in cmdline(entry) for word in words)]
+
+
+def cmdline(entry: Path) -> bytes:
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:
+        return b""
