@@ -195,3 +195,10 @@ class Beginning(NamedTuple):
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+class OutputPart(NamedTuple):
+    """A file that an attempt's output goes to, and its size when the attempt began."""
+
+    path: Annotated[str, 4096] = ""
+    begin: int = 0

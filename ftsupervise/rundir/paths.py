@@ -5,14 +5,15 @@
       run.yaml            the configuration as launched (paths made absolute, no secrets)
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
-      state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
-      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, resumed.json, warning,
-                          imports.json, evidence/
+      state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
+                          steps.json (steps and loss over time, some 80 kB at most)
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
+                          one, every few seconds), resumed.json, warning, imports.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
-      watch/              journal, outbox and beats of the watches
+      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
