@@ -140,9 +140,7 @@ class Cause(NamedTuple):
 
     def words(self) -> str:
         """For people: "rank 1 on node-1 killed by SIGKILL (exit 137)"."""
-        said = self._words()
-        if self.left is not None:
-            said += f" (exit {self.left})"
+        said = self._words() + (f" (exit {self.left})" if self.left is not None else "")
         if self.late:
             said += ", and it did not leave in time"
         if self.then is None:
@@ -182,9 +180,8 @@ class Cause(NamedTuple):
             told = self.signal == _SIGTERM and self.at  # by srun, with the others
             return f"{'ended' if told else 'killed'} by {_signal_name(self.signal)}"
         if self.kind is CauseKind.EXIT:
-            by = (
-                0 if self.at else signal_in(self.code)
-            )  # what a shell, srun or torchrun make of a child killed by a signal
+            # what a shell, srun or torchrun make of a child killed by a signal
+            by = 0 if self.at else signal_in(self.code)
             return f"exit {self.code}{f' (a process killed by {_signal_name(by)})' if by else ''}"
         if self.kind is CauseKind.MEMORY and not self.at:
             return "out of memory (the kernel or Slurm killed a process)"
@@ -192,9 +189,7 @@ class Cause(NamedTuple):
 
 
 _SIGTERM = 15
-_ORDERLY = frozenset(
-    {CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME}
-)
+_ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME)
 
 
 def ended(code: int | None, node: str, rank: str) -> Cause:

@@ -50,10 +50,12 @@ def main() -> None:
         fully_shard(layer, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
-    guard = Guard(agree=lambda vote: largest(vote, device))  # GUARD
+    guard = Guard()  # GUARD
     saves = AsyncCheckpoints(guard)  # GUARD
-    newest = saves.latest()  # GUARD
-    first = load(newest, model, optimizer) if newest is not None else 1
+    first = 1 + (guard.restore(model=model, optimizer=optimizer) or 0)  # GUARD: from memory, after a fault
+    newest = saves.latest() if first == 1 else None  # GUARD
+    if newest is not None:
+        first = load(newest, model, optimizer)
     whole = digest(model)
     say(f"{f'resumed after step {first - 1}' if first > 1 else 'started'} on {world} rank(s), weights {whole}")
 
@@ -68,6 +70,7 @@ def main() -> None:
         if step % args.log_every == 0:
             say(f"step {step} loss {loss.item():.4f}")
 
+        guard.snapshot(step)  # GUARD: into the node's memory
         decision = guard.step(step)  # GUARD
         if decision.save or step % args.save_every == 0 or step == args.steps:
             net, adam = get_state_dict(model, optimizer)
@@ -97,13 +100,6 @@ def join() -> torch.device:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     return device
-
-
-def largest(vote: int, device: torch.device) -> int:
-    """The largest vote of all ranks: so they all leave, or save, at the same step."""
-    box = torch.tensor(vote, device=device)
-    dist.all_reduce(box, op=dist.ReduceOp.MAX)
-    return int(box)
 
 
 def load(newest: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

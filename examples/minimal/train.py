@@ -4,7 +4,7 @@
     srun -n2 python train.py                 two ranks
     ftsupervise run -- srun python train.py  supervised
 
-The six lines marked GUARD are all that ftsupervise needs.
+The lines marked GUARD are all that ftsupervise needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     weights = rng.normal(0, 0.1, sum(np.prod(shape, dtype=int) for shape in SHAPES))
     momentum = np.zeros_like(weights)
     first = 1
-    newest = latest(checkpoints)
+    newest = latest(guard, group, checkpoints)  # GUARD
     if newest is not None:
         weights, momentum, first = load(newest, rng)
     say(
@@ -125,8 +125,11 @@ def save(folder: Path, weights: np.ndarray, momentum: np.ndarray, step: int, rng
     )
 
 
-def latest(folder: Path) -> Path | None:
-    return max(folder.glob("step-*"), default=None)
+def latest(guard: Guard, group: Group, folder: Path) -> Path | None:
+    """The newest checkpoint that is whole. Rank 0 looks and tells the others, so that all begin from the same one."""
+    found = guard.latest() if group.rank == 0 else None
+    _, step = group.all_reduce(np.zeros(1), int(found.name.removeprefix("step-")) if found else 0)
+    return folder / f"step-{step:08d}" if step else None
 
 
 def load(checkpoint: Path, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:

@@ -1,8 +1,8 @@
 """A line through noisy points, trained by any number of ranks that torchrun starts: on CPUs with gloo, on GPUs with NCCL.
 
-Which points a step sees follows from its number alone, and each rank takes its part of them. So the run goes on with however many
-ranks there are after a restart; with the same number all the time, the last line is the same to the bit as that of an undisturbed
-run. The lines marked GUARD are all that ftsupervise needs.
+Which points a step sees follows from its number alone, and each rank takes its part of them. So the run goes on with however
+many ranks there are after a restart. With the same number all the time, the last line is the same to the bit as that of an
+undisturbed run. The lines marked GUARD are all that ftsupervise needs.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,10 +43,13 @@ class Thoroughness(str, Enum):
     """How much is compared."""
 
     SIZES = "sizes"
+    QUICK = "quick"  # sizes, and the digests of small files: what a loader reads first, for some milliseconds
     SAMPLED = "sampled"  # sizes, and the digests of some files
     FULL = "full"  # the digest of every file
 
 
+_SMALL = 1_000_000  # bytes of a file that is read where it is "quick": those of a loader's tables, not of weights
+_SMALL_FILES, _SMALL_TOTAL = 32, 4_000_000  # files, and bytes of all, at most
 SAMPLE = 0.1  # share of the files whose digests are taken where it is "sampled", one at least
 
 
@@ -75,7 +79,12 @@ class Verdict(NamedTuple):
         if not self.good:
             more = f" (and {len(self.wrong) - _NAMED} more)" if len(self.wrong) > _NAMED else ""
             return f"{self.path.name} is {self.state.value}: {'; '.join(self.wrong[:_NAMED])}{more}"
-        how = {Thoroughness.FULL: "every byte", Thoroughness.SAMPLED: "sizes and a sample", None: "its own sign"}
+        how = {
+            Thoroughness.FULL: "every byte",
+            Thoroughness.SAMPLED: "sizes and a sample",
+            Thoroughness.QUICK: "sizes, and small files",
+            None: "its own sign",
+        }
         seen = how.get(self.checked, "sizes")
         return f"{self.path.name} is {self.state.value} ({seen}): {self.files} files, {show_size(self.size)}"
 
@@ -194,10 +203,19 @@ def _chosen(entries: tuple[FileEntry, ...], thoroughness: Thoroughness) -> list[
     """The files to be read, large ones first so that no thread is left alone with one at the end."""
     if thoroughness is Thoroughness.SIZES:
         return []
+    if thoroughness is Thoroughness.QUICK:
+        return _smallest(entries)
     chosen = list(entries)
     if thoroughness is Thoroughness.SAMPLED and chosen:
         chosen = random.sample(chosen, max(1, round(SAMPLE * len(chosen))))
     return sorted(chosen, key=lambda entry: -entry.size)
+
+
+def _smallest(entries: Iterable[FileEntry]) -> list[FileEntry]:
+    """The same ones each time, so that all ranks come to the same verdict."""
+    small = sorted((entry for entry in entries if entry.size <= _SMALL), key=lambda entry: (entry.size, entry.path))
+    totals = accumulate(entry.size for entry in small)
+    return [entry for entry, total in zip(small[:_SMALL_FILES], totals, strict=False) if total <= _SMALL_TOTAL]
 
 
 def _hash(root: Path, entry: FileEntry, algorithm: str, scope: Scope) -> Hashed | OSError:

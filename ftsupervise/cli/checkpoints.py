@@ -97,6 +97,9 @@ def _line(one: Found) -> str:
 @click.argument("run", required=False)
 @click.option("--all", "every", is_flag=True, help="Each checkpoint, not only the newest good one.")
 @click.option("--sizes", "thoroughness", flag_value="sizes", help="Compare only the sizes of the files.")
+@click.option(
+    "--quick", "thoroughness", flag_value="quick", help="And the digests of small files, as guard.latest() does."
+)
 @click.option("--sample", "thoroughness", flag_value="sampled", help="And the digests of a tenth of the files.")
 @click.option(
     "--full", "thoroughness", flag_value="full", default="full", help="And the digest of every file (the default)."

@@ -37,7 +37,7 @@ _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
 _ACTING_CHECKPOINTS = frozenset({"verify", "commit", "prune", "offload", "restore", "upkeep"})
 _BARE = frozenset(
-    {"--all", "--sizes", "--sample", "--full", "--again", "--json", "--quiet", "--copied", "--not-copied"}
+    {"--all", "--sizes", "--quick", "--sample", "--full", "--again", "--json", "--quiet", "--copied", "--not-copied"}
 )
 _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
 

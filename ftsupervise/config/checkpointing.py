@@ -72,7 +72,7 @@ class CheckpointSettings(Strict):
     path: Path | None = declared("checkpoints.path")
     pattern: str = "*"
     """Names of checkpoints, with * and ? as in a shell."""
-    verify: Literal["sizes", "sampled", "full"] = declared("checkpoints.verify")
+    verify: Literal["sizes", "quick", "sampled", "full"] = declared("checkpoints.verify")
     quarantine_after: int = declared("checkpoints.quarantine_after")
     incremental: int = declared("checkpoints.incremental")
     adopt: bool = False

@@ -220,6 +220,7 @@ class Launch(Strict):
     """Nodes the command runs on."""
     spare_nodes: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Nodes allocated beyond ``nodes``, to take the place of broken ones without going back to the queue."""
+    min_nodes: Count | None = declared("launch.min_nodes")
     ntasks: Count | None = None
     """Ranks started in all, where not every node has the same number."""
     tasks_per_node: Count | None = None
@@ -304,6 +305,8 @@ class Launch(Strict):
 
     def _slurms_own(self) -> None:
         """Refuse options that sbatch would refuse, or read in another way than intended."""
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            raise wrong_at(("min_nodes",), f"more than nodes ({self.nodes}), which is the most that the command gets")
         memory = [key for key in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, key) is not None]
         if len(memory) > 1:
             raise wrong_at((memory[1],), f"{' and '.join(memory)} exclude each other; keep one")

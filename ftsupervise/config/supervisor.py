@@ -147,6 +147,11 @@ SETTINGS = (
         help="A limit other than same_failure for one kind of failure, such as {node: 20, memory: 1}. Default: node: 10.",
     ),
     Setting(
+        "--min-nodes", "launch.min_nodes", "care.least", Form.COUNT, None, least=1, most=1_000_000,
+        help="The command can run on so many nodes, too: when nodes are lost and none can take their place, it starts again on "
+        "those that are left. Default: it needs launch.nodes.",
+    ),
+    Setting(
         "--nodes-dir", "nodes.directory", "care.directory", Form.FOLDER, None,
         help="A directory in which runs share their incidents of nodes. Default: each run keeps its own.",
     ),
@@ -228,9 +233,10 @@ SETTINGS = (
         "in the run directory.",
     ),
     Setting(
-        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "sizes", choices=("sizes", "sampled", "full"), bare=None,
-        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of a tenth of them, or "
-        "every byte.",
+        "--verify", "checkpoints.verify", "guard.VERIFY", Form.CHOICE, "quick", choices=("sizes", "quick", "sampled", "full"),
+        bare=None,
+        help="What guard.latest() compares with the manifest: the sizes of all files, also the digests of small ones (some "
+        "milliseconds), of a tenth of them, or of every byte.",
     ),
     Setting(
         "--incremental", "checkpoints.incremental", "guard.INCREMENTAL", Form.COUNT, 0, least=0, most=1000,

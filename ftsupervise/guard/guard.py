@@ -179,8 +179,9 @@ class Guard:
     def latest(self, world: int | None = None) -> Path | None:
         """The newest checkpoint that is complete and verified; None when there is none, and the training begins anew.
 
-        Compared with its manifest are the sizes of all files, or more where ``checkpoints.verify`` says so. ``world``: the
-        number of ranks that must have written it; default: any. What is passed over is said once on stderr, by rank 0.
+        Compared with its manifest are the sizes of all files and the digests of small ones, or more where
+        ``checkpoints.verify`` says so. ``world``: the number of ranks that must have written it; default: any. What is passed
+        over is said once on stderr, by rank 0.
 
         Call it on one rank and tell the others, or they may choose differently while another job removes one. Raises OSError
         where the checkpoints cannot be read: to begin anew then would cost all steps.
@@ -324,15 +325,7 @@ class Guard:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older
         one's. What follows from a loss that is no number or that diverges is in the settings: ``guard.loss``. Costs less than
         2 us, and does not synchronise: give a float, the caller decides when to read it from the GPU."""
-        try:
-            news = self._outside.loss.take(value, self._heart.step, step)
-        except (TypeError, ValueError):
-            self._voice.once(f"loss() takes a number, not {type(value).__name__}")
-            return
-        if self._page is not None:
-            self._page.loss(float(value))
-        if news:
-            self._heart.soon()
+        if self._heart.take_loss(value, step):
             self._decider.wake()
 
     @property

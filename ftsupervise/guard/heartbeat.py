@@ -138,7 +138,6 @@ class Heart:
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
         self._watch_due = time.monotonic() + WATCH_EVERY
-        self.host = os.uname().nodename
         self._spent = PhaseTime("start", time.monotonic())
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
@@ -152,6 +151,10 @@ class Heart:
     @property
     def phase(self) -> str:
         return self._spent.phase
+
+    @property
+    def host(self) -> str:
+        return os.uname().nodename
 
     def first(self, step: int) -> None:
         """The first step this process finished."""
@@ -237,6 +240,20 @@ class Heart:
                 f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
                 "alerts about this run may not be sent (ftsupervise watch)"
             )
+
+    def take_loss(self, loss: float, step: Any) -> bool:
+        """A loss of the loop's; is there something to decide? What there is to tell goes out with the next check."""
+        losses = self.losses
+        try:
+            news = losses is not None and losses.take(loss, self.step, step)
+        except (TypeError, ValueError):
+            self._voice.once(f"loss() takes a number, not {type(loss).__name__}")
+            return False
+        if self.page is not None and losses is not None and losses.value is not None:
+            self.page.loss(losses.value)
+        if news:
+            self.soon()
+        return news
 
     def last_step(self, step: Any) -> None:
         """Take the step after which the training is complete into the next beat."""

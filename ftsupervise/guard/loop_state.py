@@ -95,7 +95,7 @@ class LoopState:
     # --------------------------------------------------------------------------------------------------------- loading
 
     def why_not(self, description: bytes) -> str:
-        """Why the loop cannot take this snapshot, as a clause; "" when it can. Raises ValueError for a damaged one."""
+        """Why the loop cannot take this state, as a clause; "" when it can. Raises ValueError for a damaged one."""
         tree, rows = parse(description)
         parts = tree["dict"]["parts"]["dict"]
         if parts.keys() != self._parts.keys():
@@ -188,6 +188,9 @@ class LoopState:
             one.owns(target) for one in self._frameworks if one.kind != "bytes"
         ):
             return _Part(target, lambda: target, None)
+        for one in self._integrations:
+            if better := one.better(target):
+                raise TypeError(f"restore({name}=…): {type(target).__name__} has no state_dict; {better}")
         raise TypeError(
             f"restore({name}=…): {type(target).__name__} has no state_dict and cannot be changed in place; "
             "keep such values in a dict and give the dict"

@@ -143,6 +143,12 @@ def _set_aside(place: RankContext, name: str, why: str, voice: Voice) -> bool:
 
 
 def _write(attempt_dir: Path, resumed: Resumed, voice: Voice) -> None:
+    """Write down what the attempt begins from. Asked a second time, what it had set aside at first stays on record."""
+    before = read_resumed(attempt_dir)
+    if before is not None and before.set_aside and not resumed.set_aside:
+        resumed = resumed._replace(
+            set_aside=before.set_aside, set_aside_step=before.set_aside_step, more_aside=before.more_aside
+        )
     try:
         write_resumed(attempt_dir, resumed)
     except OSError as error:

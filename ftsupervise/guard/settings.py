@@ -40,7 +40,7 @@ class RankContext(NamedTuple):
     checkpoints: Path
     area: Path | None = None  # see fence.py; None: there is none
     staging: Path | None = None
-    verify: str = "sizes"  # how a checkpoint is verified before the run goes on from it
+    verify: str = "quick"  # how a checkpoint is verified before the run goes on from it
     incremental: int = (
         0  # each n-th checkpoint is written in full, the others share files with the one before; 0: all are full
     )
@@ -75,7 +75,7 @@ def place(
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,
-        verify=env.get(ENV_GUARD + "VERIFY") or "sizes",
+        verify=env.get(ENV_GUARD + "VERIFY") or "quick",
         incremental=_int(env, (ENV_GUARD + "INCREMENTAL",)) or 0,
         quarantine_after=(_int(env, (ENV_GUARD + "QUARANTINE_AFTER",)) or 0) if own else 0,
         loss_back=100 if (back := _int(env, (ENV_GUARD + "LOSS_BACK",))) is None else back,

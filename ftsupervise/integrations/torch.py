@@ -158,10 +158,10 @@ class TorchFramework:
             for key, one in target.state_dict().items()
         }
         for key in sorted(live.keys() ^ names.keys()):
-            return f"{key!r} is in {'the loop' if key in live else 'the snapshot'} only"
+            return f"{key!r} is in {'the loop' if key in live else 'what was saved'} only"
         for key, shape in live.items():
             if shape is not None and shape != names[key]:
-                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in the snapshot"
+                return f"{key!r} has the shape {shape} in the loop, and {names[key]} in what was saved"
         return ""
 
     def copies(self, target: object) -> bool:
@@ -199,6 +199,12 @@ class TorchFramework:
         """After a warm-up pass, whose gradients belong to no step."""
         if isinstance(target, torch.nn.Module):
             target.zero_grad(set_to_none=True)
+
+    def better(self, target: object) -> str:
+        """What to name in place of ``target``, which has no state; "" when torch knows nothing better."""
+        if isinstance(target, torch.utils.data.DataLoader):
+            return "Batches(loader) of ftsupervise.integrations.torch_data keeps the place in the data"
+        return ""
 
     # ------------------------------------------------------------------------------------------------------- between ranks
 

@@ -108,10 +108,11 @@ def plan(
     assert run.run_dir is not None
     chain: str = launch.chain
     notes = []
-    if launch.spare_nodes and chain == "array":
+    if _outlives_a_node(launch) and chain == "array":
         chain = "daisy"
+        asks = "spare_nodes" if launch.spare_nodes else "min_nodes"
         notes.append(
-            "spare_nodes asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
+            f"{asks} asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
             "failure; the jobs are chained by --dependency instead"
         )
     if launch.time is None and kind == SLURM:
@@ -170,14 +171,16 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
     ]
     if chain == "array" and launch.jobs > 1:
         options.append(f"--array=1-{launch.jobs}%1")
-    if launch.spare_nodes:
+    if _outlives_a_node(launch):
         options.append("--no-kill")
     if launch.time:
         options.append(f"--time={format_slurm_time(launch.time)}")
     for key, option in _PLAIN:
         if getattr(launch, key) is not None:
             options.append(f"--{option}={getattr(launch, key)}")
-    if launch.ntasks is not None and not launch.spare_nodes:  # (the spare nodes start none: srun is told the number)
+    if launch.ntasks is not None and not _outlives_a_node(
+        launch
+    ):  # (the spare nodes start none: srun is told the number)
         options.append(f"--ntasks={launch.ntasks}")
     if launch.exclusive:
         options.append("--exclusive" if launch.exclusive is True else f"--exclusive={launch.exclusive}")
@@ -237,14 +240,19 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     if kind != SLURM or own_srun or not launch.srun:
         return [*container, *words]
     through = srun(*launch.srun_options)
-    if launch.spare_nodes:
-        # sbatch's own numbers, which srun would take over, count the spare nodes too
+    if _outlives_a_node(launch):
+        # sbatch's own numbers, which srun would take over, count the spare nodes and the lost ones too
         through.append(f"--nodes={launch.nodes}")
         if not _has(launch.srun_options, *_TASKS):
             through.append(f"--ntasks={_ranks(launch)}")
     if launch.cpus_per_task is not None:
         through.append(f"--cpus-per-task={launch.cpus_per_task}")  # srun has not taken it over from sbatch since 22.05
     return [*through, *container, *words]
+
+
+def _outlives_a_node(launch: Launch) -> bool:
+    """Does the job go on without a node that it has lost?"""
+    return launch.spare_nodes > 0 or (launch.min_nodes is not None and launch.min_nodes < launch.nodes)
 
 
 def _ranks(launch: Launch) -> int:

@@ -22,7 +22,7 @@ from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.rundir.ledger import job_id
 from ftsupervise.rundir.paths import ENV_NODES, RunDir, tell
-from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes
+from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
 
 if TYPE_CHECKING:
     from ftsupervise.nodes.exclude import ExclusionResult
@@ -47,6 +47,7 @@ class NodePolicy:
     half_life: float = default("care.half_life")
     exclude_at: float = default("care.exclude_at")
     at_most: int | None = None  # nodes excluded because of their score; None: the spare margin
+    least: int | None = None  # nodes that the command can run on; None: it needs all that it asks for
     health: str = ""  # a shell command; "": none
     health_timeout: float = default("care.health_timeout")
     health_when: tuple[str, ...] = (START, FAILURE)
@@ -179,7 +180,7 @@ class NodeSelector:
 
     def _place(self, states: Mapping[str, str], barred: Mapping[str, str]) -> Placement:
         if self.allocation.nodes or barred:
-            return place(self.command, self.names, states, self.judge.scores(), barred, self.text)
+            return place(self.command, self.names, states, self.judge.scores(), barred, self.text, self.care.least)
         return Placement(self.command, ())
 
     # ---------------------------------------------------------------------------------------------------------- doing
@@ -322,12 +323,14 @@ def place(
     scores: Mapping[str, float],
     barred: Mapping[str, str] = {},
     text: str = "",
+    least: int | None = None,
 ) -> Placement:
     """Where to start ``command``: the healthy nodes, those with a score last, in Slurm's order.
 
     ``states``: node -> sinfo's word, {} when Slurm could not be asked. ``scores``: node -> how bad its past is. ``barred``:
     nodes that are not to be used, and why; a command that chooses its nodes itself is not started when one is.
     ``text``: that of a command that is no srun. It takes its nodes from FTSUPERVISE_NODES, or needs all of them.
+    ``least``: how many nodes are enough; all that there are up to what it asks for are used.
     With as many nodes as srun wants, and all of them healthy, the command stays as it is.
     """
     unfit = any(node in barred or is_away(states.get(node, "")) for node in allocation)
@@ -335,7 +338,8 @@ def place(
         return Placement(command, tuple(allocation))
     want = wanted(command, len(allocation), text)
     well = [node for node in allocation if not is_away(states.get(node, "")) and node not in barred]
-    if len(well) < want:
+    enough = want if least is None else min(least, want)
+    if len(well) < enough:
         gone = (node for node in allocation if node not in well)
         away = ", ".join(f"{node}: {barred[node]}" if node in barred else f"{node} is {states[node]}" for node in gone)
         deaf = (
@@ -343,13 +347,13 @@ def place(
             if is_srun(command) or follows(text) or not well
             else f"; the command does not take its nodes from ${ENV_NODES}"
         )
-        return Placement(command, (), f"{len(well)} of {want} nodes are left ({away}){deaf}")
+        return Placement(command, (), f"{len(well)} of {enough} nodes are left ({away}){deaf}")
     order = sorted(well, key=lambda node: (round(scores.get(node, 0), 1), is_leaving(states.get(node, ""))))
     chosen = set(order[:want])
     nodes = tuple(node for node in allocation if node in chosen)
-    if len(allocation) == want or not is_srun(command) or _person_chose(command):
+    if len(allocation) == len(nodes) or not is_srun(command) or _person_chose(command):
         return Placement(command, nodes)
-    return Placement(on_nodes(command, nodes), nodes)
+    return Placement(on_nodes(with_fewer(command, len(nodes), want), nodes), nodes)
 
 
 def _person_chose(command: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.run import Options
 from ftsupervise.run.cause import HARDWARE
 from ftsupervise.run.gate import SignalQueue
-from ftsupervise.rundir.ledger import read_cause
+from ftsupervise.rundir.causes import read_cause
 from ftsupervise.rundir.records import read_json
 from ftsupervise.rundir.switches import read_stopped
 from ftsupervise.scheduler.parse import is_srun

@@ -16,8 +16,9 @@ from typing import TypeVar
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files, processes
 from ftsupervise.host.modes import claim_folder
-from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End, Failure, FailureKind
+from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
 from ftsupervise.printable import printable
+from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
 from ftsupervise.rundir.progress import read_progress
@@ -118,7 +119,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
             first_step=as_whole(end.get("first_step")),
             last_step=as_whole(end.get("last_step")),
             note=as_text(end.get("note"), _LONGEST),
-            failure=_failure(end),
+            failure=read_failure(end),
             saved=as_whole(end.get("saved")),
             ready=as_number(end.get("ready")),
             saving=as_number(end.get("saving")),
@@ -200,28 +201,6 @@ def _resumed(folder: Path) -> Resumed | None:
     from ftsupervise.rundir.resumed import read_resumed
 
     return read_resumed(folder)
-
-
-def _failure(end: Mapping[str, object]) -> Failure | None:
-    """The failure in a last page; None where it was none."""
-    kinds = {kind.value: kind for kind in FailureKind}
-    words, kind = as_text(end.get("failure"), _LONGEST), kinds.get(as_text(end.get("kind")))
-    if not words and kind is None:
-        return None
-    sign = as_text(end.get("sign"), _LONGEST) or words  # a page without it has only the words
-    detail, error = as_text(end.get("detail"), _LONGEST), as_text(end.get("error"), _LONGEST)
-    return Failure(kind or FailureKind.CODE, sign, detail, error)
-
-
-def read_cause(raw: object, words: str, code: int = 0) -> Cause:
-    """The cause in a page: ``raw`` are its parts, ``code`` the exit code. Of a page with words only they are kept, unless they
-    are those of one that needs no more."""
-    try:
-        return decode(Cause, raw, lenient=True)
-    except ValueError:
-        ends = Cause(CauseKind.EXIT, code=code), Cause(CauseKind.SIGNAL, signal=-code)
-        plain = (*(Cause(one) for one in CauseKind), *ends)
-        return next((one for one in plain if one.words() == words), Cause(CauseKind.OTHER, text=words))
 
 
 def _page(path: Path) -> tuple[dict[str, object] | None, str]:

@@ -281,6 +281,20 @@ def srun_options(command: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
     return found, min(at, len(command))
 
 
+_TASKS = ("-n", "--ntasks")
+
+
+def with_fewer(command: Sequence[str], nodes: int, usual: int) -> tuple[str, ...]:
+    """An srun ``command`` for ``usual`` nodes on so many, with as many tasks on each as before where it says how many."""
+    options, at = srun_options(command)
+    if nodes >= usual:
+        return tuple(command)
+    told = [value for name, value in options if name in _TASKS]
+    tasks = [f"--ntasks={int(told[-1]) * nodes // usual}"] if told and told[-1].isdecimal() else []
+    at -= command[at - 1] == "--"
+    return (*command[:at], f"--nodes={nodes}", *tasks, *command[at:])  # of two that say the same, srun takes the last
+
+
 def on_nodes(command: Sequence[str], nodes: Sequence[str]) -> tuple[str, ...]:
     """An srun ``command`` that starts on ``nodes``."""
     return (command[0], f"--nodelist={compress_hostlist(tuple(nodes))}", *command[1:])

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # which an optimizer imports when it is made: once here, not in each rank
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard

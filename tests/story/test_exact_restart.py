@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ftsupervise import Guard
+from tests.manual.blocks import marked
 
 torch: Any = pytest.importorskip("torch") if importlib.util.find_spec("torch") else None
 pytestmark = [
@@ -185,6 +186,45 @@ def test_a_loop_that_is_killed_five_times_ends_with_the_bits_of_an_undisturbed_o
     end = attempt(shape, checkpoints, STEPS, pieces)
     assert pieces == whole
     assert end == digest
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_loop_of_the_manual_goes_on_where_it_stopped(checkpoints: Path) -> None:
+    (block,) = marked("run", "exact")
+    begun: list[dict[str, Any]] = []
+    for last in (110, 130):
+        loop = Loop(Shape(), 1)
+        names = {**loop.parts(), "data": Noisy(), "last": last, "train": lambda batch, loop=loop: loop.step(*batch)}
+        exec(block.text, names)
+        begun.append({name: names[name] for name in ("start", "step")} | {"epoch": names["batches"].epoch})
+        assert (names["batches"].taken, names["batches"].epoch) == (last % 2, last // 2)  # 2 batches of 32 in an epoch
+    assert begun == [{"start": None, "step": 110, "epoch": 55}, {"start": 110, "step": 130, "epoch": 65}]
+
+
+def test_epochs_go_on_in_the_one_that_was_interrupted(checkpoints: Path) -> None:
+    def epochs(stop: tuple[int, int] | None) -> list[tuple[int, list[float]]]:
+        torch.manual_seed(3)
+        batches, seen = Batches(DataLoader(Noisy().xs, 8, shuffle=True)), list[tuple[int, list[float]]]()
+        with Guard(signals=()) as guard:
+            guard.restore(batches=batches)
+            for epoch in batches.epochs(4):
+                for number, batch in enumerate(batches):
+                    seen.append((epoch, batch[0].tolist()))
+                    if (epoch, number) == stop:
+                        guard.save(1)
+                        return seen
+        return seen
+
+    whole = epochs(None)
+    before = epochs((2, 3))
+    after = epochs(None)
+    assert len(whole) == 28 and len(before) == 18
+    assert before + after == whole
+
+
+def test_a_loader_that_is_not_wrapped_is_refused_with_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"Batches\(loader\) of ftsupervise.integrations.torch_data keeps the place"):
+        Guard(signals=()).restore(loader=DataLoader(Noisy(), 8))
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from ftsupervise import Guard
+from ftsupervise.checkpoints.memory_folder import node_folder
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import Loss
 from ftsupervise.probe import Probe
@@ -17,6 +20,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.truth import Health
 from ftsupervise.watch import Look
 from ftsupervise.watch.watchdogs.loss import check
+from tests.neighbours.patience import wait_until
 
 
 @pytest.mark.parametrize(("loss", "health"), [(0.31, Health.OK), (math.nan, Health.BAD), (math.inf, Health.BAD)])
@@ -43,3 +47,31 @@ def test_a_loss_that_is_no_number_of_python_is_told_and_does_not_stop_the_loop(
     guard.loss("much")  # type: ignore[arg-type]
     assert not guard.step(1).stop
     assert "takes a number" in capsys.readouterr().err
+
+
+def test_a_state_whose_loss_is_no_number_is_not_kept_and_a_number_later_ends_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = f"/dev/shm/ftsupervise-test-{os.getpid()}-{os.urandom(4).hex()}"
+    place = Path(node_folder(root))
+    place.mkdir(mode=0o700, parents=True)
+    Path(root).chmod(0o700)
+    monkeypatch.setenv("FTSUPERVISE_SNAPSHOTS", root)
+    state = {"weights": 1.0}
+    try:
+        with Guard(signals=()) as guard:
+            guard.restore(state=state)
+
+            def keeps(step: int, loss: float) -> bool:
+                guard.loss(loss)
+                state["weights"] = step
+                return guard.snapshot(step)
+
+            wait_until(lambda: keeps(2, 1.0), "a first snapshot")
+            assert not any(keeps(step, math.nan) for step in range(4, 20, 2))
+            wait_until(lambda: keeps(20, 0.9), "a snapshot of a state that is well")
+            assert not keeps(22, math.inf)
+        with Guard(signals=()) as guard:
+            assert guard.restore(state=state) == 20 and state == {"weights": 20}
+    finally:
+        shutil.rmtree(root)

@@ -339,7 +339,7 @@ def test_a_fresh_optimizer_gets_the_moments_it_had_and_a_module_of_another_shape
     wider, fresh = made(9)
     assert Guard(signals=()).restore(net=wider, optimizer=fresh) is None
     said = capfd.readouterr().err
-    assert "of net, '0.weight' has the shape (8, 9) in the loop, and (8, 8) in the snapshot" in said
+    assert "of net, '0.weight' has the shape (8, 9) in the loop, and (8, 8) in what was saved" in said
 
 
 def test_weights_that_are_tied_are_kept_once(memory: Path) -> None:

@@ -53,6 +53,7 @@ launch:
   output: logs/%x-%A_%a.out
   error: logs/%x-%A_%a.err
   ntasks: 128
+  min_nodes: 2
   gres: nvme:1
   mem_per_cpu: null
   mem_per_gpu: null

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.nodes.selector import place, text_of, wanted
+from ftsupervise.nodes.selector import Placement, place, text_of, wanted
 from ftsupervise.scheduler.allocation import addresses, silent
 from ftsupervise.scheduler.parse import is_away
 
@@ -55,6 +55,20 @@ def test_a_script_that_does_not_is_not_started_beside_a_node_that_is_gone() -> N
     assert short == (
         "2 of 3 nodes are left (node-1 is down*); the command does not take its nodes from $FTSUPERVISE_NODES"
     )
+
+
+def test_a_command_that_can_run_on_fewer_nodes_shrinks_and_grows_with_them() -> None:
+    command = ("srun", "--nodes=3", "--ntasks=6", "--", "torchrun", "train.py")
+    down = {"node-1": "down*", "node-2": "mixed", "node-0": "mixed"}
+    fewer = place(command, NODES, down, {}, least=1)
+    assert fewer.nodes == ("node-0", "node-2")
+    shrunk = ("--nodes=2", "--ntasks=4", "--", "torchrun", "train.py")
+    assert fewer.command == ("srun", "--nodelist=node-0,node-2", "--nodes=3", "--ntasks=6", *shrunk)
+    assert place(command, NODES, {}, {}, least=1) == Placement(command, NODES)
+    alone = place(command, NODES, {**down, "node-0": "down"}, {}, least=2)
+    assert alone.short == "1 of 2 nodes are left (node-0 is down, node-1 is down*)"
+    free = place(("srun", "python", "train.py"), NODES, down, {}, least=2)
+    assert free.command == ("srun", "--nodelist=node-0,node-2", "--nodes=2", "python", "train.py")
 
 
 def test_too_few_nodes_are_said_by_name() -> None:

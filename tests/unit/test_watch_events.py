@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 from ftsupervise.findings import EventKind
 from ftsupervise.model import Attempt, Cause, CauseKind
-from ftsupervise.rundir.ledger import read_cause
+from ftsupervise.rundir.causes import read_cause
 from ftsupervise.watch.tour import events
 
 T0 = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
