@@ -166,6 +166,33 @@ def test_the_guard_s_block_runs_in_a_loop_that_stands_in(tmp_path: Path, monkeyp
         (tmp_path / "state" / "finished").unlink()
 
 
+def test_the_loop_that_gives_its_loss_leaves_unsaved_when_it_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_NONFINITE", "resume")
+    (block,) = marked("run", "loss")
+    batches = Batches()
+    never: list[Path] = []
+    names = {"load": never.append, "loader": batches, "last": 50, "save": never.append}
+    exec(compile(block.text, str(block), "exec"), {**names, "train": lambda step, batch: batch})
+    assert batches.at == 33 and not batches.skipped and not never
+    assert not (tmp_path / "state" / "finished").exists()
+
+
+class Batches:
+    """A loader whose batch 33 makes the loss no number."""
+
+    at = skipped = 0
+
+    def skip(self, count: int) -> None:
+        self.skipped += count
+
+    def __next__(self) -> float:
+        self.at += 1
+        return float("nan") if self.at == 33 else 1.0
+
+
 def test_the_vote_over_ranks_is_taken_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """MPI need not be there: what stands in for it is one rank's allreduce beside another rank that says SAVE."""
     other = int(Decision.SAVE) << 4 | 1
