@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: make test-torch"),
 ]
-# A checkpoint every 10 steps, a snapshot every 2. Batch 45 of rank 1 is broken, and the gradients are summed: the weights of both
-# are no numbers after it.
+# A checkpoint every 10 steps, a snapshot every 2. Batch 45 of rank 1 is broken, and the gradients are summed: after it the
+# weights of both are no numbers.
 TRAIN = """
 import os, sys
 os.environ.update(WORLD_SIZE="2", RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["FTSUPERVISE_MASTER_PORT"])
