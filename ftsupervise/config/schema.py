@@ -19,8 +19,8 @@ from ftsupervise.config.fields import (
     JobFile,
     Lines,
     Matching,
+    Off,
     Positive,
-    Share,
     Size,
     Strict,
     TimeLimit,
@@ -28,6 +28,7 @@ from ftsupervise.config.fields import (
     off_is_null,
     wrong_at,
 )
+from ftsupervise.config.guarding import GuardSettings
 from ftsupervise.config.heartbeat import HeartbeatSettings
 from ftsupervise.config.slurm_options import (
     KEYS,
@@ -161,7 +162,6 @@ Command = str | tuple[str, ...]
 ModuleName = Annotated[
     str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
 ]
-Off = Literal[False, "off"]
 _SCHEDULERS = ("auto", *SCHEDULERS)
 if TYPE_CHECKING:
     SchedulerWord = str
@@ -324,29 +324,6 @@ class Launch(Strict):
             key = KEYS.get(option_name(option))
             if key and getattr(self, key):
                 raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
-
-
-class LossSettings(Strict):
-    """What follows when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
-
-    nonfinite: Literal["warn", "stop", "resume"] = declared("guard.loss.nonfinite")
-    diverging: Literal["warn", "stop", "resume", "off"] = declared("guard.loss.diverging")
-    tolerate: int = declared("guard.loss.tolerate")
-    patience: int = declared("guard.loss.patience")
-    back: int = declared("guard.loss.back")
-    tries: int = declared("guard.loss.tries")
-
-
-class GuardSettings(Strict):
-    """The checks of the guard inside the training loop."""
-
-    poll: Annotated[Duration, Positive] = declared("guard.poll")
-    memory: Share | None = declared("guard.memory")
-    gpu_memory: Share | None = declared("guard.gpu_memory")
-    stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
-    run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
-    loss: LossSettings = LossSettings()
-    """A loss that is no number, or that diverges."""
 
 
 class Sharing(Strict):
