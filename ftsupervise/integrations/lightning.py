@@ -81,7 +81,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     # ------------------------------------------------------------------------------------------------- around the training
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+        environment: Any = getattr(trainer._accelerator_connector, "cluster_environment", None)
         if stage == "fit" and supervised() and getattr(environment, "auto_requeue", False):
             environment.auto_requeue = (
                 False  # the next job of the chain takes over: a requeued one would train beside it

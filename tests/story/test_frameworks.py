@@ -69,6 +69,13 @@ def test_what_the_framework_saved_is_found_with_its_manifest_and_the_oldest_go(p
     assert [one.step for one in verdicts] == ([30, 28, 21] if name == "huggingface" else [28, 21, 14])
 
 
+def test_the_best_checkpoint_is_known_by_the_name_that_it_keeps(played: Path) -> None:
+    found = checkpoints_in(played / "huggingface" / "best" / "checkpoints")
+    assert len(found) == 2 and verify(found[0].path, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+    state = json.loads((found[0].path / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(found[0].path)
+
+
 def test_each_rank_has_saved_its_part(played: Path) -> None:
     places = (
         played / "huggingface" / "alone" / "checkpoints" / "checkpoint-28",
