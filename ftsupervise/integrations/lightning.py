@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not installed where mypy runs
     """Saves and stops when ftsupervise asks for it, at the same step on all ranks, and goes on exactly there.
 
-    save_every   optimizer steps between two checkpoints besides; None: only when asked
+    save_every   optimizer steps between two checkpoints; None: one at each epoch's end. Others are saved when asked for
     keep         checkpoints that stay; None: those that ``checkpoints.retain`` of the run keeps
     finish       False for all but the last ``fit`` of a program: only that one completes the training
     options      of ``Guard``: ``memory``, ``run_for`` …
@@ -153,8 +153,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._due:
-            self._due = False
+        due, self._due = self._due, False
+        if due or (self._run is not None and self._run.epoch_ends(trainer.global_step)):
             self._save(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
