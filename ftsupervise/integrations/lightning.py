@@ -104,6 +104,9 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_signals_back()
+        begun = set(of_all_ranks(str(trainer.ckpt_path or "the beginning")))  # chosen before they could talk
+        if len(begun) > 1:
+            raise RuntimeError(f"the ranks begin from different checkpoints ({', '.join(sorted(begun))}): start again")
         self._step = trainer.global_step
         if self._run is not None and trainer.estimated_stepping_batches != float("inf"):
             self._run.guard.report(last_step=int(trainer.estimated_stepping_batches))
