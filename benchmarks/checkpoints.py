@@ -1,11 +1,12 @@
 """What does a trustworthy checkpoint cost? Beside the same bytes written, synced and read by hand, in the same run.
 
     python benchmarks/checkpoints.py [MB] [--folder DIR] [--check]
+    python benchmarks/checkpoints.py 1 8 32 100 512    the commit alone, by the size of the checkpoint
 
 Each round writes and reads new files, every row in turn, so that a busy disk is busy for all. ``best`` compares the shortest
 times, to which other programs add least; ``median`` is that of the ratios within a round, with the least and the greatest of
-them. Seconds are this machine's, the ratios travel. Reading is cold: the pages are dropped before. With torch there are rows
-for ``torch.save``, DCP, and DCP in the background.
+them. Seconds are this machine's, the ratios travel. Cold: the pages are dropped before. With torch there are rows for
+``torch.save``, DCP, and DCP in the background; with nvidia-resiliency-ext and ml-flashpoint, rows for these.
 
 ``--check`` exits 1 where, by ``best``, a commit adds more than 10 % to a synced save, or full verification takes more than 1.2
 times as long as reading the bytes.
@@ -22,16 +23,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from checkpoint_peers import peers
 
 from ftsupervise import Guard
 from ftsupervise.checkpoints.digest import threads
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
 
-ROUNDS, FILES, PIECE = 9, 4, 8 << 20
+ROUNDS, BY_SIZE_ROUNDS, FILES, PIECE = 9, 15, 4, 8 << 20
 COMMIT, VERIFY = 1.10, 1.2  # the bounds of --check
 
 try:
@@ -45,7 +47,7 @@ Rows = dict[str, Callable[[Path], object]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mb", type=int, nargs="?", default=512)
+    parser.add_argument("mb", type=int, nargs="*", default=[512])
     parser.add_argument("--folder", default="/var/tmp", help="on the disk that is measured")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
@@ -53,7 +55,7 @@ def main() -> None:
     os.environ |= {"FTSUPERVISE_CHECKPOINT_DIR": str(place / "ckpt")}
     os.environ.pop("FTSUPERVISE_RUN_DIR", None)
     try:
-        good = measure(place, args.mb)
+        good = measure(place, args.mb[0]) if len(args.mb) == 1 else by_size(place, args.mb)
     finally:
         shutil.rmtree(place)
     sys.exit(0 if good or not args.check else 1)
@@ -67,24 +69,43 @@ def measure(place: Path, mb: int) -> bool:
         ratio = table("save, until durable", saves, "write, fsync")
         if torch is not None:
             state = {f"layer-{n}": torch.rand(PIECE // 4) for n in range(size // PIECE)}
-            table(
-                "save with torch, until durable", in_turn(place, saving_with_torch(guard, state)), "torch.save, fsync"
-            )
+            rows = saving_with_torch(guard, state)
+            table("save with torch, until durable", in_turn(place, rows), "torch.save, fsync")
             table("the loop is held up", in_turn(place, holding_up(guard, state)), "dcp.async_save")
+            others, missing = peers(state)
+            rows = {name: row for name, row in rows.items() if name.startswith("torch.save")} | others
+            table("save beside other managers, until durable", in_turn(place, rows), "torch.save, fsync")
+            print(*missing, sep="\n")
         else:
             print("torch, DCP: not installed (pip install torch)")
-    reads = in_turn(place, reading(place, size))
-    verified = table("read again, cold", reads, "read the bytes")
-    peers()
+    rows = reading(place, size)
+    warm = {name: row for name, row in rows.items() if not name.startswith("cold: ")}
+    table("read again, warm", in_turn(place, warm), "read the bytes")
+    cold = {name.removeprefix("cold: "): row for name, row in rows.items() if name not in warm}
+    verified = table("read again, cold", in_turn(place, cold), "read the bytes")
     good = ratio["guard.checkpoint"] <= COMMIT and verified["verify --full"] <= VERIFY
     print(f"bounds: commit {COMMIT:.2f}, verification {VERIFY:.2f}: {'kept' if good else 'NOT kept'}")
     return good
 
 
-def in_turn(place: Path, rows: Rows) -> dict[str, list[float]]:
+def by_size(place: Path, sizes: list[int]) -> bool:
+    print(f"{FILES} files, {BY_SIZE_ROUNDS} rounds; a commit beside the same bytes written and synced by hand")
+    print(f"{'MB':>6}{'s by hand':>12}{'guard.checkpoint':>30}{'its files synced':>30}")
+    good = True
+    with Guard(signals=(), rank=0, world=1) as guard:
+        for mb in sizes:
+            times = in_turn(place, saving(guard, os.urandom((mb << 20) // FILES)), BY_SIZE_ROUNDS)
+            floor, *ours = times.values()
+            shown = [f"{min(one) / min(floor):.2f}  {spread(one, floor)}" for one in ours]
+            print(f"{mb:>6}{min(floor):>12.4f}" + "".join(f"{one:>30}" for one in shown))
+            good = good and min(ours[0]) <= COMMIT * min(floor)
+    return good
+
+
+def in_turn(place: Path, rows: Rows, rounds: int = 0) -> dict[str, list[float]]:
     """Seconds of each row, by round. What a row gives back is called afterwards, off the clock."""
     times: dict[str, list[float]] = {name: [] for name in rows}
-    for number in range(ROUNDS + 1):
+    for number in range((rounds or ROUNDS) + 1):
         names = list(rows)
         for name in (*names[number % len(names) :], *names[: number % len(names)]):
             os.sync()
@@ -106,11 +127,15 @@ def table(title: str, times: dict[str, list[float]], floor: str) -> dict[str, fl
     print(f"\n{title:<40}{'s':>7}{'best':>8}{'median':>8}")
     found = {}
     for name, ones in times.items():
-        ratios = [one / base for one, base in zip(ones, times[floor], strict=True)]
         found[name] = min(ones) / min(times[floor])
-        spread = f"{median(ratios):>8.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{name:<40}{min(ones):>7.3f}{found[name]:>8.2f}{spread}")
+        print(f"{name:<40}{min(ones):>7.3f}{found[name]:>8.2f}{spread(ones, times[floor]):>24}")
     return found
+
+
+def spread(ones: list[float], floor: list[float]) -> str:
+    """The median of the ratios within a round, with the least and the greatest."""
+    ratios = [one / base for one, base in zip(ones, floor, strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 # ---------------------------------------------------------------------------------------------------------------- saving
@@ -245,18 +270,9 @@ def reading(place: Path, size: int) -> Rows:
     def sha256sum() -> None:
         subprocess.run(["sha256sum", *map(str, files)], check=True, stdout=subprocess.DEVNULL)
 
-    drop()
-    return {"read the bytes": cold(read_all), "verify --full": cold(ours), "sha256sum": cold(sha256sum)}
-
-
-def peers() -> None:
-    """Checkpoint managers that people use; neither runs on a processor alone as it is shipped."""
-    print()
-    for name, module, why in (
-        ("NVRx LocalCheckpointManager", "nvidia_resiliency_ext", "its tensors must be on a GPU (it asserts is_cuda)"),
-        ("ML Flashpoint", "ml_flashpoint", "its default strategy divides by the number of GPUs"),
-    ):
-        print(f"{name}: {f'not measured, {why}' if find_spec(module) else 'not installed'}")
+    calls = {"read the bytes": read_all, "verify --full": ours, "sha256sum": sha256sum}
+    warm = {name: lambda _, call=call: call() for name, call in calls.items()}
+    return {**warm, **{f"cold: {name}": cold(call) for name, call in calls.items()}}  # the first, off the clock, drops
 
 
 if __name__ == "__main__":

@@ -275,6 +275,7 @@ class Attempt(NamedTuple):
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
     held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
+    kept: int | None = None  # step that was in memory only and was kept on the disk when its job ended
     saving: float | None = None  # seconds in saves; None where the loop does not say
     worked: float | None = None  # seconds from the start to the last sign of progress
     braked: bool = False  # the brake came on after it

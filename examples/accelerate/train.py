@@ -44,12 +44,12 @@ def main() -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-            if guard.step % 10 == 0 and accelerator.sync_gradients:
+            if guard.steps % 10 == 0 and accelerator.sync_gradients:
                 guard.loss(loss.item())  # GUARD
-        accelerator.print(f"epoch {epoch} ends at step {guard.step}", flush=True)
+        accelerator.print(f"epoch {epoch} ends at step {guard.steps}", flush=True)
 
     how = f"stopped ({guard.stopped.reason})" if guard.stopped else "finished"
-    accelerator.print(f"{how} at step {guard.step}, weights {digest(accelerator.unwrap_model(net))}", flush=True)
+    accelerator.print(f"{how} at step {guard.steps}, weights {digest(accelerator.unwrap_model(net))}", flush=True)
 
 
 def samples(count: int) -> TensorDataset:

@@ -10,7 +10,6 @@ import argparse
 import gzip
 import hashlib
 import os
-import socket
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +24,6 @@ from ftsupervise import Guard  # GUARD
 from ftsupervise.integrations.torch_data import Batches  # GUARD
 
 BATCH, SCHEDULE, KEEP = 128, 2000, 3
-JOIN = 120.0  # seconds to wait for rank 0
 
 
 def main() -> None:
@@ -81,13 +79,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             say(f"stopped at step {step}: {decision.reason}")
             break
     else:
-        guard.finished(args.steps)  # GUARD
         say(f"finished at step {args.steps}, weights {digest(net)}")
+        guard.finished(args.steps)  # GUARD
 
 
 def join() -> torch.device:
-    """The ranks come together; the device of this one. torchrun says where to meet; srun does not: there rank 0 opens a store
-    on a free port and says so in the attempt's own directory, so that no rank ever meets the store of a dead attempt."""
+    """The ranks come together; the device of this one. torchrun and `ftsupervise run` say where to meet; else it is alone."""
     cuda = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     device = torch.device("cuda", local % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -97,31 +94,8 @@ def join() -> torch.device:
     if "MASTER_ADDR" in os.environ and "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        step = "SLURM_STEP_ID" in os.environ  # a batch script has a rank of Slurm's too, and is none
-        rank = int(os.environ["SLURM_PROCID"]) if step else 0
-        world = int(os.environ["SLURM_STEP_NUM_TASKS"]) if step else 1
-        dist.init_process_group(backend, store=meet(rank, world), rank=rank, world_size=world)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return device
-
-
-def meet(rank: int, world: int) -> dist.Store:
-    if world == 1:
-        return dist.HashStore()
-    start = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    place = Path(os.environ.get("FTSUPERVISE_ATTEMPT_DIR", ".")) / f"meet-{start}"
-    if rank == 0:
-        store = dist.TCPStore(socket.gethostname(), 0, world, is_master=True, wait_for_workers=False)
-        part = place.with_suffix(".part")
-        part.write_text(f"{socket.gethostname()} {store.port}")
-        part.replace(place)
-        return store
-    until = time.monotonic() + JOIN
-    while not place.exists():
-        if time.monotonic() > until:
-            raise SystemExit(f"rank 0 has not said in {place} where it listens, for {JOIN:.0f} s")
-        time.sleep(0.01)
-    host, port = place.read_text().split()
-    return dist.TCPStore(host, int(port), world, is_master=False)
 
 
 def drop_old(guard: Guard) -> None:

@@ -85,10 +85,10 @@ def main() -> None:
             say(f"stopped at step {step}: {decision.reason}")
             break
     else:
-        if saves.wait():  # GUARD
-            guard.finished(args.steps)  # GUARD
         whole = digest(model)
         say(f"finished at step {args.steps}, weights {whole}")
+        if saves.wait():  # GUARD
+            guard.finished(args.steps)  # GUARD
     dist.destroy_process_group()
 
 

@@ -54,6 +54,7 @@ def main() -> None:
         callbacks=[guard],  # GUARD
         max_epochs=args.epochs,
         accumulate_grad_batches=2,
+        val_check_interval=14,  # batches
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # the ranks that torchrun has started on this node
         logger=False,

@@ -69,8 +69,8 @@ def main() -> None:
             say(group, f"stopped at step {step}: {decision.reason}")
             return
 
-    guard.finished(args.steps)  # GUARD
     say(group, f"finished at step {args.steps}, weights {digest(weights)}")
+    guard.finished(args.steps)  # GUARD
 
 
 def arguments() -> argparse.Namespace:

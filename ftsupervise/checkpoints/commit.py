@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.checkpoints.contents import Contents, FileFacts, contents_of, leads_inside
-from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below
+from ftsupervise.checkpoints.digest import best_algorithm, hash_file, hash_link, in_parallel, path_below, threads
 from ftsupervise.checkpoints.layouts import recognise
 from ftsupervise.checkpoints.manifest import CheckpointLayout, FileEntry, Manifest, root_of, write_manifest
 from ftsupervise.host import files
@@ -21,7 +21,7 @@ from ftsupervise.rundir.records import time_of
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_SYNCED_AT_ONCE = 8  # files: they wait for the disk, not for a processor
+_SYNCED_AT_ONCE = 4  # files at least: they wait for the disk, not for a processor
 _SMALL = 4 << 20  # bytes whose digests are taken sooner than a thread is begun
 
 
@@ -130,7 +130,7 @@ class Syncs:
     def __enter__(self) -> Syncs:
         from concurrent.futures import ThreadPoolExecutor
 
-        self._pool = ThreadPoolExecutor(_SYNCED_AT_ONCE, "checkpoint-sync")
+        self._pool = ThreadPoolExecutor(max(_SYNCED_AT_ONCE, threads()), "checkpoint-sync")
         return self
 
     def file(self, path: str | os.PathLike[str]) -> None:

@@ -176,6 +176,8 @@ def _attempt(attempt: Attempt, seen: Status) -> str:
         steps = f"{more}, {attempt.begins.words()}{steps}"
     if attempt.held is not None:
         steps += f", every buddy holds step {attempt.held}"
+    if attempt.kept is not None:
+        steps += f", step {attempt.kept} kept on the disk"
     if attempt.ended is None and attempt.cause is None:
         return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
     cause = attempt.words or "ended"

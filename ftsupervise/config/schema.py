@@ -25,10 +25,10 @@ from ftsupervise.config.fields import (
     Strict,
     TimeLimit,
     declared,
-    off_is_null,
     wrong_at,
 )
 from ftsupervise.config.heartbeat import HeartbeatSettings
+from ftsupervise.config.restarts import Restart
 from ftsupervise.config.slurm_options import (
     KEYS,
     Constraint,
@@ -158,39 +158,11 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Command = str | tuple[str, ...]
 
 
-ModuleName = Annotated[
-    str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
-]
-Off = Literal[False, "off"]
 _SCHEDULERS = ("auto", *SCHEDULERS)
 if TYPE_CHECKING:
     SchedulerWord = str
 else:
     SchedulerWord = Literal[_SCHEDULERS]
-_Warm = Literal["auto"] | tuple[ModuleName, ...]
-Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
-
-
-class HangSettings(Strict):
-    """When a hung command is ended and started again."""
-
-    at_least: Annotated[Duration, Positive] = declared("launch.restart.hang.at_least")
-    factor: float = declared("launch.restart.hang.factor")
-    start: Annotated[Duration, Positive] = declared("launch.restart.hang.start")
-    unknown: Annotated[Duration, Positive] = declared("launch.restart.hang.unknown")
-
-
-class Restart(Strict):
-    """The reaction to a failed command: start it again in the same job, leave it to the next member, or stop the chain."""
-
-    in_place: int = declared("launch.restart.in_place")
-    same_failure: int = declared("launch.restart.same_failure")
-    budgets: dict[Kind, Annotated[int, Field(ge=1, le=1000)]] = declared("launch.restart.budgets")
-    back_off: Duration = declared("launch.restart.back_off")
-    stop_within: Annotated[Duration, Positive] = declared("launch.restart.stop_within")
-    warm: Annotated[_Warm | None, off_is_null(_Warm | None | Off)] = declared("launch.restart.warm")
-    hang: Annotated[HangSettings | None, off_is_null(HangSettings | None | Off)] = HangSettings()
-    """When a command that stands still is ended; null: never."""
 
 
 class Launch(Strict):

@@ -14,7 +14,7 @@
     else:
         guard.finished(last)
 
-It uses the standard library only and no network, and its own failures never raise into the loop.
+It uses the standard library only, and its own failures never raise into the loop.
 """
 
 from ftsupervise.guard.guard import Guard

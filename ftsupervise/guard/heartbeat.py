@@ -147,6 +147,8 @@ class Heart:
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
         if place.attempt is not None:
             self.facts["attempt"] = str(place.attempt)
+        if place.rank < place.world and (place.world > 1 or "TORCHELASTIC_RUN_ID" in os.environ):
+            self.facts["world"] = str(place.world)  # torchrun may go on with fewer ranks
 
     @property
     def phase(self) -> str:

@@ -39,7 +39,7 @@ class AccelerateGuard:
         self, accelerator: Any, *, save_every: int | None = None, keep: int | None = None, **options: Any
     ) -> None:
         self.accelerator = accelerator
-        self.step = 0  # optimizer steps made
+        self.steps = 0  # optimizer steps made
         self.epoch = 0  # the number of the epoch, from 0
         self._seen = 0  # batches of it that the loop was given
         self._loader: Any = None
@@ -64,7 +64,7 @@ class AccelerateGuard:
             yield now
             if self.epoch == now and self.stopped is None:  # the loop has left this epoch early
                 self._epoch_over()
-        self._run.ended(self.step, finished=True)
+        self._run.ended(self.steps, finished=True)
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """``for batch in guard.batches(loader)``: the epoch's batches, or those that are left of it."""
@@ -95,7 +95,7 @@ class AccelerateGuard:
         before = naming.automatic_checkpoint_naming, naming.iteration
         naming.automatic_checkpoint_naming = False  # it would name another folder
         try:
-            with self._run.checkpoint(self.step) as folder:
+            with self._run.checkpoint(self.steps) as folder:
                 self.accelerator.save_state(str(folder))
         finally:
             naming.automatic_checkpoint_naming, naming.iteration = before
@@ -107,21 +107,21 @@ class AccelerateGuard:
         if found.path is not None:
             self.accelerator.load_state(str(found.path))
             self._seen += found.skip * self.accelerator.gradient_accumulation_steps
-        return self.step
+        return self.steps
 
     def finished(self) -> None:
         """Say that the training is complete, where the loop leaves ``epochs`` early."""
-        self._run.ended(self.step, finished=True)
+        self._run.ended(self.steps, finished=True)
 
     # ---------------------------------------------------------------------------------------------------- in checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """A part of what ``accelerator.save_state`` writes; all ranks call it together."""
         mine = {"began": self._began, "now": self._generators()}
-        return {"step": self.step, "epoch": self.epoch, "seen": self._seen, "ranks": of_all_ranks(mine)}
+        return {"step": self.steps, "epoch": self.epoch, "seen": self._seen, "ranks": of_all_ranks(mine)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.step, self.epoch, self._seen = state["step"], state["epoch"], state["seen"]
+        self.steps, self.epoch, self._seen = state["step"], state["epoch"], state["seen"]
         if len(state["ranks"]) == self._run.world:
             self._resumed = state["ranks"][self._run.rank]
             self._began = self._resumed["began"]
@@ -145,8 +145,8 @@ class AccelerateGuard:
     def _after_batch(self) -> None:
         if not self.accelerator.sync_gradients:  # they are accumulated: no step was made
             return
-        self.step += 1
-        if self._run.step(self.step):
+        self.steps += 1
+        if self._run.step(self.steps):
             self.save()
 
     def _epoch_over(self) -> None:

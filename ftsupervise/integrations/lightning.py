@@ -13,6 +13,7 @@ Both are kept here, for all ranks: a run that is interrupted in the middle of an
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
@@ -33,6 +34,7 @@ from ftsupervise.integrations.training import (
 _lightning = needed("lightning.pytorch", "pytorch_lightning", package="lightning")
 _Callback: Any = _lightning.Callback
 FILE = "lightning.ckpt"  # in the folder of a checkpoint; a folder where the strategy shards
+_END = object()
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -131,7 +133,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._began = generators()
         fit = trainer.fit_loop
         made = trainer.current_epoch == 0 or fit.is_resuming or fit.epoch_loop.restarting  # this epoch's iterator
-        if made and not _keeps_place(trainer):
+        if made and not _fetched_by_module(trainer):
             iter(fit._data_fetcher)  # made now, each epoch follows from the generators as they are at its beginning
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -204,7 +206,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         if len(ranks) != trainer.world_size:  # a fresh start, or another number of ranks: other batches for each
             return
         mine, fit = ranks[trainer.global_rank], trainer.fit_loop
-        self._began = mine["began"]
+        self._began, self._before = mine["began"], mine["now"]  # a validation may follow that was not over
         progress = fit.epoch_loop.batch_progress
         seen = progress.current.processed if fit.restarting or fit.epoch_loop.restarting else 0
         if 0 < seen < trainer.num_training_batches and not progress.is_last_batch and not _keeps_place(trainer):
@@ -218,6 +220,14 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
                     self._run.beat()
             fetcher.fetched -= seen  # Lightning adds them itself
         set_generators(mine["now"])
+        if not _fetched_by_module(trainer):  # Lightning draws up its validation first, and that draws numbers
+            fit._data_fetcher.iterator = _starting_from(mine["now"], fit._data_fetcher.iterator)
+
+
+def _starting_from(saved: dict[str, Any], batches: Iterator[Any]) -> Iterator[Any]:
+    set_generators(saved)
+    while (batch := next(batches, _END)) is not _END:  # never iter(): it would begin the epoch anew
+        yield batch
 
 
 def _validates(trainer: Any, batch_idx: int) -> bool:
@@ -233,7 +243,12 @@ def _loaders(trainer: Any) -> list[Any]:
 def _keeps_place(trainer: Any) -> bool:
     """Does the loader resume by itself (torchdata's StatefulDataLoader), or take its batches where nobody can pass over any?"""
     by_itself = all(callable(getattr(one, "load_state_dict", None)) for one in _loaders(trainer))
-    return by_itself or type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
+    return by_itself or _fetched_by_module(trainer)
+
+
+def _fetched_by_module(trainer: Any) -> bool:
+    """Does ``training_step(dataloader_iter)`` take its batches itself?"""
+    return type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"
 
 
 def _set_epoch(trainer: Any) -> None:

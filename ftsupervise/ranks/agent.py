@@ -266,7 +266,9 @@ class Agent:
             self.orphan = True
             self._leave()
         if self.leave_at is not None:
-            self.over = self.over or now >= self.leave_at or self.observer.all_gone()
+            # while there are snapshots the supervisor may want them on the disk, and says when that is over
+            stays = self.snapshots.has_any() and not self.link.refused
+            self.over = self.over or now >= self.leave_at or (self.observer.all_gone() and not stays)
         if not self.over and now - self.link.answered_at > self.config.lost:
             self.over = self.orphan = True
 

@@ -88,6 +88,27 @@ def first_failure(crashes: Sequence[RankExit]) -> RankExit | None:
     return min(together, key=lambda one: (one.code == -signal.SIGTERM, one.failed), default=None)
 
 
+_SILENT = 10.0  # seconds without a report
+
+
+def in_the_group(states: Sequence[RankState], dead: Sequence[RankExit]) -> list[RankState]:
+    """``states`` without the ranks that the others have gone on without, as under torchrun, which starts all ranks anew and may
+    do so with fewer: those that died, or were last heard of, before other ranks that died had successors. Pure."""
+    living = {one.rank for one in states if one.state not in ("X", "Z")}
+    again = max((one.at for one in dead if one.rank in living), default=None)
+    if again is None:
+        return list(states)
+    newest = max(one.seen for one in states)
+    ended = {(one.rank, one.pid): one.at for one in dead}
+
+    def left(one: RankState) -> bool:
+        if one.state == "X":
+            return ended.get((one.rank, one.pid), again) <= again
+        return one.seen <= again and newest - one.seen > _SILENT
+
+    return [one for one in states if not left(one)]
+
+
 class RankTable:
     """All ranks of the current attempt. Only the listening thread calls ``take`` and ``put``; any thread may call the rest."""
 
@@ -133,6 +154,7 @@ class RankTable:
         if self._dead:
             dead = self._dead
             found = [one._replace(state="X") if (one.rank, one.pid) in dead else one for one in found]
+            found = in_the_group(found, list(dead.values()))
         return found
 
     def tally(self) -> Tally:

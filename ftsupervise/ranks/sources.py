@@ -17,7 +17,7 @@ from time import monotonic
 from ftsupervise.ranks.observe import RankObserver
 from ftsupervise.ranks.protocol import RankExit, send_datagram
 from ftsupervise.ranks.rank_table import RankTable
-from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.reached import counted
 from ftsupervise.truth import Beat, RankState
@@ -145,9 +145,7 @@ class BeatPoller:
     def states(self, beats: tuple[Beat, ...], attempt: int, now: float) -> list[RankState]:
         """Those of ``attempt``, with the times at which they were first seen as they are."""
         known, self._known = self._known, {}
-        for beat in beats:
-            if beat.facts.get("attempt") != str(attempt):
-                continue
+        for beat in of_the_group([beat for beat in beats if beat.facts.get("attempt") == str(attempt)]):
             before = known.get(beat.rank)
             at = stepped = now
             if before is not None and before[0].pid == beat.pid:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ftsupervise.errors import from_os_error
 from ftsupervise.host import files
 from ftsupervise.model import Attempt
-from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
 from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
 from ftsupervise.rundir.launches import LaunchRecord, launches
 from ftsupervise.rundir.ledger import NEWEST, START, ledger, newest, numbers
@@ -104,7 +104,7 @@ def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tupl
         named = beat.facts.get("attempt")
         return named == str(last.number) if named else beat.at >= last.started
 
-    return tuple(beat for beat in beats if is_its(beat))
+    return of_the_group([beat for beat in beats if is_its(beat)])
 
 
 def _brake(rundir: RunDir) -> str:

@@ -17,6 +17,7 @@ import mmap
 import os
 import signal
 import struct
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from math import nan
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from ftsupervise.host import files, processes
 from ftsupervise.host.modes import make_folder, may_be_changed, stranger
 from ftsupervise.rundir.paths import RunDir, write_whole
-from ftsupervise.rundir.records import decode, encode, parse_object, read_json, read_record, write_json
+from ftsupervise.rundir.records import as_count, decode, encode, parse_object, read_json, read_record, write_json
 from ftsupervise.truth import Beat, HeartbeatSample
 
 ENV_PAGES = "FTSUPERVISE_PAGES"  # the directory of this attempt's pages on every node, set by ``ftsupervise run``
@@ -273,6 +274,14 @@ def read_beats(rundir: RunDir) -> tuple[Beat, ...]:
         return ()
     found = (_read_beat(rundir.beats / name) for name in names if name.startswith("rank-"))
     return tuple(sorted((beat for beat in found if beat is not None), key=lambda beat: beat.rank))
+
+
+def of_the_group(beats: Sequence[Beat]) -> tuple[Beat, ...]:
+    """``beats`` of one attempt without those of ranks that the others have gone on without: torchrun forms its group anew, and
+    may do so with fewer. The newest beat says how many there are. Pure."""
+    newest = max((beat for beat in beats if "world" in beat.facts), key=lambda beat: beat.at, default=None)
+    world = as_count(newest.facts["world"]) if newest is not None else None
+    return tuple(beat for beat in beats if not world or beat.rank < world)
 
 
 def _read_beat(path: Path) -> Beat | None:

@@ -17,6 +17,7 @@ from ftsupervise.errors import from_os_error
 from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
+from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
 from ftsupervise.rundir.lost_ends import told_to_end, told_to_leave, without_end
@@ -114,6 +115,7 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
         outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
+        kept=kept.read_kept(folder),
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))

@@ -130,3 +130,20 @@ def _step(here: Scene) -> int:
     from ftsupervise.rundir.heartbeat_page import read_beats
 
     return min((beat.step or 0 for beat in read_beats(here.rundir)), default=0)
+
+
+def test_a_job_that_is_told_to_end_keeps_its_memory_for_the_next_one(scene: Callable[..., Scene], until: Until) -> None:
+    """As at the time limit: Slurm tells the job's processes on all nodes to end, and kills them half a minute later."""
+    here = scene(nodes=2)
+    launch(here, 150, 1000, jobs=2)
+    until(lambda: here.trains(1) and (here.attempts()[0].held or 0) > 20, "snapshots on both nodes")
+    first = here.attempts()[0]
+    here.sandbox.run(["scancel", "--full", "--signal=TERM", first.job_id])
+    until(lambda: here.attempts()[0].ended, "the end of the first job", 60)
+    until(lambda: here.attempts()[0].kept, "what it keeps", 60)
+    until(here.rundir.finished.exists, "the end", 150)
+    assert_every_step_counts_once(here, 150)
+    second = here.attempts()[1]
+    assert second.begins is not None
+    assert (second.begins.source, second.begins.step) == ("kept", here.attempts()[0].kept), here.log()
+    assert f"step {second.begins.step} kept on the disk" in here.type("status", here.name)

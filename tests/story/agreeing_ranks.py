@@ -165,7 +165,7 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
     if plan["store"] == "agent":
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     own, hold = random.Random(plan["seed"] * 10 + rank), []
-    memory = HostMemory().share()[0] + 0.012 if any(what == "memory" for _, what in mine) else None
+    memory = max(HostMemory().shares().values()) + 0.012 if any(what == "memory" for _, what in mine) else None
     if not plan["early"]:
         meet(plan["store"], rank, folder)
     with Guard(poll=0.02, beat_every=0.5, memory=memory) as guard:

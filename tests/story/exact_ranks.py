@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed with gloo that save and restore by the guard: exact_ranks.py FOLDER, then one order a line.
+"""Ranks of torch.distributed with gloo that save and restore by the guard, one order a line.
 
 Imports torch once; each line of its input is {"what", "world", "steps", …}: the ranks are forked, and what each says at its end
 is answered in one line, by rank.
@@ -27,8 +27,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ftsupervise import Guard
 from ftsupervise.integrations.torch_data import Batches
-
-FOLDER = Path(sys.argv[1])
 
 
 def train(rank: int, world: int, order: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +96,8 @@ def main() -> None:
             pids.append(os.fork())
             if pids[-1]:
                 continue
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(order["world"]))
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(order["world"]), FTSUPERVISE_CHECKPOINT_DIR=order["into"])
+            os.dup2(os.open(order["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
             store = dist.FileStore(order["store"], order["world"])
             try:
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=order["world"])

@@ -116,7 +116,7 @@ def test_the_disk_of_this_test_does_drop_what_was_not_synced(tmp_path: Path) -> 
 
 def killed(tmp_path: Path, kills: int, seed: int, frozen: int = 0) -> int:
     """Kill a saver at random moments; after each kill look at what is found, and go on from there. Of ``frozen`` files that
-    never change each is kept once: then each checkpoint is read that was committed."""
+    never change each is kept once: then the older checkpoints are read too."""
     size, draws = 20_000, random.Random(seed)
     folder, tell = tmp_path / "ckpt", tmp_path / "told"
     # one interpreter that forks a saver for each kill: a start costs more than a save
@@ -157,7 +157,7 @@ def killed(tmp_path: Path, kills: int, seed: int, frozen: int = 0) -> int:
             now = found.verdict.step if found.verdict is not None else 0
             assert now is not None and now >= committed, f"{committed} was committed, {now} is found"
             assert found.verdict is None or whole(found.verdict.path, now, size)
-            for one in checkpoints_in(folder) if frozen else ():
+            for one in checkpoints_in(folder)[:6] if frozen else ():
                 assert verify(one.path, FULL).good and whole(one.path, one.step or 0, size), one
             window *= 1.2 if now == step else 0.8  # about every second kill comes before the first save is over
             step = now
@@ -165,6 +165,7 @@ def killed(tmp_path: Path, kills: int, seed: int, frozen: int = 0) -> int:
     left = [path.name for path in folder.iterdir() if path.name != ".staging" and not path.name.startswith("step-")]
     assert not left, "nothing but checkpoints and the staging area"
     if frozen:
+        assert all(verify(one.path, FULL).good for one in checkpoints_in(folder))
         shared = [
             path for one in checkpoints_in(folder) for path in one.path.glob("frozen-*") if path.stat().st_nlink > 1
         ]

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,6 +107,55 @@ def test_a_rank_that_left_no_list_makes_the_checkpoint_torn_and_nothing_is_commi
     with ranks[0].checkpoint(2, barrier=lambda: None, ranks=(0, 1, 3)) as folder:  # where three of them save
         write(folder, 0)
     assert verify(checkpoints / "step-00000002", FULL).good
+
+
+def test_no_rank_leaves_the_block_before_rank_0_has_committed(
+    checkpoints: Path, ranks: list[Guard], capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, seen = checkpoints / "step-00000003", list[bool]()
+    meet = threading.Barrier(4)
+
+    def save(number: int) -> None:
+        def barrier() -> None:
+            meet.wait()
+            if number == 0:
+                time.sleep(0.3)  # the others are far ahead when it commits
+
+        with ranks[number].checkpoint(3, barrier=barrier) as folder:
+            (folder / f"shard-{number}").write_bytes(b"x")
+        seen.append(read_manifest(target) is not None)
+
+    for _ in range(2):  # the second one takes the place of the first
+        before = target.stat().st_ino if target.exists() else 0
+        threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert target.stat().st_ino != before
+    assert seen == [True] * 8 and "has not committed" not in capfd.readouterr().err
+
+
+def test_when_rank_0_cannot_commit_each_rank_hears_why(
+    checkpoints: Path, ranks: list[Guard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftsupervise.checkpoints.shards.PATIENCE", 0.2)
+    failed = all_save(ranks[:3], 4, lambda folder, rank: (folder / f"shard-{rank}").write_bytes(b"x"))
+    words = sorted(str(one) for one in failed)
+    assert len(words) == 3 and all("rank 3 left no list of its files" in one for one in words)
+    assert sum("rank 0 could not commit it" in one for one in words) == 2
+    assert not all_save(ranks, 4, lambda folder, rank: (folder / f"shard-{rank}").write_bytes(b"x")), (
+        "the next one does"
+    )
+
+
+@pytest.mark.usefixtures("one_after_the_other")
+def test_a_rank_that_does_not_see_the_commit_in_time_goes_on_and_says_so(
+    checkpoints: Path, ranks: list[Guard], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ranks[1].checkpoint(2, barrier=lambda: None) as folder:
+        (folder / "shard-1").write_bytes(b"x")
+    assert "rank 1: step 2: rank 0 has not committed it within 30 s, as far as this rank sees" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("one_after_the_other")

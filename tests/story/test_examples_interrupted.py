@@ -121,11 +121,10 @@ def kill_at_random(run: Launched, kills: int, until: Until) -> None:
     assert finished(run.log()) == run.undisturbed()
 
 
-@pytest.mark.parametrize("name", ["minimal", *(pytest.param(name, marks=torch_only) for name in ("ddp", "fsdp_dcp"))])
-def test_an_example_that_is_killed_once_ends_with_the_bits_of_an_undisturbed_run(
-    launched: Callable[[str], Launched], until: Until, name: str
+def test_the_smallest_example_that_is_killed_ends_with_the_bits_of_an_undisturbed_run(
+    launched: Callable[[str], Launched], until: Until
 ) -> None:
-    kill_at_random(launched(name), 1, until)
+    kill_at_random(launched("minimal"), 2, until)
 
 
 @pytest.mark.slow

@@ -52,10 +52,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_stopped_goes_on_to_the_bits_of_an_undisturbed_one(played: Path, name: str) -> None:
-    alone, stopped, again = json.loads((played / "said.json").read_text())[name]
+    alone, stopped, again, older = json.loads((played / "said.json").read_text())[name]
     found = re.search(r"^stopped \(kill switch.*\) at step (\d+), ", stopped, re.M)
     assert found and 7 <= int(found[1]) < STEPS, stopped
-    assert ending(again) == ending(alone)
+    assert ending(again) == ending(older) == ending(alone)
     run = RunDir(played / name / "again" / "run")
     assert run.finished.exists()
     assert {beat.facts["stop"] for beat in read_beats(run) if "stop" in beat.facts} <= {"kill switch"}

@@ -166,16 +166,40 @@ def test_the_guard_s_block_runs_in_a_loop_that_stands_in(tmp_path: Path, monkeyp
         (tmp_path / "state" / "finished").unlink()
 
 
+def test_the_loop_that_gives_its_loss_leaves_unsaved_when_it_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FTSUPERVISE_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("FTSUPERVISE_GUARD_LOSS_NONFINITE", "resume")
+    (block,) = marked("run", "loss")
+    batches = Batches()
+    never: list[Path] = []
+    names = {"load": never.append, "loader": batches, "last": 50, "save": never.append}
+    exec(compile(block.text, str(block), "exec"), {**names, "train": lambda step, batch: batch})
+    assert batches.at == 33 and not batches.skipped and not never
+    assert not (tmp_path / "state" / "finished").exists()
+
+
+class Batches:
+    """A loader whose batch 33 makes the loss no number."""
+
+    at = skipped = 0
+
+    def skip(self, count: int) -> None:
+        self.skipped += count
+
+    def __next__(self) -> float:
+        self.at += 1
+        return float("nan") if self.at == 33 else 1.0
+
+
 def test_the_vote_over_ranks_is_taken_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch need not be there: what stands in for it is one rank's all-reduce beside another rank that says SAVE."""
+    """MPI need not be there: what stands in for it is one rank's allreduce beside another rank that says SAVE."""
     other = int(Decision.SAVE) << 4 | 1
-    torch, dist = types.ModuleType("torch"), types.ModuleType("torch.distributed")
-    torch.tensor = lambda values: Box(values)  # type: ignore[attr-defined]
-    dist.ReduceOp = types.SimpleNamespace(MAX="max")  # type: ignore[attr-defined]
-    dist.all_reduce = lambda box, op: box.take(max(box.item(), other))  # type: ignore[attr-defined]
-    torch.distributed = dist  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+    mpi = types.ModuleType("mpi4py")
+    world = types.SimpleNamespace(allreduce=lambda vote, op: op(vote, other))
+    mpi.MPI = types.SimpleNamespace(COMM_WORLD=world, MAX=max)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi)
     (block,) = marked("run", "agree")
     names: dict[str, Any] = {}
     exec(compile(block.text, str(block), "exec"), names)
@@ -208,17 +232,6 @@ def test_the_loops_with_snapshots_run_as_shown(tmp_path: Path, monkeypatch: pyte
         assert saved
     finally:
         shutil.rmtree(root)
-
-
-class Box:
-    def __init__(self, values: list[int]) -> None:
-        self.values = values
-
-    def take(self, value: int) -> None:
-        self.values[0] = value
-
-    def item(self) -> int:
-        return self.values[0]
 
 
 def test_the_watchdog_in_contributing_finds_what_it_looks_for(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.config.find_run import starred
 from ftsupervise.probe import Entry, Missing, NotSeen, Tail
-from ftsupervise.rundir.heartbeat_page import parse_beat
+from ftsupervise.rundir.heartbeat_page import of_the_group, parse_beat
 from ftsupervise.rundir.log_lines import whole
 from ftsupervise.truth import Beat
 
@@ -120,7 +120,9 @@ def newest_beats(look: Look, now: float) -> tuple[tuple[tuple[Beat, float], ...]
         return (), _why_none(look)
     read = [(beat, max(0.0, now - text.mtime)) for text in got if (beat := parse_beat(text.data)) is not None]
     newest = max((attempt(beat) for beat, _ in read), default=0)
-    return tuple(pair for pair in read if attempt(pair[0]) == newest), ""
+    mine = [pair for pair in read if attempt(pair[0]) == newest]
+    members = {beat.rank for beat in of_the_group([beat for beat, _ in mine])}
+    return tuple(pair for pair in mine if pair[0].rank in members), ""
 
 
 def _why_none(look: Look) -> str:
