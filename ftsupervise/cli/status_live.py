@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from ftsupervise.printable import printable, printable_lines
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.records import decode, parse_object
 
+_KEY = re.compile(r"\x1b[\[O][A-D]|[\s\S]")
 _WITHIN = 20.0  # seconds for a look; it ends after fifteen by itself
 _UP, _DOWN, _ENTER, _BACK = (
     ("\x1b[A", "k", "\x1bOA"),
@@ -125,12 +127,13 @@ class _Live:
                 self._busy = False
             if sys.stdin not in ready:
                 continue
-            key = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
-            if key in ("q", "Q", "\x03", "\x04", ""):
-                return None
-            if key == "l" and (log_of := self._directory()):
-                return log_of
-            self._on_key(key)
+            typed = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
+            for key in _KEY.findall(typed) or [""]:
+                if key in ("q", "Q", "\x03", "\x04", ""):
+                    return None
+                if key == "l" and (log_of := self._directory()):
+                    return log_of
+                self._on_key(key)
 
     def _on_key(self, key: str) -> None:
         screen, rows = self._screen, len(self._look.rows)
