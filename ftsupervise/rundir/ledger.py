@@ -114,8 +114,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
-        outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
         kept=kept.read_kept(folder),
+        outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
