@@ -196,7 +196,7 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
             guard.finished(number)
             said["end"] = "finished"
     beat = json.loads((run / "beats" / f"rank-{rank}").read_text())
-    said["lost"] = beat["facts"].get("problem", "")
+    said["lost"] = beat["facts"].get("cannot_agree", "")
 
 
 def play(plan: dict[str, Any]) -> dict[str, Any]:
