@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ftsupervise.truth import Beginning, LossTrouble, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
 
 
 class FailureKind(str, Enum):
@@ -275,9 +275,11 @@ class Attempt(NamedTuple):
     resumed: Resumed | None = None  # None where its loop did not ask the guard for a checkpoint
     begins: Beginning | None = None  # None where no rank of its job had a snapshot in memory
     held: int | None = None  # of one without an end: newest step whose snapshots every buddy holds
+    kept: int | None = None  # step that was in memory only and was kept on the disk when its job ended
     saving: float | None = None  # seconds in saves; None where the loop does not say
     worked: float | None = None  # seconds from the start to the last sign of progress
     braked: bool = False  # the brake came on after it
+    outputs: tuple[OutputPart, ...] = ()  # files; none where it goes to a pipe or a terminal
     heard: datetime | None = None  # of one without an end: its supervisor's last page
     trouble: LossTrouble | None = None  # with the loss, that was not over when it ended
     first_loss: float | None = None  # the first that any rank reported
@@ -301,9 +303,6 @@ class Attempt(NamedTuple):
     def why(self) -> str:
         """The cause with the line that decides, for people: "exit 1: ValueError: no such shape"."""
         return f"{self.words}: {self.line}" if self.line else self.words
-
-
-# ----------------------------------------------------------------------------------------------------- the queue
 
 
 class JobState(Enum):

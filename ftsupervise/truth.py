@@ -171,7 +171,9 @@ class Resumed(NamedTuple):
 class Beginning(NamedTuple):
     """Where an attempt begins from, as its supervisor chose it. ``words()`` says it to people."""
 
-    source: str = ""  # "memory", "disk", or "start" where neither offers a step
+    source: str = (
+        ""  # "memory", "kept" on the disk from an older job's memory, "disk", or "start" where none offers a step
+    )
     step: int | None = None
     copies: int = 0  # ranks whose snapshot came from another node
     again: int | None = None  # steps that are made again
@@ -179,7 +181,11 @@ class Beginning(NamedTuple):
 
     def words(self) -> str:
         """ "from step 118 in memory (2 steps are made again)"."""
-        where = {"memory": f"from step {self.step} in memory", "disk": f"from the disk, step {self.step}"}
+        where = {
+            "memory": f"from step {self.step} in memory",
+            "kept": f"from step {self.step}, kept on the disk from the memory of an older job",
+            "disk": f"from the disk, step {self.step}",
+        }
         more = [f"{_ranks(self.copies)} from another node's memory"] if self.copies else []
         if self.again is not None:
             more.append("1 step is made again" if self.again == 1 else f"{self.again} steps are made again")
@@ -189,3 +195,10 @@ class Beginning(NamedTuple):
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+class OutputPart(NamedTuple):
+    """A file that an attempt's output goes to, and its size when the attempt began."""
+
+    path: Annotated[str, 4096] = ""
+    begin: int = 0

@@ -16,6 +16,7 @@ class Source(str, Enum):
     """Where an attempt begins from."""
 
     MEMORY = "memory"
+    KEPT = "kept"  # on the disk, from the memory of an older job
     DISK = "disk"
     START = "start"  # neither memory nor disk offer a step, as far as the supervisor knows
 

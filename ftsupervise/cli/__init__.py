@@ -23,7 +23,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "run": ("run", "run", "Supervise a command inside the job (the batch script calls this)."),
     "watch": ("watch", "watch", "Check the run(s) once and notify people of what changed; --every 60s repeats it."),
     "check": ("check", "check", "Run the watchdogs once and print what they find."),
-    "status": ("status", "status", "Show how the run is doing."),
+    "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
+    "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
+    "list": ("logs", "list_runs", "List the runs that this account has launched, for scripts."),
     "kill": ("switches", "kill", "Raise the kill switch: the run saves and stops at its next step."),
     "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("switches", "clear", "Lower a switch again."),
@@ -75,7 +77,8 @@ def ftsupervise() -> None:
 
     \b
     ftsupervise launch             submit the run of ./ftsupervise.yaml
-    ftsupervise status             show how it is doing
+    ftsupervise status             show how it is doing; --all: all runs
+    ftsupervise logs -f            follow its output
     ftsupervise watch --every 60s  notify people when something is wrong
 
     Exit codes: 0 done; 64 usage, 65 refused by sbatch, 66 not found, 69 Slurm unreachable, 73 cannot write,

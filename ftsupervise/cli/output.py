@@ -101,6 +101,11 @@ def look_at_terminals() -> bool:
     return bool(_terminals[1])
 
 
+def columns() -> int:
+    """How wide the terminal is that the standard output goes to; 0: it goes elsewhere."""
+    return _terminals.get(1, 0)
+
+
 def count(number: int, noun: str) -> str:
     """ "1 check", "2 checks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

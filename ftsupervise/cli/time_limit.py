@@ -31,7 +31,7 @@ _SLURM = 8.0  # … of which for Slurm's commands, all together
 _GRACE = 0.3
 _UNSEEN = 3  # Nagios: could not see
 
-_QUICK = frozenset({"status", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
+_QUICK = frozenset({"status", "logs", "list", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
 _QUICK_CRON = frozenset({"status", "list", "add"})
 _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
@@ -40,6 +40,7 @@ _BARE = frozenset(
     {"--all", "--sizes", "--quick", "--sample", "--full", "--again", "--json", "--quiet", "--copied", "--not-copied"}
 )
 _UNTIL = struct.Struct("<d")  # monotonic seconds; 0: a person is being asked
+_ENDED = struct.Struct("<i")  # behind it: 1 + the exit code of the child, once it has said all; 0 before
 
 _board: mmap.mmap | None = None
 
@@ -48,6 +49,8 @@ def applies(args: Sequence[str]) -> bool:
     """Is it a command that reads and answers, or writes one file and is done?"""
     words = [word for word in args if not word.startswith("-")]
     if not words or "--help" in args or "-h" in args:
+        return False
+    if words[0] == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
         return False
     if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
         return True
@@ -147,8 +150,8 @@ def go_on_in_a_child(args: Sequence[str]) -> None:
     if (stuck := _stuck(args)) != "":
         _end(args, f"no answer: {stuck}")
     columns = _columns()
-    board = mmap.mmap(-1, _UNTIL.size)
-    board[:] = _UNTIL.pack(time.monotonic() + ANSWER)
+    board = mmap.mmap(-1, _UNTIL.size + _ENDED.size)
+    _UNTIL.pack_into(board, 0, time.monotonic() + ANSWER)
     out, err = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
@@ -173,25 +176,26 @@ def end_child(ended: SystemExit) -> None:
             sys.stderr.flush()
         except OSError:  # nobody reads on
             pass
-        os._exit(ended.code or 0)
+        _ENDED.pack_into(_board, _UNTIL.size, 1 + (ended.code or 0))
+        os._exit(ended.code or 0)  # which waits for a thread that hangs on a dead mount
 
 
 def extend(seconds: float) -> None:
     """Something with a bound of its own begins: this command may take as long."""
     if _board is not None:
-        until = max(_UNTIL.unpack(_board[:])[0], time.monotonic() + seconds)
-        _board[:] = _UNTIL.pack(until)
+        until = max(_UNTIL.unpack_from(_board)[0], time.monotonic() + seconds)
+        _UNTIL.pack_into(_board, 0, until)
 
 
 def person_is_asked() -> None:
     """Stop the clock while a person answers; ``person_has_answered`` restarts it."""
     if _board is not None:
-        _board[:] = _UNTIL.pack(0.0)
+        _UNTIL.pack_into(_board, 0, 0.0)
 
 
 def person_has_answered() -> None:
     if _board is not None:
-        _board[:] = _UNTIL.pack(time.monotonic() + ANSWER)
+        _UNTIL.pack_into(_board, 0, time.monotonic() + ANSWER)
 
 
 def _columns() -> int:
@@ -212,7 +216,10 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
         while status is None:
             _pass_on(pipes, 0.05)
             status = _ended(pid)
-            until = _UNTIL.unpack(board[:])[0]
+            until, ended = _UNTIL.unpack_from(board)[0], _ENDED.unpack_from(board, _UNTIL.size)[0]
+            if status is None and ended and not _pass_on(pipes, _GRACE) and _ended(pid) is None:
+                _kill(pid, args)  # it has said all, and a part of it hangs
+                os._exit(ended - 1)
             if status is None and 0 < until < time.monotonic():
                 left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -190,6 +190,9 @@ def _secret_variable(value: object) -> object:
             "(what stands here is not shown: it may be the secret itself)"
         )
     return value
+
+
+Off = Literal[False, "off"]
 
 
 def off_is_null(kind: object) -> BeforeValidator:

@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ftsupervise.config.fields import Duration, Matching, Positive, Strict, declared, off_is_null
+from ftsupervise.config.fields import Duration, Matching, Off, Positive, Strict, declared, off_is_null
 
 ModuleName = Annotated[
     str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "the name of a Python module", "torch.distributed")
 ]
-Off = Literal[False, "off"]
 _Warm = Literal["auto"] | tuple[ModuleName, ...]
 Kind = Literal["code", "signal", "memory", "node", "disk", "start", "hang", "numbers", "lost"]
 

@@ -20,13 +20,13 @@ from ftsupervise.config.fields import (
     Lines,
     Matching,
     Positive,
-    Share,
     Size,
     Strict,
     TimeLimit,
     declared,
     wrong_at,
 )
+from ftsupervise.config.guarding import GuardSettings
 from ftsupervise.config.heartbeat import HeartbeatSettings
 from ftsupervise.config.restarts import Restart
 from ftsupervise.config.slurm_options import (
@@ -296,29 +296,6 @@ class Launch(Strict):
             key = KEYS.get(option_name(option))
             if key and getattr(self, key):
                 raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
-
-
-class LossSettings(Strict):
-    """What follows when the loss that the loop gives to ``guard.loss()`` is no number, or diverges."""
-
-    nonfinite: Literal["warn", "stop", "resume"] = declared("guard.loss.nonfinite")
-    diverging: Literal["warn", "stop", "resume", "off"] = declared("guard.loss.diverging")
-    tolerate: int = declared("guard.loss.tolerate")
-    patience: int = declared("guard.loss.patience")
-    back: int = declared("guard.loss.back")
-    tries: int = declared("guard.loss.tries")
-
-
-class GuardSettings(Strict):
-    """The checks of the guard inside the training loop."""
-
-    poll: Annotated[Duration, Positive] = declared("guard.poll")
-    memory: Share | None = declared("guard.memory")
-    gpu_memory: Share | None = declared("guard.gpu_memory")
-    stop_before: Annotated[Duration, Positive] | None = declared("guard.stop_before")
-    run_for: Annotated[Duration, Positive] | None = declared("guard.run_for")
-    loss: LossSettings = LossSettings()
-    """A loss that is no number, or that diverges."""
 
 
 class Sharing(Strict):

@@ -200,8 +200,8 @@ SETTINGS = (
     ),
     Setting(
         "--loss-diverging", f"{_LOSS}.diverging", "guard.LOSS_DIVERGING", Form.CHOICE, "warn", choices=(*_NONFINITE, "off"),
-        bare=None,
-        help="The same when the loss has gone up and stays there.",
+        off="off", bare=None,
+        help="The same when the loss has gone up and stays there; null or off: not judged.",
     ),
     Setting(
         "--loss-tolerate", f"{_LOSS}.tolerate", "guard.LOSS_TOLERATE", Form.COUNT, 0, least=0, most=1_000_000, bare=None,

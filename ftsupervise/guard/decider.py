@@ -92,7 +92,7 @@ class Decider:
                 self._find_the_others()
             if _monotonic() >= self._pace.due:
                 self._look(heart)
-            decision = self._decision()
+            decision = self._decision(heart)
         if decision.save:
             self.outside.switches.answer()
             self._want = _CONTINUE
@@ -163,15 +163,14 @@ class Decider:
     def _at_exit(self) -> None:
         self.close(in_order=self._stop is not None)
 
-    def _decision(self) -> Decision:
+    def _decision(self, heart: Heart) -> Decision:
         if self.agreement is None:
             return self._want
         decision = self.agreement.decide(self._want)
-        if self.agreement.lost and self._place.rank < _SPEAKERS:
-            self._voice.once(
-                f"the ranks cannot agree any more ({self.agreement.lost}): each decides alone, and they may stop at "
-                "different steps"
-            )
+        if self.agreement.lost:
+            heart.facts["problem"] = problem = f"the ranks cannot agree any more ({self.agreement.lost})"
+            if self._place.rank < _SPEAKERS:
+                self._voice.once(f"{problem}: each decides alone, and they may stop at different steps")
         return decision
 
     def _settle(self, decision: Decision, step: int, heart: Heart) -> None:

@@ -64,9 +64,10 @@ def _choose(place: RankContext, scope: Scope, found: GoBack) -> WayBack:
     """The newest that is old enough; else the oldest. From the beginning only where that is near, or there is none at all."""
     there = checkpoints_in(place.checkpoints)
     choice = choose(place.checkpoints, scope, without=_names(there, found.newest))
-    if choice.verdict is None and found.before > max(place.loss_back, 1):
+    if choice.verdict is None:
         older = [one for one in there if one.step is not None and one.step < found.before]
-        for one in reversed(older or there):
+        near = found.before <= max(place.loss_back, 1)
+        for one in reversed(older or ([] if near else there)):
             choice = choose(place.checkpoints, scope, without=[other.path.name for other in there if other is not one])
             if choice.verdict is not None:
                 break

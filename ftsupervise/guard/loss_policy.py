@@ -15,7 +15,7 @@ from ftsupervise.guard.settings import whole
 from ftsupervise.rundir.paths import ENV_GUARD
 from ftsupervise.truth import DIVERGES, NOT_A_NUMBER, LossTrouble
 
-_MOST_WARNINGS = 10
+_MOST_WARNINGS, _MOST_OF_OTHERS = 10, 2  # of rank 0, and of each other one
 _LASTING = 3  # losses in a row that are no number: the state is bad, and not only a batch
 
 
@@ -159,7 +159,8 @@ class LossWatch:
         return True
 
     def _say(self, text: str) -> None:
-        """A loss that comes and goes does not fill the log."""
+        """A loss that comes and goes does not fill the log, nor do ten thousand ranks with the same one."""
         self._warned += 1
-        if self._warned <= _MOST_WARNINGS:
-            self._warn(text + ("; more of this is not said" if self._warned == _MOST_WARNINGS else ""))
+        most = _MOST_WARNINGS if self._rank == 0 else _MOST_OF_OTHERS
+        if self._warned <= most:
+            self._warn(text + ("; more of this is not said" if self._warned == most else ""))

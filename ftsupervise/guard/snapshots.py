@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_pins import SLOTS_ALONE
@@ -26,12 +26,16 @@ from ftsupervise.guard.settings import RankContext, Voice, whole
 from ftsupervise.guard.snapshot_memory import Copied, SnapshotMemory
 from ftsupervise.guard.stop_reasons import StopReasons
 from ftsupervise.host.shared_memory import is_private
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS
+
+if TYPE_CHECKING:
+    from ftsupervise.guard.snapshot_kept import KeptRank
 
 EVERY = 2  # steps from one snapshot to the next, unless the settings say otherwise
 _SLOTS = 16  # at most
 _BELOW = 0.05  # of the memory: snapshots stay that far below the share at which the guard leaves
 _AGENT_WITHIN = 30.0  # seconds
+_ON_DISK = -1  # in the place of a slot
 
 
 class Snapshots:
@@ -46,6 +50,7 @@ class Snapshots:
         self._every = _setting("SNAPSHOT_EVERY", EVERY, 0, 1_000_000)
         self._loop: LoopState | None = None
         self._memory: SnapshotMemory | None = None
+        self._kept: tuple[SnapshotId, KeptRank | None] | None = None  # on the disk; None: it is not there for this rank
         self._why = ""  # there are none
         # monotonic: the node's agent, which starts beside the first ranks of a job, makes the folder until then
         self._coming_until = time.monotonic() + _AGENT_WITHIN if os.environ.get(ENV_RESTART) == "0" else 0.0
@@ -82,9 +87,8 @@ class Snapshots:
             self._agree = lambda vote: max(ranks.of_all(vote))
 
         def load(found: SnapshotId, slot: int) -> None:
-            assert self._memory is not None
-            data = self._memory.data(slot)
-            loop.load(self._memory.description(slot), lambda at: data)
+            description, data = self._content(slot)
+            loop.load(description, lambda at: data)
 
         return self.begin(loop.why_not, lambda: loop.warm_up(one_pass), load)
 
@@ -98,6 +102,7 @@ class Snapshots:
         cannot begin where the others do."""
         if not self._named or not self._every:
             return None
+        self._look_on_the_disk()
         held = self._held()
         step = self._chosen([one.step for one in held])
         found, reason = None, ""
@@ -118,8 +123,30 @@ class Snapshots:
             raise RuntimeError(f"the snapshot of step {step} could not be loaded: {error}") from error
         return found.step
 
+    def _look_on_the_disk(self) -> None:
+        """Where an older job's memory was kept on the disk, it is mapped from there."""
+        folder = os.environ.get(ENV_SNAPSHOT_KEPT, "")
+        if folder:
+            from ftsupervise.guard.snapshot_kept import KeptRank, kept_for
+
+            try:
+                self._kept = kept_for(Path(folder), self._place.world), None
+                self._kept = self._kept[0], KeptRank(Path(folder), self._place.rank)
+            except (OSError, ValueError) as error:
+                self._voice.once(f"{folder} cannot be used: {error}")
+
+    def _content(self, slot: int) -> tuple[bytes, memoryview]:
+        """Description and data. Raises OSError, ValueError."""
+        if slot == _ON_DISK:
+            assert self._kept is not None and self._kept[1] is not None
+            return self._kept[1].description, self._kept[1].data
+        assert self._memory is not None
+        return self._memory.description(slot), self._memory.data(slot)
+
     def _held(self) -> dict[SnapshotId, int]:
         """The snapshot that this attempt may begin from."""
+        if self._kept is not None:
+            return {} if self._kept[1] is None else {self._kept[0]: _ON_DISK}
         newest = self._place.attempt
         try:
             held = {} if self._memory is None else self._memory.held()
@@ -131,6 +158,10 @@ class Snapshots:
     def _chosen(self, steps: list[int]) -> int | None:
         """The step that all ranks begin from: as the supervisor says, else the newest that all of them hold."""
         said = os.environ.get(ENV_SNAPSHOT_STEP, "")
+        if (
+            os.environ.get(ENV_SNAPSHOT_KEPT, "") and self._kept is None
+        ):  # of another number of ranks, as all of them see
+            return None
         if said.isascii() and said.isdigit():
             return int(said)
         if self._place.attempt is not None:  # a supervisor, and it has named none
@@ -150,11 +181,12 @@ class Snapshots:
             bound = lowest - 1
 
     def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
-        assert self._memory is not None
         try:
-            if self._place.attempt is None and self._memory.is_damaged(held[found]):  # a supervisor has looked
+            memory, slot = self._memory, held[found]
+            alone = slot != _ON_DISK and self._place.attempt is None  # else the supervisor or ``KeptRank`` has looked
+            if alone and memory is not None and memory.is_damaged(slot):
                 return "it is damaged: its bytes are not those that were copied there"
-            return why_not(self._memory.description(held[found]))
+            return why_not(self._content(slot)[0])
         except (OSError, ValueError, LookupError) as error:
             return str(error)
 
@@ -246,8 +278,7 @@ class Snapshots:
         from ftsupervise.guard.snapshot_folder import unpack, why_not
 
         def load(found: SnapshotId, slot: int) -> None:
-            assert self._memory is not None
-            unpack(self._memory.description(slot), self._memory.data(slot), into)
+            unpack(*self._content(slot), into)
 
         return self.begin(why_not, lambda: None, load)
 

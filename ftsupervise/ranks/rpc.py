@@ -19,7 +19,14 @@ from time import monotonic
 from ftsupervise.ranks.protocol import RankExit, chunks, pack_exits, read_exits
 from ftsupervise.rundir.records import as_count
 
-_BOUND = {"evidence": 20.0, "kill": 5.0, "ping": 2.0, "snapshots": 5.0, "snapshots-begin": 300.0}  # seconds
+_BOUND = {
+    "evidence": 20.0,
+    "kill": 5.0,
+    "ping": 2.0,
+    "snapshots": 5.0,
+    "snapshots-begin": 300.0,
+    "snapshots-keep": 600.0,
+}  # seconds
 _MOST = 250_000  # bytes of an answer
 _AGAIN = 20  # searches until no new process is found: they may fork meanwhile
 

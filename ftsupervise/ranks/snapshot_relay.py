@@ -5,6 +5,9 @@
                                  invalidate all that is newer ("-": everything), fetch those ranks, and compare the others
                                  with their digest; "done", or "damaged RANK…" for those that it gave up, or why not
 
+    snapshots-keep STEP/ATTEMPT RANK,… DIR
+                                 write what is held of that one into DIR, on the disk; "done", or why not
+
 The questions are answered by a process of their own (``rpc.py``), which may take its time.
 """
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 _TRIES = 5  # starts of an exchange that ends by itself
 NOT_COPIED = b"{}"  # a report without a port
-QUESTION, BEGIN = "snapshots", "snapshots-begin"
+QUESTION, BEGIN, KEEP = "snapshots", "snapshots-begin", "snapshots-keep"
 DONE, DAMAGED = "done", "damaged"
 
 
@@ -51,6 +54,10 @@ class SnapshotRelay:
     @property
     def place(self) -> str:
         return memory_folder.node_folder(self._folder, self._node) if self._folder else ""
+
+    def has_any(self) -> bool:
+        """Do snapshots lie on this node?"""
+        return self._held is not None and bool(memory_folder.ranks_in(self.place))
 
     def beat(self) -> None:
         """Once the ranks here make snapshots, start the exchange, or say that there are some where nothing is copied."""
@@ -88,7 +95,7 @@ class SnapshotRelay:
         verb, _, rest = question.partition(" ")
         if verb == QUESTION:
             return "\n".join(" ".join(map(str, one[:4])) for one in held_in(self.place, node))
-        return begin_from(self.place, rest, self._key)
+        return keep(self.place, rest) if verb == KEEP else begin_from(self.place, rest, self._key)
 
     def close(self, *, keep: bool) -> None:
         """``keep``: another agent will follow in this job."""
@@ -234,6 +241,35 @@ def give_up_damaged(place: str, ranks: Iterable[int], wanted: SnapshotId) -> lis
 
     _all_at_once(look, ranks)
     return sorted(damaged)
+
+
+def keep_question(step: int, attempt: int, ranks: Iterable[int], folder: str) -> str:
+    """The question that has a node write what it holds of ``ranks`` into ``folder``."""
+    return f"{KEEP} {step}/{attempt} {','.join(map(str, ranks))} {folder}"
+
+
+def keep(place: str, rest: str) -> str:
+    """Write snapshots from this node's memory onto the disk; "done" when all of them are durable, else why not."""
+    from ftsupervise.checkpoints.memory_kept import write_rank
+    from ftsupervise.checkpoints.memory_slots import SnapshotId
+
+    wanted, _, rest = rest.partition(" ")
+    ranks, _, folder = rest.partition(" ")
+    step, _, attempt = wanted.partition("/")
+    numbers = [as_count(word) for word in (step, attempt, *ranks.split(","))]
+    if None in numbers or not folder.startswith("/"):
+        return "no such question"
+    first, second, *of = [number or 0 for number in numbers]
+    problems: list[str] = []
+
+    def write(rank: int) -> None:
+        try:
+            write_rank(place, folder, rank, SnapshotId(first, second))
+        except (OSError, ValueError) as error:
+            problems.append(f"rank {rank}: {error}")
+
+    _all_at_once(write, of)
+    return "; ".join(sorted(problems)[:5]) or DONE
 
 
 def _all_at_once(work: Callable[[Any], object], of: Iterable[Any]) -> None:

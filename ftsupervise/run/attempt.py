@@ -42,6 +42,7 @@ from ftsupervise.rundir.paths import (
     ENV_RESTART,
     ENV_RUN,
     ENV_RUN_DIR,
+    ENV_SNAPSHOT_KEPT,
     ENV_SNAPSHOT_STEP,
     ENV_SNAPSHOTS,
     ENV_STAGING,
@@ -222,7 +223,7 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     """The environment of the command: ours, with what names this run, this attempt and its limits. ``pages``: where the ranks
     make theirs."""
     options, mine = to.options, now.claim
-    stale = (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP)  # an outer attempt's
+    stale = (ENV_AREA, ENV_STAGING, ENV_SNAPSHOTS, ENV_SNAPSHOT_STEP, ENV_SNAPSHOT_KEPT)  # an outer attempt's
     given = {key: value for key, value in to.env.items() if not key.startswith(ENV_GUARD) and key not in stale}
     given.update({ENV_GUARD + key: value for key, value in options.guard.items()})
     given[ENV_RUN_DIR] = str(options.rundir.root)

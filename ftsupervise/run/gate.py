@@ -162,6 +162,7 @@ class SignalQueue:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._old = {n: signal.signal(n, lambda *_: None) for n in (*STOP, *PASS_ON, signal.SIGCHLD)}
+        self.stopped_at: float | None = None  # monotonic: the first time that we were asked to stop
 
     def wait(self, timeout: float | None) -> bytes:
         """Numbers of the signals that came, each once, in order (0: another thread has news); b"" after ``timeout`` seconds.
@@ -171,9 +172,12 @@ class SignalQueue:
         if not select.select([self._read], [], [], timeout)[0]:
             return b""
         try:
-            return bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
+            found = bytes(dict.fromkeys(os.read(self._read, 1 << 16)))  # all that a pipe holds
         except BlockingIOError:
             return b""
+        if self.stopped_at is None and any(number in STOP for number in found):
+            self.stopped_at = time.monotonic()
+        return found
 
     def wake(self) -> None:
         """Wake the waiting thread, from another one."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ftsupervise.checkpoints import memory_folder
 from ftsupervise.checkpoints.memory_choice import Begun, HeldSnapshot, MemoryChoice, Source, choose
 from ftsupervise.checkpoints.memory_pins import SLOTS
+from ftsupervise.checkpoints.memory_slots import SnapshotId
 from ftsupervise.model import Claim, End, FailureKind
 from ftsupervise.ranks.agent_pool import Agents, SnapshotPlace
 from ftsupervise.ranks.snapshot_relay import (
@@ -28,12 +29,15 @@ from ftsupervise.ranks.snapshot_relay import (
     begin_from,
     begin_question,
     held_in,
+    keep,
+    keep_question,
     read_damaged,
     read_held,
 )
 from ftsupervise.ranks.snapshot_ring import CopyState
-from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
+from ftsupervise.run.kept_snapshots import KeptSnapshots, Target
+from ftsupervise.rundir import kept, ledger
+from ftsupervise.rundir.paths import ENV_GUARD, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, tell
 from ftsupervise.truth import NOT_A_NUMBER, Beginning, RankState
 
 _ASK = 1.5  # seconds for all nodes to say what they hold
@@ -59,14 +63,15 @@ class _Last(NamedTuple):
     nodes: tuple[str, ...] = ()
     homes: Mapping[int, str] = {}
     reached: int | None = None
+    from_kept: bool = False  # it began from what an older job had kept
 
 
 class SnapshotKeeper:
     """The snapshots of one job."""
 
-    def __init__(self, where: SnapshotPlace, agents: Agents, node: str) -> None:
+    def __init__(self, where: SnapshotPlace, agents: Agents, node: str, kept: KeptSnapshots) -> None:
         """``node``: this one, where there are no agents."""
-        self._folder, self._agents = where.folder, agents
+        self._folder, self._agents, self._kept = where.folder, agents, kept
         self._node = node or os.uname().nodename
         self._copies = agents.remote and where.copies > 0
         self._lineage: list[Begun] = []
@@ -90,18 +95,72 @@ class SnapshotKeeper:
         env = {ENV_SNAPSHOTS: self._folder}
         if self._copies:
             env[ENV_SLOTS] = str(SLOTS)
+        spoilt = bool(self._spoilt)
         chosen, told = self._choose(tuple(nodes), log), False
-        if chosen is not None and chosen.source is Source.MEMORY:
+        if chosen is None or chosen.source is not Source.MEMORY:
+            older = None if spoilt else self._kept.candidate(self._saved, self._refused_kept())
+            if older is not None:
+                why = chosen.why if chosen is not None else ""
+                chosen = MemoryChoice(Source.KEPT, older.step, older.attempt, why=why)
+                env[ENV_SNAPSHOT_KEPT] = str(older.path)
+        from_kept = chosen is not None and chosen.source is Source.KEPT
+        if chosen is not None and chosen.source in (Source.MEMORY, Source.KEPT):
             env[ENV_SNAPSHOT_STEP] = str(chosen.step)
         if chosen is not None:
             told = self._record(mine, chosen, log)
         began = chosen.step if chosen is not None else -1
         self._lineage.append(Begun(mine.number, began))
         self._agents.ring.begin(mine.number, began if told else -1)
-        self._last = _Last(mine.number, tuple(nodes))
+        self._last = _Last(mine.number, tuple(nodes), from_kept=from_kept)
         if self._copies:
             self._pages = _CopiesPage(mine, self._agents)
         return env
+
+    def _refused_kept(self) -> frozenset[int]:
+        """The attempt before began from a kept one, and what it made is not in memory: it may have failed because of it."""
+        if self._last.from_kept:
+            began = self._lineage[-1].step
+            self._doubts[began] = self._doubts.get(began, 0) + self._weight
+        return frozenset(step for step, count in self._doubts.items() if count >= _DOUBT)
+
+    def finished(self) -> None:
+        """The run is complete."""
+        self._kept.finished()
+
+    def keep(self, mine: Claim, to: Target, log: Path) -> None:
+        """The job ends: keep on the disk what the loop has not saved. Bounded by ``to.until``."""
+        if not self._folder or not self._last.number or (self._agents.remote and not self._agents.ring.active):
+            return
+        if self._spoilt:
+            tell(log, f"what is in memory is not kept on the disk: {self._spoilt}")
+            return
+        refused = {step for step, count in self._doubts.items() if count >= _DOUBT}
+        held = self._held(log)
+        chosen = choose(held, self._lineage, disk=self._saved, refused=refused)
+        if chosen.source is not Source.MEMORY or (self._saved is not None and self._saved >= chosen.step):
+            return
+        began, one = monotonic(), SnapshotId(chosen.step, chosen.attempt)
+        where: dict[str, list[int]] = {}
+        for rank, node in {row.rank: row.node for row in held if (row.step, row.attempt) == one}.items():
+            where.setdefault(node, []).append(rank)
+
+        def ask(folder: str, seconds: float) -> Mapping[str, str]:
+            questions = {node: keep_question(*one, sorted(ranks), folder) for node, ranks in where.items()}
+            if not self._agents.remote:
+                place = memory_folder.node_folder(self._folder, self._node)
+                return {node: keep(place, text.partition(" ")[2]) for node, text in questions.items()}
+            answers = self._agents.ask(questions, seconds)
+            return {node: answers.get(node, "no answer") for node in questions}
+
+        path, problem = self._kept.write(one, chosen.world, to, ask)
+        if path is None:
+            tell(log, f"step {one.step} is in memory only, and was not kept on the disk: {problem}")
+        else:
+            tell(log, f"step {one.step} was in memory only: it is kept in {path} ({monotonic() - began:.1f} s)")
+            try:
+                kept.write_kept(mine.folder, one.step, str(path), datetime.now(timezone.utc))
+            except OSError as error:
+                tell(log, f"cannot write what attempt {mine.number} has kept: {error}")
 
     def ended(self, ended: End, states: Sequence[RankState]) -> None:
         """An attempt has ended. ``states``: the last ones of its ranks."""
@@ -111,6 +170,7 @@ class SnapshotKeeper:
         saved = ended.reached.saved
         if saved is not None:
             self._saved = max(saved, self._saved if self._saved is not None else saved)
+            self._kept.superseded_by(self._saved)
         if (trouble := ended.reached.trouble) is not None and (trouble.stops or trouble.kind == NOT_A_NUMBER):
             self._spoilt, self._saved = f"{trouble.kind}: {trouble.words}", None
             self._doubts.clear()

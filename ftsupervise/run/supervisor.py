@@ -28,12 +28,13 @@ from ftsupervise.run.attempt import RunProgress, Services
 from ftsupervise.run.decide import NextAction, RestartDecision, Situation, decide, delay, since_progress
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space, wait_unless_stopped
+from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, keep_until
 from ftsupervise.run.snapshots import SnapshotKeeper, place_for
 from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
-from ftsupervise.rundir.paths import tell
+from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
@@ -140,6 +141,7 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
     allocation = Allocation(env)
     asked = options.warm if options.budgets.in_place else WarmSettings()
     place = place_for(ledger.job_id(env), options.snapshot_copies, options.guard)
+    checkpoints = Path(env.get(ENV_CHECKPOINT_DIR) or options.checkpoints or options.rundir.checkpoints).absolute()
     often, guardless = report_interval(options.hang), bool(options.heartbeat_log or options.heartbeat_file)
     silence = None if guardless else SILENT
     agents = Agents(options.rundir, allocation, env, signals.wake, silence=silence, often=often, snapshots=place)
@@ -154,7 +156,9 @@ def _services(options: Options, env: Mapping[str, str], signals: SignalQueue, re
         agents=agents,
         nodes=NodeSelector(options.rundir, options.name, options.command, options.care, env, allocation),
         warm=WarmStart(asked, options.command, allocation, options.rundir, partial(tell, None)),
-        snapshots=SnapshotKeeper(place, agents, env.get("SLURMD_NODENAME", "")),
+        snapshots=SnapshotKeeper(
+            place, agents, env.get("SLURMD_NODENAME", ""), KeptSnapshots(options.rundir, checkpoints)
+        ),
         pending=PendingWrites(),
         past=GapHistory(),
     )
@@ -185,7 +189,19 @@ class Supervisor:
         while self.now.state is not State.EXIT:
             outcome = do[self.now.state]()
             self.now = self.now._replace(state=NEXT[self.now.state][outcome])
+        self._keep_the_memory()
         return self.now.code
+
+    def _keep_the_memory(self) -> None:
+        """The job ends: what only the memory holds goes to the disk, in the time that is left."""
+        now, to = self.now, self.to
+        if now.fence is None or now.fence.staging is None or now.ended.newer is not None:
+            return
+        if to.options.rundir.has_finished():
+            to.snapshots.finished()
+            return
+        until = keep_until(to.signals.stopped_at, to.end)
+        to.snapshots.keep(now.claim, Target(now.fence.staging, until), now.claim.folder / "run.log")
 
     # ------------------------------------------------------------------------------------------------------- placing
 

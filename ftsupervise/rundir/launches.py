@@ -39,14 +39,14 @@ class LaunchRecord(NamedTuple):
     written: bool = True  # False: the number is claimed, and nothing was submitted yet
 
 
-def launches(run_dir: RunDir) -> tuple[LaunchRecord, ...]:
-    """The newest launches of the run, at most ``NEWEST``, oldest first. Raises OSError if the directory cannot be read; () if
+def launches(run_dir: RunDir, most: int = NEWEST) -> tuple[LaunchRecord, ...]:
+    """The newest launches of the run, at most ``most``, oldest first. Raises OSError if the directory cannot be read; () if
     there is none."""
     try:
         names = sorted((p.name for p in run_dir.launches.iterdir() if as_count(p.name) is not None), key=int)
     except FileNotFoundError:
         return ()
-    return tuple(_launch(run_dir, name) for name in names[-NEWEST:])
+    return tuple(_launch(run_dir, name) for name in names[-most:])
 
 
 def of_this_account(run_dir: RunDir, records: Iterable[LaunchRecord]) -> tuple[LaunchRecord, ...]:

@@ -11,16 +11,18 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ftsupervise.errors import from_os_error
-from ftsupervise.host import files, processes
+from ftsupervise.host import processes
 from ftsupervise.host.modes import claim_folder
 from ftsupervise.model import Attempt, Cause, CauseKind, Claim, End
-from ftsupervise.printable import printable
+from ftsupervise.rundir import kept
 from ftsupervise.rundir.causes import read_cause, read_failure
 from ftsupervise.rundir.fence import last_area
-from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, WARNING, RunDir
+from ftsupervise.rundir.lost_ends import told_to_end, told_to_leave, without_end
+from ftsupervise.rundir.outputs import own_outputs
+from ftsupervise.rundir.paths import ENV_JOB_ID, RESUMED, RunDir
 from ftsupervise.rundir.progress import read_progress
 from ftsupervise.rundir.reached import reached
 from ftsupervise.rundir.records import (
@@ -31,18 +33,22 @@ from ftsupervise.rundir.records import (
     as_whole,
     decode,
     encode,
-    parse_object,
     read_json,
     time_of,
     write_json,
 )
-from ftsupervise.truth import Beginning, LossTrouble, Resumed
+from ftsupervise.truth import Beginning, LossTrouble, OutputPart, Resumed
+
+
+class _Outputs(NamedTuple):
+    parts: tuple[OutputPart, ...] = ()
+
+
+T = TypeVar("T")
 
 START, COPIES = "start.json", "copies.json"  # pages of an attempt
 NEWEST = 1000  # attempts that are read
 _LONGEST = 2000  # characters of a text in a page
-T = TypeVar("T")
-_NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -108,6 +114,8 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         nodes=_nodes(str(start.get("nodes") or "")),
         resumed=_resumed(folder),
         begins=_part(Beginning, start.get("begins")),
+        kept=kept.read_kept(folder),
+        outputs=decode(_Outputs, {"parts": start.get("outputs")}, lenient=True).parts,
     )
     if end is not None:
         code = as_whole(end.get("exit_code"))
@@ -132,13 +140,18 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
         )
     page = read_progress(rundir, number)
     seen = reached(rundir, number, page)
-    words, told, at = _told(folder)
-    cause = _without_end(start)
+    words, told, at = told_to_leave(folder)
+    cause = without_end(start)
     if told == signal.SIGTERM and cause is not None and cause.kind is CauseKind.LOST:
-        cause = _told_to_end(start, at)
+        cause = told_to_end(start, at)
     note = "; ".join(filter(None, (bad_end, words)))
     since = began.started.timestamp()
-    began = began._replace(first_step=seen.first, last_step=seen.last, saved=seen.saved, held=_held(folder))
+    began = began._replace(
+        first_step=seen.first,
+        last_step=seen.last,
+        saved=seen.saved,
+        held=as_whole((_page(folder / COPIES)[0] or {}).get("held")),
+    )
     return began._replace(
         cause=cause,
         note=note,
@@ -152,47 +165,11 @@ def _attempt(rundir: RunDir, number: int) -> Attempt:
     )
 
 
-def _without_end(start: Mapping[str, object]) -> Cause | None:
-    if start.get("host") != os.uname().nodename:
-        return Cause(CauseKind.UNKNOWN)
-    pid = start.get("pid")
-    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
-    return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
-
-
-def _told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
-    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
-    ends = as_time(start.get("job_ends"))
-    if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
-        return Cause(CauseKind.TIME_LIMIT, late=True)
-    return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
-
-
-def _told(folder: Path) -> tuple[str, int, datetime | None]:
-    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
-    try:
-        text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
-    except OSError:
-        return "", 0, None
-    words, _, rest = text.partition("\n")
-    try:
-        page = parse_object(rest.encode())
-    except ValueError:  # it was made on a full disk, or by a person
-        page = {}
-    told = f"told: {printable(words.strip(), 200) or 'to leave'}"
-    return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))
-
-
 def _part(kind: type[T], raw: object) -> T | None:
     try:
         return None if raw is None else decode(kind, raw, lenient=True)
     except ValueError:
         return None
-
-
-def _held(folder: Path) -> int | None:
-    page, _ = _page(folder / COPIES)
-    return None if page is None else as_whole(page.get("held"))
 
 
 def _resumed(folder: Path) -> Resumed | None:
@@ -313,6 +290,7 @@ def write_start(
         "pid": os.getpid(),
         "pid_start": processes.identity(os.getpid()),
         "boot_id": processes.boot_id(),
+        "outputs": own_outputs(),
         "job_ends": datetime.fromtimestamp(end, timezone.utc).isoformat() if end else None,
     }
     try:

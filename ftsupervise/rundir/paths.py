@@ -5,14 +5,15 @@
       run.yaml            the configuration as launched (paths made absolute, no secrets)
       launches/NNNN/      one per submission: train.sbatch (or train-1.sbatch, ...), launch.json (ids, token, options)
       switches/           kill-switch, save-switch: ``touch`` raises, ``rm`` clears; the one directory the group may write
-      state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake)
-      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, resumed.json, warning,
-                          imports.json, evidence/
+      state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
+                          steps.json (steps and loss over time, some 80 kB at most)
+      attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
+                          one, every few seconds), resumed.json, warning, imports.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
-      watch/              journal, outbox and beats of the watches
+      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
@@ -52,6 +53,9 @@ ENV_AREA = "FTSUPERVISE_STAGING_AREA"  # RUN/staging/NNNN of this attempt, see f
 ENV_STAGING = "FTSUPERVISE_STAGING"  # the same for its checkpoints
 ENV_DEADLINE = "FTSUPERVISE_DEADLINE"  # epoch seconds at which the job is killed, when known
 ENV_SNAPSHOTS = "FTSUPERVISE_SNAPSHOTS"  # the folder of the job's snapshots (checkpoints/memory_folder.py)
+ENV_SNAPSHOT_KEPT = (
+    "FTSUPERVISE_SNAPSHOT_KEPT"  # where it lies on the disk, if not in memory (checkpoints/memory_kept.py)
+)
 ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID

@@ -13,14 +13,14 @@ from ftsupervise.rundir.records import as_count, as_number
 from ftsupervise.truth import Beat, LossTrouble, Tally
 
 _Order = TypeVar("_Order", int, float)
-_FEW = 64  # ranks whose beats are read besides a page that counts them all: they may be seconds newer
+FEW = 64  # ranks whose beats are read besides a page that counts them all: they may be seconds newer
 
 
 def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_beat: bool = False) -> Reached:
     """The steps that attempt ``number`` reached, ``page`` its progress. Empty when nothing can be read, or newer beats have
     taken their place. ``every_beat``: read those of many ranks too, for what a page does not hold: a loss that is no number,
     why a rank asked to stop."""
-    if page is not None and page.ranks > _FEW and not every_beat:
+    if page is not None and page.ranks > FEW and not every_beat:
         return _of_page(page)
     try:
         mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]

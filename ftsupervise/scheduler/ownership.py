@@ -48,6 +48,11 @@ def _read_comment(text: str) -> tuple[str, str]:
     return (name, token.partition(".")[0]) if mark == _MARK else ("", "")
 
 
+def run_in_comment(job: Job) -> str:
+    """The name of the run that ``job`` was launched for, by the comment of our launches; "" for any other job."""
+    return _read_comment(job.comment)[0]
+
+
 def own_job_ids(env: Mapping[str, str]) -> frozenset[str]:
     """The ids of the job this process itself runs in, of an array member its own and the array's."""
     keys = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "FTSUPERVISE_JOB_ID")

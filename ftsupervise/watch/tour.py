@@ -25,6 +25,7 @@ from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL, read_finished, read_switch
+from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found, write_found
 from ftsupervise.scheduler import SCHEDULERS, SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
@@ -120,6 +121,7 @@ def _end(attempt: Attempt, raised: str) -> list[Event]:
     return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
 
 
+_FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
@@ -267,7 +269,7 @@ class Tour:
             self.say.at(index, "write down what was found", BOUND)
             report = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
             self.say.at(index, "write down that it was checked", BOUND)
-            trouble = tuple(_remember(seen, orders.now, orders.every))
+            trouble = tuple(_remember(seen, report, orders.now, orders.every))
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
             self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
@@ -355,11 +357,29 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     return events(seen.attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
-def _remember(seen: RunLook, now: datetime, every: timedelta | None) -> list[str]:
-    """Write the watchdogs' memory, and this watch's own beat, which the run's guard and other watches read."""
+def _remember(seen: RunLook, report: RunReport, now: datetime, every: timedelta | None) -> list[str]:
+    """Write the watchdogs' memory, what was found, and this watch's own beat, which the run's guard and other watches read."""
     try:
+        write_found(seen.rundir, _found(seen, report, now))
         write_memory(seen.rundir, seen.memory)
         heartbeat_page.write_watcher(seen.rundir, now, every)
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
     return []
+
+
+def _found(seen: RunLook, report: RunReport, now: datetime) -> WatchFound:
+    """For ``status``. A forecast stays for a day where its watchdog was not due."""
+    firing = [
+        FiringAlert(one.id, one.finding.severity.word, one.finding.watchdog, one.finding.summary, one.since)
+        for one in report.firing[:MOST]
+    ]
+    ahead = [one for one in seen.findings if one.watchdog == "disk" and one.subject.endswith(" forecast") and one.value]
+    disk = min(ahead, key=lambda one: (one.health is not Health.BAD, one.subject), default=None)
+    if disk is not None:
+        return WatchFound(now, len(report.firing), tuple(firing), disk.value, now)
+    looked = any(one.watchdog == "disk" for one in seen.findings)
+    before = None if looked else read_found(seen.rundir)
+    if before is None or now - before.disk_at > _FORECAST_KEPT:
+        return WatchFound(now, len(report.firing), tuple(firing))
+    return WatchFound(now, len(report.firing), tuple(firing), before.disk, before.disk_at)

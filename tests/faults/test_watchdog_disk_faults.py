@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ftsupervise.checkpoints.commit import Origin, commit
-from ftsupervise.findings import Severity
+from ftsupervise.findings import Finding, Severity
 from ftsupervise.probe import Probe
 from ftsupervise.truth import Health
 
@@ -212,11 +213,7 @@ def test_old_checkpoints_go_before_the_disk_is_full_where_the_run_allows_it(
     watched = Watched(point, f"{{disk: [{{path: {point}, free: 8MB}}]}}\n{rules}", probe=probe)
     watched.rundir.config.write_text(f"name: r\nlaunch: {{command: a}}\nrun_dir: {watched.rundir.root}\n{rules}\n")
     assert watched.look("disk")[f"{point} space"].health is Health.OK
-    for step in range(1, 6):
-        folder = watched.rundir.checkpoints / f"step-{step:08d}"
-        folder.mkdir()
-        (folder / "weights").write_bytes(os.urandom(1_200_000))
-        commit(folder, Origin(step=step))
+    save(watched, 1, 6)
     found = watched.look("disk")[f"{point} space"]
     assert found.health is Health.BAD
     assert "old checkpoints are removed as checkpoints.retain says (upkeep was started at" in found.summary
@@ -228,6 +225,46 @@ def test_old_checkpoints_go_before_the_disk_is_full_where_the_run_allows_it(
 
     until(gone, "the old checkpoints are gone", 60)
     assert watched.look("disk")[f"{point} space"].health is Health.OK
+
+
+def save(watched: Watched, first: int, end: int) -> None:
+    """Checkpoints of 1.2 MB, verified."""
+    for step in range(first, end):
+        folder = watched.rundir.checkpoints / f"step-{step:08d}"
+        folder.mkdir()
+        (folder / "weights").write_bytes(os.urandom(1_200_000))
+        commit(folder, Origin(step=step))
+
+
+def test_a_disk_that_fills_up_again_is_freed_again_but_not_more_often_than_once_an_hour(
+    mounted: Callable[..., Path], probe: Probe, until: Callable[..., Any]
+) -> None:
+    point = mounted("-t", "tmpfs", "-o", "size=12m", "tmpfs")
+    rules = "checkpoints: {retain: {last: 2, before_full: true}}"
+    watched = Watched(point, f"{{disk: [{{path: {point}, free: 8MB}}]}}\n{rules}", probe=probe)
+    watched.rundir.config.write_text(f"name: r\nlaunch: {{command: a}}\nrun_dir: {watched.rundir.root}\n{rules}\n")
+
+    def steps() -> set[int]:
+        return {int(one.name[-8:]) for one in watched.rundir.checkpoints.glob("step-*")}
+
+    def look() -> Finding:
+        return watched.look("disk")[f"{point} space"]
+
+    save(watched, 1, 6)
+    first = look().summary
+    assert "upkeep was started at" in first
+    until(lambda: steps() == {4, 5}, "the first two to stay", 60)
+    assert look().health is Health.OK, "it is over for now"
+    save(watched, 6, 9)
+    again = look()
+    assert again.health is Health.BAD and again.summary.rpartition("started at")[2] == first.rpartition("started at")[2]
+    watched.ahead = 3590.0
+    assert look().summary.rpartition("started at")[2] == first.rpartition("started at")[2]
+    time.sleep(1)  # what was started would be at work
+    assert steps() == {4, 5, 6, 7, 8}
+    watched.ahead = 3700.0
+    assert look().summary.rpartition("started at")[2] != first.rpartition("started at")[2]
+    until(lambda: steps() == {7, 8}, "the newest two to stay", 60)
 
 
 def test_without_that_setting_the_disk_watchdog_removes_nothing(mounted: Callable[..., Path], probe: Probe) -> None:

@@ -122,6 +122,19 @@ def test_memory_on_another_node_is_seen_through_what_the_ranks_report(tmp_path: 
     assert watched.look("memory")["used"].health is Health.OK
 
 
+def test_the_forecast_of_a_rank_s_guard_is_taken_and_that_of_the_first_to_be_full(tmp_path: Path, probe: Probe) -> None:
+    watched = Watched(tmp_path, "{memory: {leak: 2h, gpu: 90%}}", probe=probe)
+    watched.beat(5, rank=0, host="n1", memory="0.41", memory_left="steady", gpu_memory="0.70")
+    watched.beat(5, rank=1, host="n2", memory="0.60", memory_left="3600", gpu_memory="0.93")
+    watched.beat(5, rank=2, host="n3", memory="0.60", memory_left="", gpu_memory="much")
+    found = watched.look("memory")
+    assert found["leak"].health is Health.BAD and "host n2, as rank 1 reports, grows: 1h until" in found["leak"].summary
+    assert found["gpu memory"].health is Health.BAD and "rank 1 on n2 93.0% used" in found["gpu memory"].summary
+    watched.beat(6, rank=1, host="n2", memory="0.60", memory_left="steady", gpu_memory="0.50")
+    found = watched.look("memory")
+    assert (found["leak"].health, found["gpu memory"].health) == (Health.OK, Health.OK)
+
+
 def test_memory_that_nobody_reports_is_not_seen_and_not_that_of_the_looker(tmp_path: Path, probe: Probe) -> None:
     watched = Watched(tmp_path, "{memory: {}}", probe=probe)
     watched.beat(5, rank=0, host="n1")

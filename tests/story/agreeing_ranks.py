@@ -193,8 +193,8 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
         else:
             guard.finished(number)
             said["end"] = "finished"
-        agreement = guard._decider.agreement
-        said["way"], said["lost"] = type(agreement).__name__, getattr(agreement, "lost", "")
+    beat = json.loads((run / "beats" / f"rank-{rank}").read_text())
+    said["lost"] = beat["facts"].get("problem", "")
 
 
 def play(plan: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def play(plan: dict[str, Any]) -> dict[str, Any]:
             lines = os.open(folder / f"stderr-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(lines, 2)
             faulthandler.dump_traceback_later(BOUND - 20, file=lines)
-            said: dict[str, Any] = {"raised": [], "saves": [], "made": 0, "end": "", "way": "", "lost": ""}
+            said: dict[str, Any] = {"raised": [], "saves": [], "made": 0, "end": "", "lost": ""}
             code = 0
             try:
                 rank_of(plan, rank, folder, said)

@@ -68,17 +68,17 @@ def test_a_rank_names_its_reason_and_the_others_repeat_it(join: Join) -> None:
     assert heard.cause == "warning signal"
 
 
-def test_each_save_is_answered_once_and_a_stop_meanwhile_comes_after_it(join: Join) -> None:
+def test_each_save_is_answered_once_by_both_ranks_and_the_stop_that_follows_too(join: Join) -> None:
     first, second = join(0), join(1)
     did: dict[StoreAgreement, list[tuple[int, int]]] = {first: [], second: []}
-    wants = {first: [CONTINUE] * 5 + [SAVE] + [CONTINUE] * 60 + [SAVE], second: [CONTINUE] * 69 + [STOP]}
-    open_wish = {first: CONTINUE, second: CONTINUE}
-    for n in range(300):
+    wish = {first: SAVE, second: CONTINUE}
+    while not all(done and done[-1][1] == 2 for done in did.values()):
         for one in (first, second):
-            open_wish[one] = max(open_wish[one], wants[one][n] if n < len(wants[one]) else CONTINUE)
-            if not any(value == 2 for _, value in did[one]) and (decision := step(one, open_wish[one])):
+            if not (did[one] and did[one][-1][1] == 2) and (decision := step(one, wish[one])):
                 did[one].append((one.count, int(decision)))
-                open_wish[one] = CONTINUE
+                wish[one] = SAVE if one is first and len(did[one]) == 1 else CONTINUE
+        if len(did[first]) == 2:
+            wish[second] = STOP
     assert did[first] == did[second]
     assert [value for _, value in did[first]] == [1, 1, 2]
 

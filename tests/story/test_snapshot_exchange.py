@@ -355,3 +355,23 @@ def test_a_node_whose_memory_is_tight_takes_no_copy_and_says_so(tmp_path: Path) 
             )
     taker.join()
     assert said == ["refused"] and list(place.iterdir()) == []
+
+
+def test_a_snapshot_that_is_damaged_where_it_lies_is_given_to_nobody(make: Make, until: Until) -> None:
+    """The buddy's copy has the digest that both sides took on the way; a bit of it changes later."""
+    scene = make("a", "b", "spare")
+    both_copy(scene)
+    scene.exchange("spare")
+    until(lambda: scene.ring.state.held > 40)
+    scene.lose("a", 0)
+    scene.kill_ranks(1)
+    held = SnapshotId(scene.ring.state.held, 1)
+    with open_slots(memory_folder.rank_file(memory_folder.node_folder(scene.folder, "b"), 0), write=True) as file:
+        at = file.data_at(file.held()[held]) + 4321
+        os.pwrite(file.fd, bytes([os.pread(file.fd, 1, at)[0] ^ 16]), at)
+    source = scene.ring.port_of("b")
+    assert source is not None
+    place = memory_folder.node_folder(scene.folder, "spare")
+    with pytest.raises(NotTaken, match="damaged"):
+        fetch(place, 0, held, *source, scene.key)
+    assert scene.held("spare", 0) == {}

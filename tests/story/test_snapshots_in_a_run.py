@@ -28,9 +28,12 @@ from pathlib import Path
 from ftsupervise import Guard
 
 WORLD = {world}
-if "RANK" not in os.environ:  # the launcher: it ends with the first rank that fails, and the others with it
+if "COUNTED" not in os.environ:  # the launcher: it ends with the first rank that fails, and the others with it
     ranks = [
-        subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={{**os.environ, "RANK": str(n), "WORLD_SIZE": str(WORLD)}})
+        subprocess.Popen(
+            [sys.executable, "-c", sys.argv[1]],
+            env={{**os.environ, "COUNTED": "1", "RANK": str(n), "WORLD_SIZE": str(WORLD)}},
+        )
         for n in range(WORLD)
     ] if len(sys.argv) > 1 else []
     while ranks:

@@ -56,6 +56,16 @@ def test_the_beats_of_an_older_attempt_do_not_count(rundir: RunDir, named: bool)
     assert [one.rank for one in seen.beats] == [0]
 
 
+def test_the_rank_whose_memory_is_at_its_limit_first_is_named(rundir: RunDir) -> None:
+    attempt(rundir, 1, 0)
+    beat(rundir, 0, 10, 1, attempt="1", memory="0.70", memory_left="30000", gpu_memory="0.5", gpu_memory_left="steady")
+    beat(rundir, 1, 10, 1, attempt="1", memory="0.80", memory_left="7200")
+    beat(rundir, 2, 10, 1, attempt="1", memory="0.90", memory_left="")
+    told = typed(rundir.root.parent.parent, "status", str(rundir.root)).stdout
+    assert "memory    rank 1 on n: 2h until its memory is at the limit at which the guard leaves" in told, told
+    assert told.count("memory    ") == 1
+
+
 def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "ftsupervise", *words]
     env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(folder / "state")}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftsupervise.cli.status import lines_of
-from ftsupervise.report import gather
+from ftsupervise.cli.status_one import lines_of
+from ftsupervise.report.detail import detail
 from ftsupervise.rundir import launches, ledger
 from ftsupervise.rundir.ledger import claim
 from ftsupervise.rundir.paths import RunDir
@@ -35,10 +35,11 @@ def test_of_very_many_attempts_the_first_and_the_newest_are_read_and_status_says
     read = ledger.ledger(run)
     assert [one.number for one in (*read[:2], read[-1])] == [1, MANY - ledger.NEWEST + 3, 12345]
     assert len(read) == ledger.NEWEST
-    seen = gather(run, datetime(2026, 11, 23, tzinfo=timezone.utc), {})
-    assert seen.not_read == MANY + 1 - ledger.NEWEST
+    seen = detail(run, datetime(2026, 11, 23, tzinfo=timezone.utc), {})
+    not_read = seen.status.run.not_read
+    assert not_read == MANY + 1 - ledger.NEWEST
     said = "\n".join(lines_of(seen))
-    assert f"({MANY - 4} earlier ones, of which {seen.not_read} were not read: ls {run.attempts})" in said
+    assert f"({MANY - 4} earlier ones, of which {not_read} were not read: ls {run.attempts})" in said
     assert claim(run).number == 12346, "the next number is that after all of them"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftsupervise.guard.frontier import Frontier, NamedStep, parse
@@ -75,6 +75,7 @@ class Rank:
         self.known, self.made, self.did = Frontier(), 0, []  # type: ignore[var-annotated]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.data())
 def test_however_their_steps_and_questions_mix_all_ranks_do_the_same_at_the_same_step(
     world: int, data: st.DataObject

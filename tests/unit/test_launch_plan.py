@@ -10,6 +10,7 @@ import pytest
 
 from ftsupervise.cli.run import run as run_command
 from ftsupervise.config.schema import Launch, Run
+from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError
 from ftsupervise.host.processes import START
 from ftsupervise.launch.plan import plan, render, train_command, warning_lead
@@ -239,3 +240,10 @@ def test_who_would_take_the_spare_nodes_for_work_is_told(launch: Any, noted: boo
 def test_tasks_that_the_person_counts_are_not_counted_again() -> None:
     launch = {"nodes": 2, "spare_nodes": 1, "srun_options": ("--ntasks-per-node=8",)}
     assert " ".join(planned(launch).command).endswith("srun --ntasks-per-node=8 --nodes=2 python train.py")
+
+
+@pytest.mark.parametrize("setting", [one for one in SETTINGS if one.off is not None], ids=lambda one: one.flag)
+def test_every_setting_that_null_switches_off_is_taken_by_the_supervisor_as_launch_writes_it(setting: Setting) -> None:
+    assert setting.off is not None
+    context = run_command.make_context("run", [setting.flag, setting.off, "--", "true"])
+    assert context.params["command"] == ("true",)

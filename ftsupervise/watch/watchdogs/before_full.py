@@ -1,7 +1,8 @@
 """Old checkpoints go before a disk is full, where the run allows it (``checkpoints.retain.before_full``).
 
-The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, once for each finding, with a
-bound. Its rules are those of ``checkpoints.retain``, so nothing goes here that would not go at any other time.
+The watch does not wait for that: it starts ``ftsupervise checkpoints upkeep`` in the background, with a bound, and once an
+hour while the disk stays full or fills up again. Its rules are those of ``checkpoints.retain``, so nothing goes here that would
+not go at any other time.
 """
 
 from __future__ import annotations
@@ -20,29 +21,22 @@ if TYPE_CHECKING:
     from ftsupervise.watch import Look
 
 _LONGEST = 3600  # seconds that it may take
-_AGAIN = 3600.0  # seconds until another finding starts it again
+_AGAIN = 3600.0  # seconds until it is started again
 
 
-def ask(look: Look, path: Path, memory: dict[str, Any], subject: str, *, bad: bool) -> str:
-    """Words to add to the finding ``subject`` about ``path``: that old checkpoints are being removed, and since when; "" if
-    none are. ``memory`` is kept from check to check."""
-    asked: dict[str, float] = memory.setdefault("asked", {})
-    if not bad:
-        asked.pop(subject, None)
+def ask(look: Look, path: Path, memory: dict[str, Any], *, bad: bool) -> str:
+    """Words to add to a finding about ``path``: that old checkpoints are being removed, and since when; "" if none are.
+    ``memory`` is kept from check to check."""
+    if not bad or not _allowed(look, path):
         return ""
-    if not _allowed(look, path):
-        return ""
-    now = look.now.timestamp()
-    if subject not in asked:
-        newest = max(asked.values(), default=0.0)
-        if now - newest > _AGAIN:
-            try:
-                _start(look)
-            except OSError as error:
-                return f"; ftsupervise checkpoints upkeep could not be started: {error.strerror}"
-            newest = now
-        asked[subject] = newest
-    at = datetime.fromtimestamp(asked[subject], timezone.utc)
+    now, started = look.now.timestamp(), float(memory.get("upkeep", 0.0))
+    if not 0 <= now - started < _AGAIN:
+        try:
+            _start(look)
+        except OSError as error:
+            return f"; ftsupervise checkpoints upkeep could not be started: {error.strerror}"
+        memory["upkeep"] = started = now
+    at = datetime.fromtimestamp(started, timezone.utc)
     return f"; old checkpoints are removed as checkpoints.retain says (upkeep was started at {at:%H:%M} UTC)"
 
 

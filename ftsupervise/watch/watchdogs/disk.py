@@ -168,11 +168,11 @@ class WatchedPath:
         usable = f" of the usable {of.usable:.0%}" if of.usable < 1 else ""
         limits = [f"{show_size(of.free)} free"] if of.free is not None else []
         limits += [f"{of.used:.0%} used"] if of.used is not None else []
-        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}{self._pruning('space', found)}"
+        text = f"{self.path}: {show_size(rest.free)} left, {rest.used:.1%}{usable} used{late}{self._pruning(found)}"
         return self.finding("space", found, text, value=f"{show_size(rest.free)} left", limit=", ".join(limits))
 
-    def _pruning(self, subject: str, found: Level) -> str:
-        return before_full.ask(self.look, self.path, self.memory, subject, bad=found is not Level.FINE)
+    def _pruning(self, found: Level) -> str:
+        return before_full.ask(self.look, self.path, self.memory, bad=found is not Level.FINE)
 
     def _inodes(self, used: float, space: Space) -> Finding:
         warning = self.settings.inodes
@@ -208,7 +208,7 @@ class WatchedPath:
             words.append(f"room for {ahead.checkpoints} checkpoints of {show_size(size)}")
             shown += [f"{of.checkpoints} checkpoints"] if of.checkpoints is not None else []
         found = self._level("forecast", *limits)
-        text = f"{self.path}: {', '.join(words)}{self._pruning('forecast', found)}"
+        text = f"{self.path}: {', '.join(words)}{self._pruning(found)}"
         return self.finding("forecast", found, text, value=words[0], limit=", ".join(shown))
 
     def _measured(self) -> float | None:

@@ -26,7 +26,7 @@ _KNOWN = 20
 WORDS = Words(
     "The training from here on is probably worth nothing.",
     "ftsupervise check loss {run_dir}",
-    "look at the last batches and the learning rate; go back to a checkpoint from before",
+    "look at the last batches and the learning rate; go back to a checkpoint from before, or let the run do so: guard.loss",
 )
 
 
@@ -76,7 +76,8 @@ def _new(look: Look, settings: Settings) -> list[float] | str:
     beats, blind = newest_beats(look, server_now(look))
     reports = [(beat.step or 0, value) for beat, _ in beats if (value := number(beat.facts.get("loss"))) is not None]
     if reports:
-        step, value = max(reports, key=lambda pair: pair[0])
+        # one rank whose loss is no number is enough, whatever the others of that step say
+        step, value = max(reports, key=lambda pair: (not math.isfinite(pair[1]), pair[0]))
         same = look.memory.get("step") == step
         look.memory["step"] = step
         return [] if same else [value]

@@ -1,0 +1,197 @@
+"""``ftsupervise logs`` and ``ftsupervise list``: the output of a run wherever it goes, and the names of all runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ftsupervise.cli import time_limit
+from ftsupervise.cli.output import columns, say, say_json
+from ftsupervise.errors import NotFound
+from ftsupervise.printable import printable
+
+if TYPE_CHECKING:
+    from ftsupervise.report.output import Follower, Part
+    from ftsupervise.rundir.paths import RunDir
+
+_PARTS = 20  # attempts that are read from the end, until there are lines enough
+_PAUSE, _NEWS = 0.3, 2.0  # seconds between two looks at the file, and two at the ledger
+_AT_A_TIME = 12.0  # seconds that one look may take
+_OVER = 3.0  # seconds of silence after which a run that has finished is not followed any longer
+
+
+@click.command()
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on with what is written, across restarts and jobs, until Ctrl-C."
+)
+@click.option("--lines", "-n", type=click.IntRange(0), default=50, show_default=True, help="Last lines; 0: all.")
+@click.option("--attempt", type=click.IntRange(1), help="Of this attempt only.")
+@click.option("--rank", type=click.IntRange(0), help="Of this rank only: its own file, else lines labelled with it.")
+@click.option("--errors", is_flag=True, help="Only lines that tell of an error, tracebacks whole; of all attempts.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the file instead.")
+def logs(
+    run: str | None, follow: bool, lines: int, attempt: int | None, rank: int | None, errors: bool, only_path: bool
+) -> None:
+    """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins."""
+    from ftsupervise.config.find_run import find_run
+
+    rundir = find_run(run)
+    parts = [_of_rank(part, rank) for part in _parts(rundir, attempt)]
+    if only_path:
+        click.echo(printable(str(parts[-1].path)))
+        return
+    newest = [part for part in parts if part.attempt == parts[-1].attempt]
+    shown = _print(parts if errors else newest, lines, rank, errors=errors)
+    if rank is not None and not shown and not follow and not errors:
+        raise NotFound(
+            f"no line of {parts[-1].path} says that it is rank {rank}'s",
+            hint="srun --label numbers the lines; or let each rank write a file with its number in the name (out-%t.log)",
+        )
+    if follow:
+        _follow(rundir, newest, rank, errors=errors, stay=attempt is not None)
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Name and directory of each, for programs.")
+def list_runs(as_json: bool) -> None:
+    """List the runs that this account has launched: name, a tab, directory. For scripts; asks nobody."""
+    from ftsupervise.report.rows import my_runs
+
+    found = my_runs()
+    if as_json:
+        say_json({"schema_version": 1, "runs": [{"name": name, "directory": str(at)} for name, at in found.items()]})
+        return
+    for name, directory in found.items():
+        click.echo(f"{printable(name)}\t{printable(str(directory))}")
+
+
+def _parts(rundir: RunDir, attempt: int | None) -> list[Part]:
+    """Raises NotFound."""
+    from ftsupervise.report.output import output_files
+    from ftsupervise.report.reading import run_name
+    from ftsupervise.report.verdict import logs_pattern
+    from ftsupervise.rundir.ledger import ledger
+
+    name = run_name(rundir)
+    attempts = ledger(rundir)
+    found = output_files(rundir, name, attempts)
+    if attempt is not None:
+        found = [part for part in found if part.attempt == attempt]
+    if found:
+        return found
+    if attempt is not None and any(one.number == attempt for one in attempts):
+        raise NotFound(f"attempt {attempt} of {name} wrote to no file", hint="its output went to a terminal or a pipe")
+    if attempt is not None:
+        raise NotFound(f"{name} has no attempt {attempt}", hint=f"ls {rundir.attempts}")
+    if attempts:
+        raise NotFound(f"the output of {name} goes to no file", hint="it goes to a terminal or a pipe")
+    raise NotFound(f"{name} has written nothing yet: there is no {logs_pattern(rundir, name)}")
+
+
+def _of_rank(part: Part, rank: int | None) -> Part:
+    from ftsupervise.report.output import rank_files
+
+    return part if rank is None else rank_files(part, rank) or part
+
+
+def _print(parts: list[Part], most: int, rank: int | None, *, errors: bool) -> int:
+    """The last ``most`` lines of these parts; how many there were."""
+    left, chosen = most, list[tuple["Part", list[str]]]()
+    for part in list(reversed(parts))[:_PARTS]:
+        lines = list(_last(_wanted(part, rank, errors=errors), left))
+        if lines:
+            chosen.append((part, lines))
+            left -= len(lines)
+        if most and left <= 0:
+            break
+        time_limit.extend(_AT_A_TIME)
+    for part, lines in reversed(chosen):
+        if columns() or len(chosen) > 1:
+            click.echo(part.words())
+        for line in lines:
+            click.echo(line)
+    return sum(len(lines) for _, lines in chosen)
+
+
+def _wanted(part: Part, rank: int | None, *, errors: bool) -> Iterator[str]:
+    from ftsupervise.report.output import lines_in
+
+    try:
+        yield from _filtered(lines_in(part), part, rank, errors=errors)
+    except FileNotFoundError:
+        yield f"({part.path} is gone)"
+    except OSError as error:
+        yield f"({part.path} cannot be read: {error.strerror})"
+
+
+def _filtered(lines: Iterable[str], part: Part, rank: int | None, *, errors: bool) -> Iterator[str]:
+    from ftsupervise.report.output import of_rank, telling
+
+    found = lines if rank is None or part.rank is not None else of_rank(lines, rank)
+    yield from telling(found) if errors else found
+
+
+def _last(lines: Iterable[str], most: int) -> Iterable[str]:
+    from collections import deque
+
+    return deque(lines, maxlen=most) if most else lines
+
+
+def _follow(rundir: RunDir, parts: list[Part], rank: int | None, *, errors: bool, stay: bool) -> None:
+    """Print what comes, in the newest attempt's files, until Ctrl-C or the run has finished and is silent."""
+    from ftsupervise.report.output import Follower
+
+    following = [Follower(part) for part in parts]
+    for one in following:
+        one.skip()
+    heard = time.monotonic()
+    news_at = heard + _NEWS
+    while True:
+        time_limit.extend(_AT_A_TIME)
+        now = time.monotonic()
+        heard = now if _pass_on(following, rank, errors=errors) else heard
+        if now >= news_at:
+            news_at = now + _NEWS
+            newest = parts if stay else _newest(rundir, parts, rank)
+            if newest != parts:
+                _pass_on(following, rank, errors=errors)
+                known = {one.part.path: one for one in following}
+                following = [known.get(part.path) or Follower(part) for part in newest]
+                parts = newest
+                for part in parts:
+                    click.echo(part.words())
+            elif now - heard > _OVER and rundir.has_finished():
+                say("(the run has finished)", err=True)
+                return
+        time.sleep(_PAUSE)
+
+
+def _pass_on(following: Iterable[Follower], rank: int | None, *, errors: bool) -> bool:
+    """Print what has come; had anything?"""
+    came = False
+    for one in following:
+        lines = one.more()
+        came = came or bool(lines)
+        for line in _filtered(lines, one.part, rank, errors=errors):
+            click.echo(line)
+    sys.stdout.flush()
+    return came
+
+
+def _newest(rundir: RunDir, parts: list[Part], rank: int | None) -> list[Part]:
+    """The parts of the newest attempt, once it has some."""
+    from ftsupervise.report.output import parts_of
+    from ftsupervise.rundir.ledger import newest
+
+    try:
+        attempt = newest(rundir)
+    except OSError:
+        return parts
+    if attempt is None or (parts[-1].attempt is not None and attempt.number <= parts[-1].attempt):
+        return parts
+    return [_of_rank(part, rank) for part in parts_of([attempt])] or parts

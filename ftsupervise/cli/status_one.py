@@ -1,0 +1,242 @@
+"""One run in lines: the verdict first, then its evidence, where its time went, and where to read on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ftsupervise.cli.status_rows import COLOURS, ago, pace
+from ftsupervise.printable import printable
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Attempt, Job
+    from ftsupervise.report import Status
+    from ftsupervise.report.account import Ettr, Stretch, TimeAccount
+    from ftsupervise.report.detail import RunDetail
+
+# character, colour; the order is that of the legend
+_KINDS = {
+    "train": ("=", "green"),
+    "save": ("s", "cyan"),
+    "redo": ("r", "magenta"),
+    "detect": ("d", "red"),
+    "restart": (">", "yellow"),
+    "queue": (".", "blue"),
+    "held": ("h", "blue"),
+    "unknown": ("?", ""),
+}
+_WEIGHT = 4  # of what is no training in a character of the timeline: a short fault is to be seen in a long run
+_A_DAY = 86400
+_FEWEST_SECONDS = 60  # a younger run has no timeline
+
+
+def lines_of(found: RunDetail, width: int = 80) -> list[str]:
+    seen, row = found.status, found.row
+    step = "" if seen.step is None else f", step {seen.step}"
+    if seen.step is not None and row.last_step:
+        step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
+    head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
+    lines = [f"{seen.name}: {head}{f' ({seen.why})' if seen.why else ''}{step}"]
+    lines += [*_queue(seen), *_progress(found), *_memory(seen), *_saved(found)]
+    for switch in seen.run.switches:
+        if switch.up or switch.problem:
+            by = f", by {switch.who}" if switch.who else ""
+            lines.append(f"  switch    {switch.problem or f'{switch.name} is up'}{by}")
+    lines += [*_alerts(found), *_nodes(found), *_attempts(seen), *_time(found.account, max(40, min(width, 100)))]
+    lines += [f"  receiver  {printable(words)}" for words in seen.telling]
+    if found.log is not None:
+        lines.append(f"  log       {printable(str(found.log))}")
+    lines.append(f"  directory {seen.rundir.root}")
+    return lines
+
+
+def _queue(seen: Status) -> list[str]:
+    if seen.jobs is None:
+        return [f"  queue     unknown: {seen.blind}"]
+    if not seen.jobs:
+        return ["  queue     no job of this run"]
+    from ftsupervise.hostlist import compress_hostlist
+    from ftsupervise.scheduler.parse import array_size
+
+    lines = []
+    for job in seen.jobs:
+        if job.state.waiting:
+            continue
+        where = f" on {compress_hostlist(job.nodes)}" if job.nodes else ""
+        lines.append(f"  queue     {job.id} {job.state.value}{where}{_until(job, seen)}")
+    waiting = sum(array_size(job.id) for job in seen.jobs if job.state.waiting)
+    if waiting:
+        reason = next(job.reason for job in seen.jobs if job.state.waiting)
+        lines.append(f"  queue     {waiting} waiting to take over{f' ({reason})' if reason else ''}")
+    return lines
+
+
+def _until(job: Job, seen: Status) -> str:
+    if job.end_time is None or job.end_time <= seen.at:
+        return ""
+    return f", {show_duration((job.end_time - seen.at).total_seconds())} left"
+
+
+def _progress(found: RunDetail) -> Iterator[str]:
+    seen, row, page = found.status, found.row, found.status.run.page
+    reached = "no step yet" if seen.step is None else f"step {seen.step}"
+    loss = "" if row.loss is None else f", loss {row.loss:.6g}"
+    if page is not None:
+        at = row.seen_at or page.at
+        yield f"  progress  {reached}, {page.ranks} rank(s){loss}, last beat {ago(at, seen.at)} ago"
+        if page.slowest and page.step is not None and page.ahead is not None:
+            yield f"  progress  {page.slowest} is {page.ahead - page.step} steps behind the first"
+    elif seen.beats:
+        newest = max(beat.at for beat in seen.beats)
+        oldest = min(seen.beats, key=lambda beat: beat.at)
+        yield f"  progress  {reached}, {len(seen.beats)} rank(s){loss}, last beat {ago(newest, seen.at)} ago"
+        behind = (newest - oldest.at).total_seconds()
+        if behind > 60:
+            yield f"  progress  rank {oldest.rank} is {show_duration(behind)} behind the others (step {oldest.step})"
+    if row.rate is not None:
+        usual = f", usually {_pace(row.usual)}" if row.usual is not None else ""
+        done = ""
+        if row.done_at is not None:
+            left = show_duration(round((row.done_at - seen.at).total_seconds()))
+            done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
+        yield f"  rate      {_pace(row.rate)}{usual}{done}"
+
+
+def _memory(seen: Status) -> Iterator[str]:
+    """The rank whose memory is at the limit first, where that is within a day."""
+    for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
+        known = ((beat.facts.get(f"{fact}_left", ""), beat) for beat in seen.beats)
+        grows = [(int(left), beat) for left, beat in known if left.isascii() and left.isdigit() and len(left) < 10]
+        left, beat = min(grows, key=lambda pair: pair[0], default=(_A_DAY, None))
+        if beat is not None and left < _A_DAY:
+            where = f"rank {beat.rank} on {printable(beat.host)}"
+            yield f"  memory    {where}: {show_duration(left)} until its {what} is at the limit at which the guard leaves"
+
+
+def _pace(rate: float | None) -> str:
+    text = pace(rate)
+    return f"{text} a step" if text.endswith(" s") else text.replace("/s", " steps/s")
+
+
+def _saved(found: RunDetail) -> Iterator[str]:
+    row, now = found.row, found.status.at
+    if row.saved is not None:
+        when = f", {ago(row.saved_at, now)} ago" if row.saved_at is not None else ""
+        yield f"  saved     step {row.saved}{when}"
+
+
+def _alerts(found: RunDetail) -> Iterator[str]:
+    row, now = found.row, found.status.at
+    for one in row.alerts[:5]:
+        since = f", for {ago(one.since, now)}" if one.since is not None else ""
+        words = click.style(f"{one.severity} {one.watchdog}", fg="red")
+        yield f"  alert     {words}: {printable(one.summary)}{since}"
+    if row.firing > 5:
+        yield f"  alert     {row.firing - 5} more: ftsupervise alerts {found.status.rundir.quoted()}"
+    if row.disk:
+        yield f"  disk      {printable(row.disk)}"
+    if row.watched_at is not None:
+        following = ""
+        if row.watched_next is not None and row.watched_next > now:
+            following = f", next in {show_duration(round((row.watched_next - now).total_seconds()))}"
+        late = ": " + click.style("LATE", fg="red") if row.watch_late else ""
+        yield f"  watch     last tick {ago(row.watched_at, now)} ago{following}{late}"
+
+
+def _nodes(found: RunDetail) -> Iterator[str]:
+    if found.avoided is None:
+        yield "  nodes     unknown which are avoided: their incidents cannot be read"
+    elif found.avoided:
+        from ftsupervise.hostlist import compress_hostlist
+
+        yield f"  nodes     avoided: {compress_hostlist(found.avoided)}"
+
+
+def _attempts(seen: Status) -> list[str]:
+    shown = seen.attempts[-5:]
+    lines = []
+    if earlier := seen.run.not_read + len(seen.attempts) - len(shown):
+        unread = f", of which {seen.run.not_read} were not read" if seen.run.not_read else ""
+        lines.append(f"  attempt   ({earlier} earlier ones{unread}: ls {seen.rundir.attempts})")
+    return lines + [f"  attempt   {_attempt(attempt, seen)}" for attempt in shown]
+
+
+def _attempt(attempt: Attempt, seen: Status) -> str:
+    end = attempt.ended or seen.at
+    lasted = show_duration(max(0.0, (end - attempt.started).total_seconds()))
+    steps = "" if attempt.last_step is None else f", to step {attempt.last_step}"
+    if attempt.resumed is not None and attempt.begins is None:
+        steps = f", {attempt.resumed.words()}{steps}"
+    elif attempt.begins is not None:
+        also = attempt.resumed is not None and attempt.begins.source == "start"
+        more = f", {attempt.resumed.words()}" if also and attempt.resumed is not None else ""
+        steps = f"{more}, {attempt.begins.words()}{steps}"
+    if attempt.held is not None:
+        steps += f", every buddy holds step {attempt.held}"
+    if attempt.kept is not None:
+        steps += f", step {attempt.kept} kept on the disk"
+    if attempt.ended is None and attempt.cause is None:
+        return f"{attempt.number} (job {attempt.job_id or '-'}) running for {lasted}{steps}"
+    cause = attempt.words or "ended"
+    line = f": {attempt.line}" if attempt.line else ""  # last: it may be long
+    if attempt.ended is None:
+        return f"{attempt.number} (job {attempt.job_id or '-'}) {cause}{steps}{line}"
+    return f"{attempt.number} (job {attempt.job_id or '-'}) {cause} after {lasted}{steps}{line}"
+
+
+def _time(of: TimeAccount, width: int) -> Iterator[str]:
+    """A line of characters for the time since the launch, its legend, and the ratios with their definitions."""
+    if of.total < _FEWEST_SECONDS:
+        return
+    yield f"  time      {timeline(of.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
+    shares = {kind.value: share for kind, share in of.shares().items()}
+    legend = [f"{_KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in _KINDS if shares[kind] > 0]
+    line = f"{show_duration(of.total)}:"
+    for one in legend:
+        if len(line) + 2 + len(one) > width - 14:
+            yield f"            {line}"
+            line = "  "
+        line += f"  {one}"
+    yield f"            {line}"
+    meta, byterobust, hour = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
+    if meta is not None and byterobust is not None:
+        last = f", of the last hour {_ratio(hour)}" if hour is not None and of.total > 7200 else ""
+        yield f"  ETTR      {_ratio(meta)} as Meta has it (train / all but held)"
+        yield f"            {_ratio(byterobust)} as ByteRobust has it (train / since the first start){last}"
+    if of.blind:
+        count = "1 attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
+        yield f"            {count} had no guard in the loop: what those did is unknown"
+
+
+def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:
+    """``width`` characters, each of the kind that matters most in its time."""
+    size, out, at = (until - since) / width, "", 0
+    for index in range(width):
+        low, high = since + index * size, since + (index + 1) * size
+        while at < len(stretches) - 1 and stretches[at].end <= low:
+            at += 1
+        found: dict[str, float] = {}
+        for one in stretches[at:]:
+            if one.begin >= high:
+                break
+            weight = 1 if one.kind.value == "train" else _WEIGHT
+            overlap = min(high, one.end) - max(low, one.begin)
+            found[one.kind.value] = found.get(one.kind.value, 0.0) + weight * max(0.0, overlap)
+        sign, colour = _KINDS[max(found, key=lambda kind: found[kind])] if found else (" ", "")
+        out += click.style(sign, fg=colour) if colour else sign
+    return out
+
+
+def _ratio(ettr: Ettr | None) -> str:
+    if ettr is None:
+        return "unknown"
+    if ettr.most - ettr.least < 0.0005:
+        return _percent(ettr.least)
+    return f"{_percent(ettr.least)} to {_percent(ettr.most)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.9995 or share in (0, 1) else f"{100 * share:.2g} %"

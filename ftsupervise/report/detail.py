@@ -1,0 +1,96 @@
+"""One run in full, as ``status RUN`` shows it: its row, where its time went, its jobs and attempts, nodes, alerts and log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.report import Status, gather
+from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
+from ftsupervise.report.queues import QueueSeen
+from ftsupervise.report.row import RunRow, row_of, watch_of
+from ftsupervise.rundir.ledger import lives_here
+from ftsupervise.rundir.paths import RunDir
+
+_FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
+_OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
+
+
+class TimeSpent(NamedTuple):
+    """The account of its time, for programs. Shares are 0-1; a ratio has a least and a most value where time is unknown."""
+
+    since: datetime
+    until: datetime
+    seconds: Mapping[str, float]
+    goodput: Ettr | None
+    ettr_meta: Ettr | None
+    ettr_byterobust: Ettr | None
+    ettr_last_hour: Ettr | None
+    without_guard: tuple[int, ...]
+
+
+class RunDetail(NamedTuple):
+    status: Status
+    row: RunRow
+    account: TimeAccount
+    avoided: tuple[str, ...] | None  # nodes; None: could not be seen
+    log: Path | None  # the newest output of its jobs, where it has one
+
+    @property
+    def time(self) -> TimeSpent:
+        of = self.account
+        return TimeSpent(
+            of.since,
+            of.until,
+            {kind.value: round(seconds, 3) for kind, seconds in of.seconds().items()},
+            of.goodput(),
+            of.ettr_meta(),
+            of.ettr_byterobust(),
+            of.ettr_last(),
+            of.blind,
+        )
+
+
+def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
+    """Raises NotFound, NotPermitted when the run directory cannot be read."""
+    seen = gather(rundir, now, env)
+    found, tick, late = watch_of(rundir, now)
+    row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
+    return RunDetail(seen, row, account_of(seen), _avoided(rundir, now), _newest_log(seen))
+
+
+def account_of(seen: Status) -> TimeAccount:
+    run, last = seen.run, seen.run.last
+    running = last is not None and last.ended is None and _runs(seen)
+    after = {"WAITING": Spent.QUEUE, "STOPPED": Spent.HELD}.get(seen.verdict, Spent.UNKNOWN)
+    return account(run.attempts, run.records, run.at, running=running, afterwards=after)
+
+
+def _runs(seen: Status) -> bool:
+    if lives_here(seen.run.last):
+        return True
+    if seen.verdict != "UNKNOWN":
+        return seen.verdict not in _OVER
+    page = seen.run.page
+    return page is not None and abs((seen.at - page.at).total_seconds()) < _FRESH
+
+
+def _avoided(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
+    try:
+        if not any(os.scandir(rundir.nodes)):
+            return ()
+    except FileNotFoundError:
+        return ()
+    except OSError:
+        return None
+    from ftsupervise.nodes.judging import judge, of_run_dir
+
+    return tuple(one.name for one in judge(*of_run_dir(rundir), now).nodes if one.excluded)
+
+
+def _newest_log(seen: Status) -> Path | None:
+    outputs = seen.run.last.outputs if seen.run.last is not None else ()
+    return Path(outputs[-1].path) if outputs else None

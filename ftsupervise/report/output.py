@@ -1,0 +1,150 @@
+"""The output of a run's jobs as parts, one for each attempt and file, wherever ``output`` points; and lines out of them.
+
+An attempt's first page says which files it writes to and where in them it begins. Where no attempt has begun, the files that
+the settings name are found by their pattern.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.host import files
+from ftsupervise.model import Attempt
+from ftsupervise.report.verdict import output_of
+from ftsupervise.rundir.paths import RunDir
+
+_MOST_FILES = 10_000  # that a pattern may name
+_LAST = 8_000_000  # bytes that are read of the end of a part
+_LONGEST = 20_000  # characters of a line
+_RANK = re.compile(r"^(?:(\d+): ?|\[(?:default)?(\d+)\]:|\[rank ?(\d+)\][: ])")  # srun --label, torchrun, PyTorch
+_TELLING = re.compile(
+    r"\b(?:[A-Za-z_.]*(?:Error|Exception|Interrupt|OutOfMemory)|error|fatal|fail(?:ed|ure)|killed|abort(?:ed)?|oom|xid|nan)\b"
+    r"|\b(?:segmentation|uncorrectable|exceeded|cancelled)\b",
+    re.I,
+)
+
+
+class Part(NamedTuple):
+    """Bytes ``begin`` to ``end`` of a file; ``end`` None: to its end, which may grow."""
+
+    path: Path
+    attempt: int | None = None
+    job: str = ""
+    begin: int = 0
+    end: int | None = None
+    rank: int | None = None  # whose file it is alone
+
+    def words(self) -> str:
+        of = f"attempt {self.attempt}" if self.attempt is not None else "no attempt"
+        return f"==> {of}{f', job {self.job}' if self.job else ''}: {self.path} <=="
+
+
+def parts_of(attempts: Sequence[Attempt]) -> list[Part]:
+    """The parts of these attempts, oldest first."""
+    found: list[Part] = []
+    for index, one in enumerate(attempts):
+        for out in one.outputs:
+            after = (two.begin for later in attempts[index + 1 :] for two in later.outputs if two.path == out.path)
+            found.append(Part(Path(out.path), one.number, one.job_id, out.begin, next(after, None)))
+    return found
+
+
+def output_files(rundir: RunDir, name: str, attempts: Sequence[Attempt] = ()) -> list[Part]:
+    """The parts of ``attempts``; without any, the files that the settings name, the newest last."""
+    if found := parts_of(attempts):
+        return found
+    from glob import iglob
+
+    dated = []
+    for path in islice(iglob(output_of(rundir, name)), _MOST_FILES):  # noqa: PTH207 - an absolute pattern
+        try:
+            dated.append((os.stat(path).st_mtime, path))  # noqa: PTH116
+        except OSError:
+            continue
+    return [Part(Path(path)) for _, path in sorted(dated)]
+
+
+def rank_files(part: Part, rank: int) -> Part | None:
+    """The file of this rank alone, where the job's is one of several that differ by a rank's number: ``out-3.log`` beside
+    ``out-0.log``. None: there is none."""
+    for found in reversed(list(re.finditer(r"\d+", part.path.name))):
+        if found[0].lstrip("0") in ("", "0"):
+            other = part.path.with_name(
+                f"{part.path.name[: found.start()]}{rank:0{len(found[0])}}{part.path.name[found.end() :]}"
+            )
+            if other != part.path and other.is_file():
+                return part._replace(path=other, begin=0, end=None, rank=rank)
+    return None
+
+
+def lines_in(part: Part) -> Iterator[str]:
+    """The last megabytes of it, line by line. Raises OSError."""
+    with os.fdopen(files.open_regular(part.path, follow=True), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        end = size if part.end is None else min(part.end, size)
+        begin = max(min(part.begin, end), end - _LAST)
+        file.seek(begin)
+        if begin > part.begin:
+            file.readline(_LAST)  # half a line
+        left = end - file.tell()
+        while left > 0 and (raw := file.readline(min(left, _LONGEST))):
+            left -= len(raw)
+            yield raw.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def of_rank(lines: Iterable[str], rank: int) -> Iterator[str]:
+    """The lines that are labelled with this rank."""
+    for line in lines:
+        if (found := _RANK.match(line)) and next(int(one) for one in found.groups() if one is not None) == rank:
+            yield line
+
+
+def telling(lines: Iterable[str]) -> Iterator[str]:
+    """Lines that tell of an error, and tracebacks whole."""
+    inside = False
+    for line in lines:
+        bare = _RANK.sub("", line)
+        if inside and bare.startswith((" ", "\t")):
+            yield line
+            continue
+        starts = bare.lstrip().startswith("Traceback (most recent call last)")
+        if inside or starts or _TELLING.search(line):
+            yield line
+        inside = starts
+
+
+class Follower:
+    """The end of a file that grows. A file that was replaced or cut is read from its begin."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self._at, self._inode, self._rest = -1, 0, b""
+
+    def skip(self) -> None:
+        """Go on from the end as it is now."""
+        seen = os.stat(self.part.path)  # noqa: PTH116
+        self._at, self._inode = seen.st_size, seen.st_ino
+
+    def more(self) -> list[str]:
+        """Whole lines that have come since; [] where the file cannot be read now."""
+        try:
+            with os.fdopen(files.open_regular(self.part.path, follow=True), "rb") as file:
+                seen = os.fstat(file.fileno())
+                if self._at < 0:
+                    self._at = min(self.part.begin, seen.st_size)
+                elif seen.st_ino != self._inode or seen.st_size < self._at:
+                    self._at, self._rest = 0, b""
+                self._inode = seen.st_ino
+                file.seek(self._at)
+                data = file.read(_LAST)
+        except OSError:
+            return []
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-_LONGEST:]
+        return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]

@@ -1,0 +1,136 @@
+"""What the directory of a run says, in a few small files: for ``status`` of one run, and of a thousand.
+
+Nothing here asks a scheduler. A file that hangs hangs this too: the callers bound it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from ftsupervise.errors import from_os_error
+from ftsupervise.host import files
+from ftsupervise.model import Attempt
+from ftsupervise.rundir.heartbeat_page import of_the_group, read_beats
+from ftsupervise.rundir.launches import NEWEST as ALL_LAUNCHES
+from ftsupervise.rundir.launches import LaunchRecord, launches
+from ftsupervise.rundir.ledger import NEWEST, START, ledger, newest, numbers
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage, read_progress
+from ftsupervise.rundir.reached import FEW
+from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch, still_held
+from ftsupervise.truth import Beat, SwitchState
+
+_DAY = timedelta(days=1)
+_FEW_LAUNCHES = 20  # that are read for a row: the jobs of older ones have ended
+_MOST_STARTS = 200  # attempts that are counted as restarts of the last day
+
+
+class RunReading(NamedTuple):
+    name: str
+    rundir: RunDir
+    at: datetime
+    records: tuple[LaunchRecord, ...]
+    attempts: tuple[Attempt, ...]  # all, or for a row only the newest
+    not_read: int  # attempts that are not in ``attempts``, of very many
+    page: ProgressPage | None  # of the newest attempt
+    beats: tuple[Beat, ...]  # of the newest attempt; none where there are many ranks, for the page has them all
+    switches: tuple[SwitchState, ...]
+    finished: bool
+    brake: str  # "": it is off
+    held_by_us: bool  # waiting members are on hold since the brake
+    restarts: int  # in the last day
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+def read_run(rundir: RunDir, now: datetime, *, row: bool = False) -> RunReading:
+    """``row``: only what a row of the overview shows. Raises NotFound, NotPermitted when it cannot be read."""
+    try:
+        files.among(rundir.switches)
+        records = launches(rundir, _FEW_LAUNCHES if row else ALL_LAUNCHES)
+        claimed = _numbers(rundir)
+        attempts = ledger(rundir) if not row else tuple(one for one in [newest(rundir)] if one is not None)
+        page = read_progress(rundir, attempts[-1].number) if attempts else None
+        beats = () if page is not None and page.ranks > FEW else _of_the_last(read_beats(rundir), attempts)
+    except OSError as error:
+        raise from_os_error(error, f"read the run directory {rundir.root}") from None
+    return RunReading(
+        name=run_name(rundir),
+        rundir=rundir,
+        at=now,
+        records=records,
+        attempts=attempts,
+        not_read=max(0, len(claimed) - len(attempts)) if len(attempts) >= NEWEST else 0,
+        page=page,
+        beats=beats,
+        switches=tuple(read_switch(rundir, switch) for switch in (KILL, SAVE)),
+        finished=rundir.finished.exists(),
+        brake=_brake(rundir),
+        held_by_us=_held_by_us(rundir),
+        restarts=_restarts(rundir, claimed, now),
+    )
+
+
+def run_name(rundir: RunDir) -> str:
+    """The name the run was launched under: the first line of run.yaml that says so, else the directory's name."""
+    try:
+        for line in files.read_bounded(rundir.config, 4_000_000).decode("utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key == "name":
+                return value.strip().strip("'\"")
+    except (OSError, UnicodeDecodeError):
+        pass
+    return rundir.root.name
+
+
+def _numbers(rundir: RunDir) -> list[int]:
+    try:
+        return sorted(numbers(rundir))
+    except FileNotFoundError:
+        return []
+
+
+def _of_the_last(beats: tuple[Beat, ...], attempts: tuple[Attempt, ...]) -> tuple[Beat, ...]:
+    """The beats of the newest attempt: an older one's stay until its rank beats again, or for ever where there are
+    fewer ranks now. Beats that name no attempt count by their time."""
+    if not attempts:
+        return beats
+    last = attempts[-1]
+
+    def is_its(beat: Beat) -> bool:
+        named = beat.facts.get("attempt")
+        return named == str(last.number) if named else beat.at >= last.started
+
+    return of_the_group([beat for beat in beats if is_its(beat)])
+
+
+def _brake(rundir: RunDir) -> str:
+    try:
+        on = read_brake(rundir)
+    except OSError:
+        return ""
+    return f"brake: {on.words()}; fix the cause, then: ftsupervise clear --brake {rundir.quoted()}" if on else ""
+
+
+def _held_by_us(rundir: RunDir) -> bool:
+    try:
+        return bool(still_held(rundir))
+    except OSError:
+        return False
+
+
+def _restarts(rundir: RunDir, claimed: list[int], now: datetime) -> int:
+    """Attempts that began within a day, but for the first of the run: by the times of their pages, which nobody rewrites."""
+    since, count = (now - _DAY).timestamp(), 0
+    for number in reversed(claimed[1:][-_MOST_STARTS:]):
+        try:
+            began = (rundir.attempt(number) / START).stat().st_mtime
+        except OSError:
+            continue
+        if began < since:
+            break
+        count += 1
+    return count

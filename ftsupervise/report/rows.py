@@ -1,0 +1,153 @@
+"""All runs of an account, a row each: read side by side, so that one on a dead mount delays no other.
+
+The rows are plain values: ``--json`` prints them, and ``--watch`` reads them back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftsupervise.errors import Error, NotFound
+from ftsupervise.report.queues import ask_queues
+from ftsupervise.report.reading import RunReading, read_run
+from ftsupervise.report.row import RunRow, members, row_of, watch_of
+from ftsupervise.rundir.paths import RunDir, state_dir
+from ftsupervise.rundir.watched import WatchFound
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Job
+
+WITHIN = 4.0  # seconds after which a directory does not answer, while no other does
+_AT_MOST = 8.0  # seconds for all directories together
+_STUCK = 0.5  # seconds after which another thread takes the place of one that reads
+_THREADS, _MOST_THREADS = 4, 64
+_MOST_RUNS = 5000
+
+
+class Overview(NamedTuple):
+    at: datetime
+    rows: tuple[RunRow, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def my_runs() -> dict[str, Path]:
+    """Name -> directory of every run that this account has launched, by its state directory. Raises Error. May hang."""
+    from ftsupervise.errors import from_os_error
+
+    folder = state_dir() / "runs"
+    try:
+        names = sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise from_os_error(error, "list the runs this account has launched") from None
+    found: dict[str, Path] = {}
+    for name in names[:_MOST_RUNS]:
+        try:
+            found[name] = (folder / name).readlink()
+        except OSError:  # a directory of that name, or gone meanwhile
+            continue
+    return found
+
+
+def overview(runs: Mapping[str, Path], now: datetime, env: Mapping[str, str], *, within: float = WITHIN) -> Overview:
+    """A row for each of ``runs``, and one for each run of which only jobs are known: those that need a look first."""
+    from ftsupervise.scheduler import kind_of
+    from ftsupervise.scheduler.ownership import run_in_comment
+
+    read = _Readers(runs, now, within).result()
+    readings = [one for one in read.values() if isinstance(one, _Read)]
+    queues = ask_queues([one.run for one in readings], env, always=kind_of("auto", env))
+    queue_of = {id(one): seen for one, seen in zip(readings, queues.of, strict=True)}
+    rows = []
+    for name, directory in runs.items():
+        one = read.get(name, "")
+        if isinstance(one, _Read):
+            rows.append(row_of(one.run, queue_of[id(one)], one.found, one.next_tick, late=one.late)._replace(name=name))
+        else:
+            rows.append(
+                RunRow(name, str(directory), "UNKNOWN", one or f"{directory} has not answered for {within:g} s")
+            )
+    elsewhere: dict[str, list[Job]] = {}
+    for job in queues.others:
+        elsewhere.setdefault(run_in_comment(job), []).append(job)
+    rows += [_of_jobs(name, jobs) for name, jobs in elsewhere.items()]
+    return Overview(now, tuple(sorted(rows, key=_order)), queues.warnings)
+
+
+def _of_jobs(name: str, jobs: Sequence[Job]) -> RunRow:
+    """A run that was launched with another state directory: only its jobs are known."""
+    running = [job for job in jobs if not job.state.waiting and not job.state.ended]
+    waiting = members([job for job in jobs if job.state.waiting])
+    verdict = running[0].state.value if running else "WAITING"
+    where = next((job.directory for job in jobs if job.directory), "")
+    why = f"job {jobs[0].id}; this account's state directory does not have it: name its directory"
+    ends = running[0].end_time if running else None
+    return RunRow(name, where, verdict, why, members_left=waiting, ends_at=ends)
+
+
+def _order(row: RunRow) -> tuple[int, str]:
+    """Those that need a look first, those that are over last."""
+    bad = row.verdict in ("UNKNOWN", "GONE") or row.firing or row.watch_late
+    over = row.verdict in ("FINISHED", "NEW")
+    return (0 if bad and not over else 2 if over else 1, row.name)
+
+
+class _Read(NamedTuple):
+    run: RunReading
+    found: WatchFound | None
+    next_tick: datetime | None
+    late: bool
+
+
+class _Readers:
+    """Threads that read the directories. One that hangs on a dead mount is left behind; another takes its place."""
+
+    def __init__(self, runs: Mapping[str, Path], now: datetime, within: float) -> None:
+        self._now, self._within = now, within
+        self._todo, self._wanted = deque(runs.items()), len(runs)
+        self._done: dict[str, _Read | str] = {}
+        self._busy: dict[int, float] = {}  # thread -> since when it reads this run
+        self._woken = threading.Event()
+
+    def result(self) -> dict[str, _Read | str]:
+        """What was read in time, or why it could not be; runs that did not answer are missing."""
+        began, started, heard = time.monotonic(), 0, 0
+        until = began + self._within
+        while len(self._done) < self._wanted and time.monotonic() < min(until, began + _AT_MOST):
+            if heard < len(self._done):  # the others come: this host is slow, not their disk
+                heard, until = len(self._done), time.monotonic() + self._within
+            stuck = sum(1 for since in list(self._busy.values()) if time.monotonic() - since > _STUCK)
+            while started < min(_THREADS + stuck, _MOST_THREADS, self._wanted + stuck):
+                started += 1
+                threading.Thread(target=self._work, args=(started,), daemon=True).start()
+            self._woken.wait(0.1)
+            self._woken.clear()
+        return dict(self._done)
+
+    def _work(self, me: int) -> None:
+        while True:
+            try:
+                name, directory = self._todo.popleft()
+            except IndexError:
+                break
+            self._busy[me] = time.monotonic()
+            try:
+                self._done[name] = self._read(RunDir(directory))
+            except NotFound:
+                self._done[name] = f"{directory} is not there any more"
+            except Error as error:
+                self._done[name] = error.message
+            except Exception as error:  # one directory that is damaged in a new way hides no other
+                self._done[name] = f"{type(error).__name__}: {error}"
+        self._busy.pop(me, None)
+        self._woken.set()
+
+    def _read(self, rundir: RunDir) -> _Read:
+        return _Read(read_run(rundir, self._now, row=True), *watch_of(rundir, self._now))

@@ -1,0 +1,77 @@
+"""How a run is, in one word, and why: from its directory and the queue. UNKNOWN where the queue could not be asked."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from ftsupervise.errors import Error
+from ftsupervise.report.reading import RunReading
+from ftsupervise.rundir.ledger import lives_here
+from ftsupervise.rundir.paths import RunDir
+
+if TYPE_CHECKING:
+    from ftsupervise.model import Job
+
+_HELD = "JobHeldUser"  # Slurm's word
+
+
+def verdict_of(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[str, str]:
+    """RUNNING, STOPPING, WAITING, STOPPED, FINISHED, GONE, NEW or UNKNOWN, or Slurm's word for another state of a job; why."""
+    verdict, why = _first(run, jobs, blind)
+    if verdict == "WAITING" and why == _HELD:
+        why = f"{_HELD}: {_how_to_let_go(run)}"
+    if verdict == "GONE" and not run.attempts:
+        why += f": read what they wrote: tail {logs_pattern(run.rundir, run.name)}"
+    if not run.finished and verdict in ("WAITING", "GONE", "NEW") and run.brake:
+        return "STOPPED", run.brake
+    return verdict, why
+
+
+def _first(run: RunReading, jobs: tuple[Job, ...] | None, blind: str) -> tuple[str, str]:
+    if run.finished:
+        return "FINISHED", ""
+    if jobs is None:
+        return "UNKNOWN", blind
+    kill = run.switches[0]
+    running = [job for job in jobs if not job.state.waiting and not job.state.ended]
+    by = f"kill switch{f', raised by {kill.who}' if kill.who else ''}{f': {kill.why}' if kill.why else ''}"
+    if running:
+        word = running[0].state.value
+        return ("STOPPING", by) if kill.up else (word, f"job {running[0].id}")
+    if kill.up:
+        return "STOPPED", by
+    waiting = [job for job in jobs if job.state.waiting]
+    if waiting:
+        held = waiting[0].state.value != "PENDING"
+        return "WAITING", waiting[0].state.value if held else waiting[0].reason
+    if run.last is not None and lives_here(run.last):
+        return "RUNNING", f"attempt {run.last.number}, outside the queue"
+    if run.records and not run.attempts:
+        return "GONE", "no job of it is in the queue, and none has begun an attempt"
+    return ("GONE", "no job of it is in the queue") if run.attempts else ("NEW", "nothing was launched yet")
+
+
+def logs_pattern(rundir: RunDir, name: str) -> str:
+    """The jobs' output files, as a shell's pattern."""
+    pattern = output_of(rundir, name)
+    return "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))
+
+
+def output_of(rundir: RunDir, name: str) -> str:
+    """The same, not quoted."""
+    from ftsupervise.config import sources
+    from ftsupervise.config.find_run import starred
+
+    try:
+        document = sources.fill(sources.read_file(rundir.config), {})
+    except Error:
+        document = None
+    launch = document.value.get("launch") if document is not None and document.value else None
+    output = launch.get("output") if isinstance(launch, dict) else None
+    return starred(output, name) if isinstance(output, str) else f"{rundir.logs}/*"
+
+
+def _how_to_let_go(run: RunReading) -> str:
+    how = f"ftsupervise clear --brake {run.rundir.quoted()}" if run.held_by_us else "scontrol release JOBID"
+    return f"on hold{' since the brake' if run.held_by_us else ''}; let it go: {how}"

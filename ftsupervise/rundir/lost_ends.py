@@ -1,0 +1,48 @@
+"""What can be said of an attempt that has no end on record: does it run, was it lost, had somebody told it to leave?"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from ftsupervise.host import files, processes
+from ftsupervise.model import Cause, CauseKind
+from ftsupervise.printable import printable
+from ftsupervise.rundir.paths import WARNING
+from ftsupervise.rundir.records import as_time, as_whole, parse_object
+
+_NEAR_END = 60.0  # seconds: Slurm's limit loop is up to this early or late
+
+
+def without_end(start: Mapping[str, object]) -> Cause | None:
+    if start.get("host") != os.uname().nodename:
+        return Cause(CauseKind.UNKNOWN)
+    pid = start.get("pid")
+    lives = isinstance(pid, int) and processes.identity(pid) == start.get("pid_start")
+    return None if lives and start.get("boot_id") == processes.boot_id() else Cause(CauseKind.LOST)
+
+
+def told_to_end(start: Mapping[str, object], at: datetime | None) -> Cause:
+    """It was asked to stop, and Slurm's last 5 s were too few to record the end of a command that did not stop."""
+    ends = as_time(start.get("job_ends"))
+    if ends is not None and at is not None and (ends - at).total_seconds() < _NEAR_END:
+        return Cause(CauseKind.TIME_LIMIT, late=True)
+    return Cause(CauseKind.CANCELLED, signal=int(signal.SIGTERM), late=True)
+
+
+def told_to_leave(folder: Path) -> tuple[str, int, datetime | None]:
+    """The stop request to an attempt without a recorded end: text for people, the signal (0: none), and the time."""
+    try:
+        text = files.read_bounded(folder / WARNING, 64_000).decode("utf-8", "replace")
+    except OSError:
+        return "", 0, None
+    words, _, rest = text.partition("\n")
+    try:
+        page = parse_object(rest.encode())
+    except ValueError:  # it was made on a full disk, or by a person
+        page = {}
+    told = f"told: {printable(words.strip(), 200) or 'to leave'}"
+    return told, as_whole(page.get("signal")) or 0, as_time(page.get("at"))

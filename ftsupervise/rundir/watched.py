@@ -1,0 +1,49 @@
+"""What the last tick of the watch found, in one small page for ``status``: ``watch/found.json``.
+
+The journal of the alerts is the truth; this page is what of it can be read for a thousand runs in a second.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, NamedTuple
+
+from ftsupervise.host.modes import may_be_changed, stranger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import EPOCH, decode, read_json, write_json
+
+MOST = 20  # alerts that are listed
+
+
+class FiringAlert(NamedTuple):
+    id: str = ""
+    severity: str = ""
+    watchdog: str = ""
+    summary: str = ""
+    since: datetime | None = None
+
+
+class WatchFound(NamedTuple):
+    at: datetime = EPOCH
+    firing: int = 0
+    alerts: Annotated[tuple[FiringAlert, ...], MOST] = ()  # the worst of them
+    disk: str = ""  # the forecast: "full in 3d 4h at 1.2 TB a day"
+    disk_at: datetime = EPOCH  # when it was made
+
+
+def write_found(rundir: RunDir, found: WatchFound) -> None:
+    """Raises OSError."""
+    write_json(rundir.watch / "found.json", found, sync=False, indent=None)
+
+
+def read_found(rundir: RunDir) -> WatchFound | None:
+    """None where there is none, it is damaged, or by an account with which the watch is not shared."""
+    path = rundir.watch / "found.json"
+    try:
+        whose = rundir.watch.stat()
+        raw = read_json(
+            path, limit=64_000, distrust=lambda page: stranger(whose, page) or may_be_changed(whose, page, path)
+        )
+        return None if raw is None else decode(WatchFound, raw, lenient=True)
+    except (OSError, ValueError):
+        return None

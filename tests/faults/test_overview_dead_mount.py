@@ -1,0 +1,53 @@
+"""One run on a dead mount delays no other in the table of all runs, and is UNKNOWN with its age."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import HungMount
+
+FT = [sys.executable, "-m", "ftsupervise"]
+
+
+def make_run(root: Path) -> None:
+    for part in ("switches", "watch", "beats", "logs", "launches", "state", "attempts/0001", "nodes"):
+        (root / part).mkdir(parents=True)
+    (root / "run.yaml").write_text(f"name: {root.name}\n")
+    (root / "attempts/0001/start.json").write_text('{"attempt": 1, "at": "2026-11-20T00:00:00+00:00", "host": "n"}')
+
+
+@pytest.mark.root
+def test_a_run_on_a_dead_mount_is_unknown_and_all_others_are_shown(tmp_path: Path, dead_mount: HungMount) -> None:
+    make_run(tmp_path / "backing" / "dead")
+    names = tmp_path / "state" / "runs"
+    names.mkdir(parents=True)
+    for n in range(20):
+        make_run(tmp_path / f"run-{n:02d}")
+        (names / f"run-{n:02d}").symlink_to(tmp_path / f"run-{n:02d}")
+    (names / "dead").symlink_to(dead_mount.point / "dead")
+    dead_mount.hang("all")
+    env = {**os.environ, "FTSUPERVISE_STATE_DIR": str(tmp_path / "state"), "PATH": "/nowhere"}
+    for words in ((), ("--json",)):
+        began = time.monotonic()
+        done = subprocess.run(
+            [*FT, "status", "--all", *words], env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert time.monotonic() - began < 15
+        assert done.returncode == 0, done.stderr
+        if not words:
+            lines = done.stdout.splitlines()
+            assert len(lines) == 22
+            assert lines[1].split()[:2] == ["dead", "UNKNOWN"], "what needs a look comes first"
+            assert "has not answered for 4 s" in lines[1]
+            assert all("GONE" in line for line in lines[2:])
+            continue
+        rows = json.loads(done.stdout)["runs"]
+        assert [row["verdict"] for row in rows if row["name"] == "dead"] == ["unknown"]
+        assert sum(row["verdict"] == "gone" for row in rows) == 20

@@ -1,0 +1,56 @@
+"""One rank whose memory is short makes all ranks save and leave; the ledger and status name it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from ftsupervise.model import CauseKind, FailureKind
+from tests.neighbours.supervised import SupervisedRun
+
+# Two ranks that meet in each step. In the first attempt rank 1 takes any use of the host's memory for too much.
+TWO_RANKS = """
+import os, socket
+here, there = socket.socketpair()
+child = os.fork()
+rank, other = (0, here) if child else (1, there)
+from ftsupervise import Guard
+def agree(vote):
+    other.sendall(vote.to_bytes(8, "big", signed=True))
+    return max(vote, int.from_bytes(other.recv(8, socket.MSG_WAITALL), "big", signed=True))
+short = rank == 1 and os.environ["FTSUPERVISE_ATTEMPT"] == "1"
+guard = Guard(poll=0.01, agree=agree, rank=rank, world=2, memory=0.001 if short else 0.999)
+for step in range(1, 41):
+    decision = guard.step(step)
+    if decision.save and rank == 0:
+        with guard.checkpoint(step) as folder:
+            (folder / "state").write_text(str(step))
+    if decision.stop:
+        print("rank", rank, "leaves at", step, flush=True)
+        break
+else:
+    guard.finished(40)
+guard.close()
+if child:
+    os.waitpid(child, 0)
+"""
+
+
+def test_the_rank_whose_memory_is_short_is_named_and_all_leave_with_a_checkpoint(run: SupervisedRun) -> None:
+    words = ("--in-place", "5", "--back-off", "0", "--warm", "off")
+    code = run.start(*words, "--", sys.executable, "-c", TWO_RANKS).wait(120)
+    said = run.members[0].said()
+    assert code == 0, said
+    first, last = run.attempts()
+    assert last.words == "finished" and first.saved is not None and said.count(f"leaves at {first.saved}") == 2, said
+    assert first.cause is not None and first.cause.kind is CauseKind.HOST_MEMORY
+    assert first.words.startswith("host memory: rank 1 on ") and "% used, limit 0%" in first.words
+    assert first.failure is not None and first.failure.kind is FailureKind.MEMORY
+    assert "rank 1: host memory" in said, "rank 0 knows no more than that somebody is short"
+    told = subprocess.run(
+        [sys.executable, "-m", "ftsupervise", "status", str(run.rundir.root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "host memory: rank 1 on" in told.stdout, told

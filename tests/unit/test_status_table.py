@@ -1,0 +1,129 @@
+"""The table of all runs: aligned, as wide as the terminal, and what a person has to know is in it at any width."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.cli.output import plain
+from ftsupervise.cli.status_live import read_rows
+from ftsupervise.cli.status_one import timeline
+from ftsupervise.cli.status_rows import layout, pace, table
+from ftsupervise.report.account import Spent, Stretch
+from ftsupervise.report.row import RunRow
+from ftsupervise.rundir.watched import FiringAlert
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+FINE = RunRow(
+    "pretrain-10b",
+    "/scratch/ada/pretrain-10b",
+    "RUNNING",
+    "job 88_3",
+    step=12_345,
+    last_step=100_000,
+    rate=0.95,
+    usual=1.0,
+    done_at=NOW + timedelta(days=1),
+    loss=2.3141,
+    phase="train",
+    seen_at=NOW,
+    saved=12_300,
+    saved_at=NOW - timedelta(minutes=4),
+    restarts=2,
+    members_left=8,
+    watched_at=NOW - timedelta(seconds=50),
+    watched_next=NOW + timedelta(seconds=10),
+)
+ROWS = (
+    FINE,
+    FINE._replace(name="a-run-with-a-name-that-is-much-too-long", rate=0.01, firing=2, disk="full in 3d 4h"),
+    RunRow("gone", verdict="UNKNOWN", why="/dead has not answered for 4 s", seen_at=NOW - timedelta(hours=2)),
+    FINE._replace(
+        name="alarmed",
+        firing=1,
+        alerts=(FiringAlert("3f9a1c", "critical", "disk", "/scratch: full in 3h"),),
+        watch_late=True,
+    ),
+)
+
+
+def text(width: int) -> list[str]:
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in table(ROWS, NOW, width)]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 240])
+def test_no_line_is_wider_than_the_terminal_and_the_columns_stand_below_each_other(width: int) -> None:
+    lines = text(width)
+    assert all(len(line) <= width for line in lines)
+    at = lines[0].index("STATUS")
+    for row, words in zip(ROWS, ("RUNNING", "RUNNING", "UNKNOWN", "RUNNING"), strict=True):
+        (line,) = [one for one in lines if one.startswith(row.name[:20])]
+        assert line[at : at + len(words)] == words
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_a_person_has_to_know_is_there_at_any_width(width: int) -> None:
+    shown = "\n".join(text(width))
+    assert "/dead has not answered for 4 s; last seen 2h ago" in shown
+    assert "disk: /scratch: full in 3h" in shown
+    assert "12,345 12 %" in shown
+
+
+def test_piped_nothing_is_cut_and_every_column_is_there() -> None:
+    lines = text(0)
+    assert len(lines) == 1 + len(ROWS)
+    assert "a-run-with-a-name-that-is-much-too-long" in lines[2]
+    for title in ("RATE", "USUAL", "DONE IN", "LOSS", "SAVED", "RESTARTS", "ALERTS", "LEFT", "WATCH", "NOTE"):
+        assert title in lines[0]
+    assert "50s/10s" in lines[1]
+    assert "LATE" in lines[4]
+
+
+def test_a_name_with_control_characters_moves_no_cursor() -> None:
+    odd = FINE._replace(name="a\x1b[2Jb\nc", why="\x1b]0;x\x07", verdict="GONE")
+    assert all(
+        "\x1b" not in part and "\n" not in part
+        for lines in layout([odd], NOW, 80)
+        for line in lines
+        for part, _ in line
+    )
+
+
+def test_the_rows_can_be_read_back_from_the_json() -> None:
+    import json
+
+    page = {"schema_version": 3, "runs": [{**plain(row), "verdict": row.verdict.lower()} for row in ROWS]}
+    assert read_rows(json.dumps(page)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"), [(None, ""), (0.0, "0/s"), (18.44, "18.4/s"), (0.0095, "105 s"), (0.5, "0.5/s")]
+)
+def test_a_rate_is_said_as_people_say_it(rate: float | None, words: str) -> None:
+    assert pace(rate) == words
+
+
+def test_a_short_fault_is_to_be_seen_in_a_long_run() -> None:
+    day = 86400.0
+    parts = [
+        Stretch(Spent.QUEUE, 0, day),
+        Stretch(Spent.TRAIN, day, 40 * day, 1),
+        Stretch(Spent.DETECT, 40 * day, 40.5 * day, 1),
+        Stretch(Spent.TRAIN, 40.5 * day, 90 * day, 2),
+    ]
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", timeline(parts, 0, 90 * day, 66))
+    assert len(shown) == 66
+    assert shown[0] == "."
+    assert shown.count("d") == 1
+    assert set(shown) == {".", "=", "d"}
+
+
+def test_every_field_of_the_json_is_in_the_manual() -> None:
+    from ftsupervise.report.detail import TimeSpent
+
+    said = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
+    known = {"since", "until", *RunRow._fields, *TimeSpent._fields, *FiringAlert._fields}
+    assert not {name for name in known if f"`{name}`" not in said}
