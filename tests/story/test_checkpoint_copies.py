@@ -341,5 +341,6 @@ def test_copying_and_restoring_may_be_killed_at_any_moment(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_copying_and_restoring_may_be_killed_at_500_moments(tmp_path: Path) -> None:
     assert kill_at_random_moments(tmp_path, 500, seed=2) > 100
