@@ -23,6 +23,7 @@ _FIRST = 1.0  # seconds to the first one
 _COST = 20  # a page that takes T is followed by a pause of 20 T at least
 _STEPS_EVERY = 60.0  # seconds between two writes of the steps of the run
 _WINDOW = 60.0  # seconds over which the rate is taken
+_LEAST = 10.0  # seconds: over less it says little
 _BEHIND = 2  # steps: a rank that much behind the first one is named
 _RECENT = 200  # spans of which the usual rate is the median
 
@@ -119,4 +120,4 @@ class ProgressWriter:
         while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW:
             self._seen.popleft()
         since, step = self._seen[0]
-        return round((page.ahead - step) / (now - since), 6) if now > since else None
+        return round((page.ahead - step) / (now - since), 6) if now >= since + _LEAST else None

@@ -28,6 +28,7 @@ _MASKS = (
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
     (r"\b(job|queue +)(?= *(local-)?\d)( *)(local-)?\d+(_\d+)?", r"\1\3ID"),
     (r"\bstep \d+", "step N"),
+    (r"-(local-)?\d+(_\d+)?\.out\b", "-ID.out"),
 )
 
 
