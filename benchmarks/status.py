@@ -78,7 +78,10 @@ def idle(env: dict[str, str], folder: Path, seconds: float) -> float:
     def drain(until: float) -> None:
         while (left := until - time.monotonic()) > 0:
             if select.select([parent], [], [], left)[0]:
-                os.read(parent, 65_536)
+                try:
+                    os.read(parent, 65_536)
+                except OSError:  # it has left
+                    return
 
     drain(time.monotonic() + 5)
     before = used(watch.pid)

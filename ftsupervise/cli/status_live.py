@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import select
 import subprocess
 import sys
@@ -27,6 +29,8 @@ from ftsupervise.printable import printable, printable_lines
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.records import decode, parse_object
 
+_KEY = re.compile(r"\x1b[\[O][A-D]|[\s\S]")
+_SHARE = 120  # a look that takes T seconds of CPU is made every 120 T at most
 _WITHIN = 20.0  # seconds for a look; it ends after fifteen by itself
 _UP, _DOWN, _ENTER, _BACK = (
     ("\x1b[A", "k", "\x1bOA"),
@@ -77,6 +81,12 @@ def _ask(words: Sequence[str], columns: int = 0) -> bounded.CompletedCommand:
     return bounded.run(processes.own_command("status", *words), timeout=_WITHIN, env=env)
 
 
+def _cpu() -> float:
+    """Seconds of CPU that the looks have used so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def read_rows(text: str) -> tuple[RunRow, ...]:
     """The rows in what ``status --json`` has printed. Raises ValueError."""
     page = parse_object(text.encode())
@@ -125,12 +135,13 @@ class _Live:
                 self._busy = False
             if sys.stdin not in ready:
                 continue
-            key = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
-            if key in ("q", "Q", "\x03", "\x04", ""):
-                return None
-            if key == "l" and (log_of := self._directory()):
-                return log_of
-            self._on_key(key)
+            typed = os.read(sys.stdin.fileno(), 64).decode("utf-8", "replace")
+            for key in _KEY.findall(typed) or [""]:
+                if key in ("q", "Q", "\x03", "\x04", ""):
+                    return None
+                if key == "l" and (log_of := self._directory()):
+                    return log_of
+                self._on_key(key)
 
     def _on_key(self, key: str) -> None:
         screen, rows = self._screen, len(self._look.rows)
@@ -151,7 +162,13 @@ class _Live:
         return rows[min(self._screen.chosen, len(rows) - 1)].directory if rows else ""
 
     def _look_again(self, one: str, columns: int) -> None:
-        """In a thread: the keys go on working."""
+        """In a thread: the keys go on working. A look that costs much, as of a thousand runs, is made less often."""
+        before, at = _cpu(), time.monotonic()
+        self._look_once(one, columns)
+        self._due = max(self._due, at + _SHARE * (_cpu() - before))
+        os.write(self._write, b"\0")
+
+    def _look_once(self, one: str, columns: int) -> None:
         try:
             done = _ask((one,), columns) if one else _ask((*self._words, "--json"))
             said = (done.stderr or done.stdout).strip().splitlines()
@@ -166,7 +183,6 @@ class _Live:
                 self._look = LastLook(time.monotonic(), read_rows(done.stdout))
         except (OSError, ValueError, json.JSONDecodeError) as error:
             self._look = self._look._replace(trouble=str(error), at=time.monotonic())
-        os.write(self._write, b"\0")
 
     def _drawing(self, console: Any) -> Any:
         from rich.text import Text

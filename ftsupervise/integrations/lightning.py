@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not installed where mypy runs
     """Saves and stops when ftsupervise asks for it, at the same step on all ranks, and goes on exactly there.
 
-    save_every   optimizer steps between two checkpoints besides; None: only when asked
+    save_every   optimizer steps between two checkpoints; None: one at each epoch's end. Others are saved when asked for
     keep         checkpoints that stay; None: those that ``checkpoints.retain`` of the run keeps
     finish       False for all but the last ``fit`` of a program: only that one completes the training
     options      of ``Guard``: ``memory``, ``run_for`` …
@@ -81,7 +81,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     # ------------------------------------------------------------------------------------------------- around the training
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+        environment: Any = getattr(trainer._accelerator_connector, "cluster_environment", None)
         if stage == "fit" and supervised() and getattr(environment, "auto_requeue", False):
             environment.auto_requeue = (
                 False  # the next job of the chain takes over: a requeued one would train beside it
@@ -104,6 +104,9 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_signals_back()
+        begun = set(of_all_ranks(str(trainer.ckpt_path or "the beginning")))  # chosen before they could talk
+        if len(begun) > 1:
+            raise RuntimeError(f"the ranks begin from different checkpoints ({', '.join(sorted(begun))}): start again")
         self._step = trainer.global_step
         if self._run is not None and trainer.estimated_stepping_batches != float("inf"):
             self._run.guard.report(last_step=int(trainer.estimated_stepping_batches))
@@ -153,8 +156,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._due:
-            self._due = False
+        due, self._due = self._due, False
+        if due or (self._run is not None and self._run.epoch_ends(trainer.global_step)):
             self._save(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

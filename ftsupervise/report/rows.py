@@ -23,7 +23,8 @@ from ftsupervise.rundir.watched import WatchFound
 if TYPE_CHECKING:
     from ftsupervise.model import Job
 
-WITHIN = 4.0  # seconds for all directories together
+WITHIN = 4.0  # seconds after which a directory does not answer, while no other does
+_AT_MOST = 8.0  # seconds for all directories together
 _STUCK = 0.5  # seconds after which another thread takes the place of one that reads
 _THREADS, _MOST_THREADS = 4, 64
 _MOST_RUNS = 5000
@@ -117,8 +118,11 @@ class _Readers:
 
     def result(self) -> dict[str, _Read | str]:
         """What was read in time, or why it could not be; runs that did not answer are missing."""
-        until, started = time.monotonic() + self._within, 0
-        while len(self._done) < self._wanted and time.monotonic() < until:
+        began, started, heard = time.monotonic(), 0, 0
+        until = began + self._within
+        while len(self._done) < self._wanted and time.monotonic() < min(until, began + _AT_MOST):
+            if heard < len(self._done):  # the others come: this host is slow, not their disk
+                heard, until = len(self._done), time.monotonic() + self._within
             stuck = sum(1 for since in list(self._busy.values()) if time.monotonic() - since > _STUCK)
             while started < min(_THREADS + stuck, _MOST_THREADS, self._wanted + stuck):
                 started += 1
