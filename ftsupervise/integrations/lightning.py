@@ -57,6 +57,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._phase = ExitStack()
         self._step = -1  # optimizer steps that the guard was told of
         self._due = False  # a checkpoint waits for the end of the epoch
+        self._validations: float | None = None  # limit_val_batches, while the guard stops the training
         self._began: dict[str, Any] = {}  # the generators when the epoch's batches were drawn up
         self._resumed: dict[str, Any] = {}
         # The generators before a validation, which are put back: one that a stop leaves out would shift what is drawn later
@@ -124,6 +125,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._phase.close()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._validations is not None:
+            trainer.limit_val_batches = self._validations
         if self._run is not None:
             self._run.ended(trainer.global_step, finished=self._finish)
 
@@ -191,6 +194,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     def _stop(self, trainer: Any) -> None:
         trainer.should_stop = True
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # "training will continue" otherwise
+        self._validations = trainer.limit_val_batches
         trainer.limit_val_batches = 0  # there is no time for the validation that an early stop runs
 
     # ---------------------------------------------------------------------------------------------- the place in the data

@@ -95,6 +95,7 @@ def test_the_loop_that_is_shown_for_deepspeed_resumes(tmp_path: Path) -> None:
     (loop,) = marked("run", "deepspeed")
     program = (
         "import sys, deepspeed, torch, torch.distributed as dist\nfrom ftsupervise import Guard\n"
+        "deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # would be compiled first, for minutes\n"
         "deepspeed.init_distributed('gloo')\ntorch.manual_seed(0)\n"
         "class Net(torch.nn.Linear):\n    def forward(self, x):\n        return (super().forward(x) - 1).square().mean()\n"
         "config = {'train_micro_batch_size_per_gpu': 8, 'zero_optimization': {'stage': 1},\n"
