@@ -7,6 +7,7 @@ of ranks. The lines marked GUARD are all that ftsupervise needs; the rest is wha
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import hashlib
 import os
@@ -32,7 +33,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     device = join()
-    train(args, device)  # a function of its own: the model must be gone before the group is
+    train(args, device)
+    gc.collect()  # the model of DDP must be gone before the group is, and refers to itself
     dist.destroy_process_group()
 
 

@@ -56,7 +56,7 @@ def main() -> None:
         accumulate_grad_batches=2,
         val_check_interval=14,  # batches
         accelerator="auto",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # the ranks that torchrun has started on this node
+        devices=ranks_here(),
         logger=False,
         enable_checkpointing=False,  # the guard saves; a ModelCheckpoint may keep the best ones beside it
         enable_progress_bar=False,
@@ -71,6 +71,11 @@ def main() -> None:
     how = f"stopped ({guard.stopped.reason})" if guard.stopped else "finished"
     if trainer.is_global_zero:
         print(f"{how} at step {trainer.global_step}, weights {digest(model)}", flush=True)
+
+
+def ranks_here() -> int:
+    """The ranks that torchrun or srun has started on this node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
 
 
 def samples(count: int) -> TensorDataset:

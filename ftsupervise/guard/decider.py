@@ -167,10 +167,11 @@ class Decider:
         if self.agreement is None:
             return self._want
         decision = self.agreement.decide(self._want)
-        if self.agreement.lost:
-            heart.facts["problem"] = problem = f"the ranks cannot agree any more ({self.agreement.lost})"
-            if self._place.rank < _SPEAKERS:
-                self._voice.once(f"{problem}: each decides alone, and they may stop at different steps")
+        heart.facts["cannot_agree"] = lost = self.agreement.lost
+        if lost and self._place.rank < _SPEAKERS:
+            self._voice.once(
+                f"the ranks cannot agree any more ({lost}): each decides alone, and they may stop at different steps"
+            )
         return decision
 
     def _settle(self, decision: Decision, step: int, heart: Heart) -> None:

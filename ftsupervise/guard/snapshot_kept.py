@@ -32,5 +32,7 @@ def kept_for(folder: Path, world: int) -> SnapshotId:
     """What is kept there, by the page that all ranks read. Raises OSError; ValueError where it is another number of ranks'."""
     page = read_page(folder)
     if page.world != world:
-        raise ValueError(f"{page.world} ranks made it, and these are {world}")
+        raise ValueError(
+            f"{'1 rank' if page.world == 1 else f'{page.world} ranks'} made it, and {world} would begin from it"
+        )
     return SnapshotId(page.step, page.attempt)

@@ -183,9 +183,8 @@ class Snapshots:
     def _unusable(self, held: Mapping[SnapshotId, int], found: SnapshotId, why_not: Callable[[bytes], str]) -> str:
         try:
             memory, slot = self._memory, held[found]
-            if (
-                memory is not None and self._place.attempt is None and memory.is_damaged(slot)
-            ):  # a supervisor has looked
+            alone = slot != _ON_DISK and self._place.attempt is None  # else the supervisor or ``KeptRank`` has looked
+            if alone and memory is not None and memory.is_damaged(slot):
                 return "it is damaged: its bytes are not those that were copied there"
             return why_not(self._content(slot)[0])
         except (OSError, ValueError, LookupError) as error:

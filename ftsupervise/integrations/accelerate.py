@@ -30,7 +30,7 @@ class AccelerateGuard:
     """Saves and stops when ftsupervise asks for it, at the same step on all ranks, and goes on exactly there.
 
     accelerator  make this object right after it; it registers itself for its checkpoints
-    save_every   optimizer steps between two checkpoints besides; None: only when asked
+    save_every   optimizer steps between two checkpoints; None: one at each epoch's end. Others are saved when asked for
     keep         checkpoints that stay; None: those that ``checkpoints.retain`` of the run keeps
     options      of ``Guard``: ``memory``, ``run_for`` …
     """
@@ -83,6 +83,8 @@ class AccelerateGuard:
             if self.stopped is not None:
                 return
             batch = next(batches, _END)
+        if self._run.epoch_ends(self.steps):
+            self.save()
         self._epoch_over()
 
     def loss(self, value: float) -> None:

@@ -41,7 +41,7 @@ _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not installed where mypy runs
     """Saves and stops when ftsupervise asks for it, at the same step on all ranks, and goes on exactly there.
 
-    save_every   optimizer steps between two checkpoints besides; None: only when asked
+    save_every   optimizer steps between two checkpoints; None: one at each epoch's end. Others are saved when asked for
     keep         checkpoints that stay; None: those that ``checkpoints.retain`` of the run keeps
     finish       False for all but the last ``fit`` of a program: only that one completes the training
     options      of ``Guard``: ``memory``, ``run_for`` …
@@ -57,6 +57,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._phase = ExitStack()
         self._step = -1  # optimizer steps that the guard was told of
         self._due = False  # a checkpoint waits for the end of the epoch
+        self._validations: float | None = None  # limit_val_batches, while the guard stops the training
         self._began: dict[str, Any] = {}  # the generators when the epoch's batches were drawn up
         self._resumed: dict[str, Any] = {}
         # The generators before a validation, which are put back: one that a stop leaves out would shift what is drawn later
@@ -81,7 +82,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     # ------------------------------------------------------------------------------------------------- around the training
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        environment: Any = getattr(trainer.strategy, "cluster_environment", None)
+        environment: Any = getattr(trainer._accelerator_connector, "cluster_environment", None)
         if stage == "fit" and supervised() and getattr(environment, "auto_requeue", False):
             environment.auto_requeue = (
                 False  # the next job of the chain takes over: a requeued one would train beside it
@@ -104,6 +105,9 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._take_signals_back()
+        begun = set(of_all_ranks(str(trainer.ckpt_path or "the beginning")))  # chosen before they could talk
+        if len(begun) > 1:
+            raise RuntimeError(f"the ranks begin from different checkpoints ({', '.join(sorted(begun))}): start again")
         self._step = trainer.global_step
         if self._run is not None and trainer.estimated_stepping_batches != float("inf"):
             self._run.guard.report(last_step=int(trainer.estimated_stepping_batches))
@@ -121,6 +125,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
         self._phase.close()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._validations is not None:
+            trainer.limit_val_batches = self._validations
         if self._run is not None:
             self._run.ended(trainer.global_step, finished=self._finish)
 
@@ -153,8 +159,8 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._due:
-            self._due = False
+        due, self._due = self._due, False
+        if due or (self._run is not None and self._run.epoch_ends(trainer.global_step)):
             self._save(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -188,6 +194,7 @@ class LightningGuard(_Callback):  # type: ignore[misc] # Lightning is not instal
     def _stop(self, trainer: Any) -> None:
         trainer.should_stop = True
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # "training will continue" otherwise
+        self._validations = trainer.limit_val_batches
         trainer.limit_val_batches = 0  # there is no time for the validation that an early stop runs
 
     # ---------------------------------------------------------------------------------------------- the place in the data

@@ -39,8 +39,8 @@ def supervised() -> bool:
 class SupervisedTraining:
     """The guard of one rank in a framework's loop, from the first step to the end.
 
-    ``save_every``: steps between two checkpoints that nobody asked for. ``keep``: how many stay; None: those that the settings
-    of the run keep. ``stopped``: the decision that ended the loop before the training was complete.
+    ``save_every``: steps between two checkpoints that nobody asked for; None: one at each epoch's end. ``keep``: how many stay;
+    None: those that the settings of the run keep. ``stopped``: the decision that ended the loop before the training was over.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class SupervisedTraining:
         self.guard = Guard(rank=rank, world=world, **options)
         self.stopped: Decision | None = None
         self._save_every, self._keep, self._over = save_every, keep, False
+        self._saved: int | None = None
         self._context = settings.place(os.environ, None, rank, world)
         self._voice = Voice(rank, world)
         started = settings.place(os.environ, None, None, None).world
@@ -71,6 +72,10 @@ class SupervisedTraining:
             self.stopped = decision
         due = self._save_every and step % self._save_every == 0
         return decision.save or bool(due and not decision.stop)
+
+    def epoch_ends(self, step: int) -> bool:
+        """Is a checkpoint to be saved there?"""
+        return self._save_every is None and self.stopped is None and step != self._saved
 
     @property
     def folder(self) -> Path:
@@ -89,6 +94,7 @@ class SupervisedTraining:
         self, step: int, name: str | None = None, metrics: Mapping[str, float] | None = None
     ) -> AbstractContextManager[Path]:
         """Every rank enters: a folder to write into, which is committed at the end of the block. Raises OSError."""
+        self._saved = step
         return self.guard.checkpoint(step, name, barrier=dist.barrier if _together() else None, metrics=metrics)
 
     def adopt(self, checkpoint: Path, step: int) -> None:

@@ -29,6 +29,7 @@ _LOST = 300.0  # seconds without an answer after which the supervisor counts as 
 _TRY_AGAIN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)  # seconds between two reports of an unacknowledged exit
 _LAST = 1.0  # seconds for the ranks to end when the supervisor has ended the attempts
 _LINGER = 25.0  # seconds that it stays after SIGTERM while there are ranks; Slurm's KillWait is 30 s
+_LINGER_TO_KEEP = 28.5  # the same while there are snapshots, which may go to the disk after the ranks' end
 _STILL, _LONG = 3, 60  # reports
 _TALLY = 5  # reports between two tallies that tell nothing new
 _NEW = 0.25  # seconds between two checks while pages still appear
@@ -255,7 +256,7 @@ class Agent:
     def _leave(self) -> None:
         """End, for Slurm or without a supervisor. SIGKILL may follow, so remove the pages now. Open ones are still read."""
         if self.leave_at is None:
-            self.leave_at = monotonic() + _LINGER
+            self.leave_at = monotonic() + (_LINGER_TO_KEEP if self.snapshots.has_any() else _LINGER)
             self.observer.check()
             self.observer.keep_to_these()
             self._clear()

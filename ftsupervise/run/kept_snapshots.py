@@ -22,7 +22,7 @@ from ftsupervise.rundir import fence, ledger
 from ftsupervise.rundir.paths import RunDir
 
 _KEEP = 120.0  # seconds for the memory to go to the disk
-_KILL_WAIT = 27.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
+_KILL_WAIT = 28.0  # seconds from Slurm's SIGTERM: its SIGKILL comes after 30
 _LOOK = 10.0  # seconds for the file system to show what is kept
 T = TypeVar("T")
 

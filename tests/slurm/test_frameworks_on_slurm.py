@@ -36,16 +36,20 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("framework", ["lightning", "huggingface", "accelerate"])
+@pytest.mark.parametrize(
+    ("framework", "ranks"),
+    [("lightning", "torchrun"), ("huggingface", "torchrun"), ("accelerate", "torchrun"), ("lightning", "srun")],
+)
 def test_an_example_that_is_interrupted_five_times_at_random_ends_with_the_bits_of_an_undisturbed_run(
-    framework: str, scene: Callable[..., Scene], until: Until
+    framework: str, ranks: str, scene: Callable[..., Scene], until: Until
 ) -> None:
     chance = random.Random(seed := time.time_ns())
     print(f"seed {seed}")
     here = scene(nodes=1)
     shutil.copy(ROOT / "examples" / framework / "train.py", here.folder)
-    command = f"{TORCHRUN} --nproc-per-node 2 train.py --epochs 12 --step-time 0.05 --save-every 7"
-    launch = {"nodes": 1, "tasks_per_node": 1, "jobs": 8}
+    words = "train.py --epochs 12 --step-time 0.05 --save-every 7"
+    command = f"{TORCHRUN} --nproc-per-node 2 {words}" if ranks == "torchrun" else f"{sys.executable} {words}"
+    launch = {"nodes": 1, "tasks_per_node": 1 if ranks == "torchrun" else 2, "jobs": 8}
     here.launch(command, **launch)
     until(lambda: "ended: finished" in here.log(), "the undisturbed run", 300)
     alone = ending(here)
@@ -64,6 +68,8 @@ def test_an_example_that_is_interrupted_five_times_at_random_ends_with_the_bits_
     until(lambda: "ended: finished" in here.log(), "the end", 300)
     assert len(here.attempts()) >= 6
     assert ending(here) == alone
+    by_slurm = framework == "lightning" and ranks == "srun"  # then it would requeue the job itself
+    assert ("Lightning's auto_requeue is off in this run" in here.log()) is by_slurm
 
 
 def checkpoints(here: Scene) -> list[int]:

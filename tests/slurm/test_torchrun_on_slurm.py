@@ -95,6 +95,17 @@ def test_a_torchrun_on_two_nodes_is_ended_as_a_whole_and_goes_on_with_one_and_wi
     assert here.attempts()[1].failure.kind.value == "node"
 
 
+@pytest.mark.slurm
+def test_plain_python_under_srun_needs_no_line_to_make_its_group(scene: Callable[..., Scene], until: Until) -> None:
+    here = scene(nodes=2)
+    lines = ("import os, torch, torch.distributed as dist", 'dist.init_process_group("gloo")', "one = torch.ones(1)")
+    lines += ("dist.all_reduce(one)", "os.write(1, f'rank {dist.get_rank()} sum {int(one)}\\n'.encode())")
+    (here.folder / "plain.py").write_text("\n".join((*lines, "dist.barrier()")))
+    here.launch(f"{sys.executable} plain.py", tasks_per_node=2, jobs=1, restart={"in_place": 0})
+    until(lambda: here.attempts() and here.attempts()[-1].ended, "the end", 180)
+    assert sorted(re.findall(r"rank (\d) sum (\d)", here.log())) == [(str(rank), "4") for rank in range(4)]
+
+
 def test_what_torchruns_rank_said_before_it_failed_is_in_the_ledger(tmp_path: Path, run: Any) -> None:
     """Through @record and TORCHELASTIC_ERROR_FILE; the rendezvous needs no option."""
     shutil.copy(EXAMPLE / "train.py", tmp_path)

@@ -161,7 +161,9 @@ def happen(event: str, guard: Guard, run: Path, said: dict[str, Any], hold: list
 def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     run, mine = folder / "run", [(at, what) for who, at, what in plan["events"] if who == rank]
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "FTSUPERVISE_RUN_DIR": str(run)}
+    os.environ["FTSUPERVISE_RUN_DIR"] = str(run)
+    if not plan.get("unnamed"):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     if plan["store"] == "agent":
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     own, hold = random.Random(plan["seed"] * 10 + rank), []
@@ -194,7 +196,7 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
             guard.finished(number)
             said["end"] = "finished"
     beat = json.loads((run / "beats" / f"rank-{rank}").read_text())
-    said["lost"] = beat["facts"].get("problem", "")
+    said["lost"] = beat["facts"].get("cannot_agree", "")
 
 
 def play(plan: dict[str, Any]) -> dict[str, Any]:

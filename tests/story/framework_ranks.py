@@ -43,6 +43,8 @@ def main(folder: Path, names: list[str]) -> None:
         go_back(alone, older)
         said[name].append(train(example, older, "0"))
         show(name, folder / name / "shown", example)
+        if name == "huggingface":
+            keep_best(folder / name / "best", example)
     if dist.get_rank() == 0:
         (folder / "said.json").write_text(json.dumps(said))
 
@@ -120,6 +122,26 @@ def show(name: str, place: Path, example: Any) -> None:
         known = {"model": model, "optimizer": optimizer, "loader": DataLoader(data, batch_size=8)}
         known |= {"accelerator": accelerate.Accelerator(cpu=True), "evaluate": lambda model: None}
     exec(block.text, known)
+
+
+def keep_best(place: Path, example: Any) -> None:
+    """The Trainer saves only what is the best so far, and loads it at the end."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from ftsupervise.integrations.huggingface import HuggingFaceGuard
+
+    enter(place)
+    when = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "best", "metric_for_best_model": "loss"}
+    args = TrainingArguments(
+        "out", max_steps=12, load_best_model_at_end=True, save_total_limit=2, report_to="none", use_cpu=True, **when
+    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=example.WORDS, n_embd=8, n_layer=1, n_head=1))
+    data = {"train_dataset": example.Counting(64), "eval_dataset": example.Counting(16)}
+    trainer = Trainer(model, args, callbacks=[HuggingFaceGuard()], **data)
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.parent == place / "checkpoints" and (best / "trainer_state.json").exists(), best
+    assert args.output_dir == "out"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ftsupervise.checkpoints import digest
 from ftsupervise.checkpoints.commit import commit
@@ -22,6 +23,7 @@ from ftsupervise.checkpoints.quarantine import quarantined
 from ftsupervise.checkpoints.restore import copies_in, restore
 from ftsupervise.checkpoints.stores import FolderStore, Store, inside, open_store
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.cli import ftsupervise
 from ftsupervise.errors import NotFound, NotPermitted, UsageError
 from tests.neighbours.s3 import s3_server
 from tests.neighbours.stranger import STRANGER
@@ -96,6 +98,18 @@ def test_a_checkpoint_is_copied_and_comes_back_bit_for_bit(any_store: Store, tmp
     assert read_manifest(back) == manifest
     assert sorted(os.listdir(back.parent)) == ["step-00000100"]
     assert verify(back, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+
+
+def test_the_commands_copy_into_an_object_store_and_back(bucket: str, tmp_path: Path) -> None:
+    """Each does its work in a child, which opens the store anew."""
+    checkpoint, there = make(tmp_path / "here", 100), f"{bucket}/commands"
+    for words in (
+        ("offload", str(checkpoint), "--to", there, "--to", f"{tmp_path}/far"),
+        ("restore", "--from", there, "--from", f"{tmp_path}/far", "--to", f"{tmp_path}/back"),
+    ):
+        done = CliRunner().invoke(ftsupervise, ["checkpoints", *words])
+        assert done.exit_code == 0 and f"{there}/{checkpoint.name}" in done.output, f"{done.output}{done.exception!r}"
+    assert content(tmp_path / "back" / checkpoint.name) == content(checkpoint)
 
 
 def test_a_checkpoint_that_is_one_file_and_one_with_links_come_back_as_they_were(store: Store, tmp_path: Path) -> None:
@@ -327,5 +341,6 @@ def test_copying_and_restoring_may_be_killed_at_any_moment(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_copying_and_restoring_may_be_killed_at_500_moments(tmp_path: Path) -> None:
     assert kill_at_random_moments(tmp_path, 500, seed=2) > 100

@@ -304,6 +304,7 @@ def test_removing_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_removing_may_be_killed_at_500_moments(tmp_path: Path) -> None:
     assert kill_while_removing(tmp_path, 500, seed=2) > 250
 

@@ -18,6 +18,7 @@ import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
 from ftsupervise.checkpoints.verify import CheckpointState, Scope, Thoroughness, verify
+from ftsupervise.rundir.fence import open_area, seal
 from ftsupervise.rundir.heartbeat_page import read_beats
 from ftsupervise.rundir.paths import RunDir
 from tests.manual.blocks import ROOT
@@ -69,6 +70,13 @@ def test_what_the_framework_saved_is_found_with_its_manifest_and_the_oldest_go(p
     assert [one.step for one in verdicts] == ([30, 28, 21] if name == "huggingface" else [28, 21, 14])
 
 
+def test_the_best_checkpoint_is_known_by_the_name_that_it_keeps(played: Path) -> None:
+    found = checkpoints_in(played / "huggingface" / "best" / "checkpoints")
+    assert len(found) == 2 and verify(found[0].path, Scope(Thoroughness.FULL)).state is CheckpointState.VERIFIED
+    state = json.loads((found[0].path / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(found[0].path)
+
+
 def test_each_rank_has_saved_its_part(played: Path) -> None:
     places = (
         played / "huggingface" / "alone" / "checkpoints" / "checkpoint-28",
@@ -111,6 +119,33 @@ def test_a_rank_that_is_killed_costs_no_bit(tmp_path: Path, until: Until) -> Non
         alone.kill()
     assert "killed by SIGKILL" in log(run)
     assert ending(log(run)) == ending(undisturbed)
+
+
+def test_an_attempt_that_is_over_commits_nothing_and_stops(tmp_path: Path, until: Until) -> None:
+    run, areas = RunDir(tmp_path / "run"), tmp_path / "areas"
+    for folder in (run.switches, run.beats, run.checkpoints, run.attempt(1)):
+        folder.mkdir(parents=True)
+    env = environment(
+        FTSUPERVISE_RUN_DIR=str(run.root),
+        FTSUPERVISE_ATTEMPT="1",
+        FTSUPERVISE_ATTEMPT_DIR=str(run.attempt(1)),
+        FTSUPERVISE_STAGING=str(open_area(areas, 1)),
+        FTSUPERVISE_CHECKPOINT_DIR=str(run.checkpoints),
+        FTSUPERVISE_GUARD_POLL="0.05",
+    )
+    words = [sys.executable, ROOT / "examples" / "accelerate" / "train.py", "--save-every", "2", "--epochs", "1000"]
+    alone = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: list(run.checkpoints.glob("step-*")), "the first checkpoint", 120)
+        seal(areas, 2, (1,))
+        run.attempt(2).mkdir()
+        there = set(run.checkpoints.glob("step-*"))
+        said = alone.communicate(timeout=120)[0]
+    finally:
+        alone.kill()
+    assert re.search(r"^stopped \(superseded", said, re.M), said
+    assert set(run.checkpoints.glob("step-*")) == there
+    assert not run.finished.exists()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from time import monotonic
 
 import pytest
 
+from ftsupervise import Guard
 from ftsupervise.checkpoints import memory_kept
 from ftsupervise.checkpoints.memory_kept import KeptSnapshot
 from ftsupervise.checkpoints.memory_slots import SnapshotId, open_slots
@@ -19,7 +20,7 @@ from ftsupervise.model import Attempt
 from ftsupervise.ranks.snapshot_relay import keep
 from ftsupervise.run.kept_snapshots import KeptSnapshots, Target, may_begin_from
 from ftsupervise.rundir import fence
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import ENV_RESTART, ENV_SNAPSHOT_KEPT, ENV_SNAPSHOT_STEP, ENV_SNAPSHOTS, RunDir
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import SupervisedRun
 from tests.story.test_snapshot_slots import made, write
@@ -147,6 +148,32 @@ def test_a_node_writes_only_what_it_holds_whole(memory: Path, tmp_path: Path) ->
         assert "is not in memory any more" in keep(str(memory), f"6/1 0 {tmp_path}")
         assert "No such file" in keep(str(memory), f"8/1 7 {tmp_path}")
     assert keep(str(memory), "8/1 0 relative") == "no such question"
+
+
+def test_a_rank_loads_what_was_kept_and_ranks_of_another_number_do_not(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    named = {"SLURMD_NODENAME": "here", ENV_SNAPSHOTS: str(memory), ENV_RESTART: "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    (memory / "here").mkdir(mode=0o700)
+    weights = bytearray(os.urandom(1_000_000))
+    guard, state = Guard(), {"weights": bytearray(weights), "done": 8}
+    guard.restore(state=state)
+    wait_until(lambda: guard.snapshot(8), "the memory")
+    assert keep(str(memory / "here"), f"8/0 0 {tmp_path}") == "done"
+    memory_kept.write_page(tmp_path, SnapshotId(8, 0), 1)
+    guard.finished(8)
+    monkeypatch.setenv(ENV_SNAPSHOT_KEPT, str(tmp_path))
+    monkeypatch.setenv(ENV_SNAPSHOT_STEP, "8")
+    other = {"weights": bytearray(1_000_000), "done": 0}
+    guard = Guard()
+    assert guard.restore(state=other) == 8
+    assert other == {"weights": weights, "done": 8}
+    wait_until(lambda: guard.snapshot(10), "snapshots in memory after that")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert Guard().restore(state=other) is None
+    assert "1 rank made it, and 3 would begin from it" in capfd.readouterr().err
 
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)

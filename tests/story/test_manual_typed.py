@@ -61,6 +61,9 @@ def test_every_story_in_the_manual_is_told_by_a_test() -> None:
         "story/test_torch_dcp.py",
         "story/framework_ranks.py",
         "story/test_exact_restart.py",
+        "story/test_other_frameworks.py",
+        "story/test_shell_example.py",
+        "slurm/test_torchrun_on_slurm.py",
         "unit/test_recovery_benchmark.py",
     )
     here = "".join((ROOT / "tests" / name).read_text() for name in ("story/test_manual_typed.py", *others))

@@ -69,6 +69,16 @@ def test_what_was_written_is_read_back_with_its_step_and_attempt(folder: Path) -
         assert again.still(1, header)
 
 
+@pytest.mark.parametrize("step", [(1 << 24) + 1, (1 << 53) + 1, (1 << 62) - 1])
+def test_a_step_that_no_float_holds_is_kept_exactly(folder: Path, step: int) -> None:
+    with made(folder) as file:
+        turn = file.begin(0)
+        file.commit(0, SlotHeader(turn, step, 1, 2, 1, 0, 0, zlib.crc32(b"")))
+        assert list(file.held()) == [SnapshotId(step, 1)]
+        file.invalidate_newer(SnapshotId(step - 1, 1))
+        assert file.held() == {}
+
+
 def test_a_slot_that_is_being_written_holds_nothing(folder: Path) -> None:
     with made(folder) as file:
         header = write(file, 0, 10)

@@ -105,6 +105,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         {"loop": "seldom", "stride": 3, "first": 1000, "events": [[0, 30, "wait"], [3, 33, "TERM"]]},
         {"loop": "apart", "events": [[1, 10, "stand"], [2, 30, "save"], [2, 70, "kill"]]},
         {"early": True, "steps": 30, "slow": True, "events": [[3, 8, "USR1"], [1, 8, "TERM"]]},
+        {"unnamed": True, "events": [[3, 5, "save"], [1, 20, "TERM"]]},  # as by torch.multiprocessing.spawn
         {"events": [[1, 30, "USR1"], [2, 31, "killed"]]},
         {"events": [[0, 30, "killed"], [2, 29, "save"]]},
         {"loop": "apart", "events": [[0, 40, "killed"], [2, 60, "save"]]},
@@ -116,6 +117,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         "seldom",
         "apart",
         "slow",
+        "unnamed",
         "a rank dies",
         "rank 0 dies",
         "alone",
