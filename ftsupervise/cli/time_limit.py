@@ -217,9 +217,11 @@ def _wait(args: Sequence[str], pid: int, board: mmap.mmap, pipes: dict[int, int]
             _pass_on(pipes, 0.05)
             status = _ended(pid)
             until, ended = _UNTIL.unpack_from(board)[0], _ENDED.unpack_from(board, _UNTIL.size)[0]
-            if status is None and ended and not _pass_on(pipes, _GRACE) and _ended(pid) is None:
-                _kill(pid, args)  # it has said all, and a part of it hangs
-                os._exit(ended - 1)
+            if status is None and ended and not _pass_on(pipes, _GRACE):
+                status = _ended(pid)
+                if status is None:  # it has said all, and a part of it hangs
+                    _kill(pid, args)
+                    os._exit(ended - 1)
             if status is None and 0 < until < time.monotonic():
                 left = _kill(pid, args)
                 _end(args, f"no answer within {ANSWER:.0f} s{left}")
