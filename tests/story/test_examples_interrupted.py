@@ -117,7 +117,7 @@ def kill_at_random(run: Launched, kills: int, until: Until) -> None:
         until(lambda attempt=attempt, stop=stop: run.step(attempt) >= stop, f"step {stop} of attempt {attempt}", 200)
         os.kill(chance.choice(run.ranks()), signal.SIGKILL)
     until(lambda: "finished at step" in run.log(), "the end", 250)
-    assert len(re.findall("^.*killed by SIGKILL .*last step", run.log(), re.M)) == kills
+    assert len(re.findall("^.* ended: .*killed by SIGKILL.*last step", run.log(), re.M)) == kills
     assert finished(run.log()) == run.undisturbed()
 
 
