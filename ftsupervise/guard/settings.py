@@ -61,9 +61,11 @@ class Limits(NamedTuple):
 def place(
     env: Mapping[str, str], run_dir: str | os.PathLike[str] | None, rank: int | None, world: int | None
 ) -> RankContext:
-    """``rank`` and ``world``: as given, else as the launcher or the initialised process group says, else one rank."""
+    """``rank`` and ``world``: as given, else as the launcher says; where it knows of one rank, or of none, as the initialised
+    process group does: the program may have started its ranks by itself."""
     root = run_dir or env.get(ENV_RUN_DIR)
-    if rank is None and world is None and _int(env, _RANK) is None and (group := find_process_group()) is not None:
+    told = max(1, _int(env, _WORLD) or 1)
+    if rank is None and world is None and told == 1 and (group := find_process_group()) is not None:
         rank, world = group.rank, group.world
     own = env.get(ENV_ATTEMPT_DIR) if not run_dir or str(run_dir) == env.get(ENV_RUN_DIR) else None
     return RankContext(
@@ -71,7 +73,7 @@ def place(
         attempt_dir=Path(own) if own else None,
         attempt=_int(env, (ENV_ATTEMPT,)) if own else None,
         rank=rank if rank is not None else _int(env, _RANK) or 0,
-        world=world if world is not None else max(1, _int(env, _WORLD) or 1),
+        world=world if world is not None else told,
         checkpoints=Path(env.get(ENV_CHECKPOINT_DIR) or "checkpoints").absolute(),
         area=Path(env[ENV_AREA]) if own and env.get(ENV_AREA) else None,
         staging=Path(env[ENV_STAGING]) if own and env.get(ENV_STAGING) else None,

@@ -164,6 +164,8 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
     os.environ["FTSUPERVISE_RUN_DIR"] = str(run)
     if not plan.get("unnamed"):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    elif plan["unnamed"] == "one rank":
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     if plan["store"] == "agent":
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     own, hold = random.Random(plan["seed"] * 10 + rank), []

@@ -106,6 +106,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         {"loop": "apart", "events": [[1, 10, "stand"], [2, 30, "save"], [2, 70, "kill"]]},
         {"early": True, "steps": 30, "slow": True, "events": [[3, 8, "USR1"], [1, 8, "TERM"]]},
         {"unnamed": True, "events": [[3, 5, "save"], [1, 20, "TERM"]]},  # as by torch.multiprocessing.spawn
+        {"unnamed": "one rank", "events": [[1, 20, "TERM"]]},  # the same in a step of Slurm's with one task
         {"events": [[1, 30, "USR1"], [2, 31, "killed"]]},
         {"events": [[0, 30, "killed"], [2, 29, "save"]]},
         {"loop": "apart", "events": [[0, 40, "killed"], [2, 60, "save"]]},
@@ -118,6 +119,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         "apart",
         "slow",
         "unnamed",
+        "unnamed in one task",
         "a rank dies",
         "rank 0 dies",
         "alone",
