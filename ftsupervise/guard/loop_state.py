@@ -134,8 +134,11 @@ class LoopState:
     def begin_other_streams(self, description: bytes, rank: int, world: int) -> None:
         """Where another number of ranks saved it, no generator is this rank's own: the global ones are seeded from the saved
         state, differently on each rank."""
-        python = parse(description)[0]["dict"]["rng"]["dict"]["python"]
-        seed = int.from_bytes(blake2b(json.dumps([python, rank, world]).encode(), digest_size=8).digest(), "big") >> 1
+        state_of_python = parse(description)[0]["dict"]["rng"]["dict"]["python"]
+        seed = (
+            int.from_bytes(blake2b(json.dumps([state_of_python, rank, world]).encode(), digest_size=8).digest(), "big")
+            >> 1
+        )
         random.seed(seed)
         if "numpy.random" in sys.modules:
             import_module("numpy.random").seed([seed >> 32, seed & 0xFFFFFFFF])

@@ -84,7 +84,7 @@ def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
     given.update(rendezvous.torchrun_env(text, point, options.name, mine.number, to.env))
     names = rendezvous.wants_names(command, text, to.env, options.distributed)
     if not is_srun(command):
-        given.update(point.names_of_one() if names else {})
+        given.update(point.names_of_place() if names else {})
         given.update({ENV_NODE_RANK: "0"} if len(nodes) < 2 else {})
     return names
 

@@ -42,9 +42,10 @@ class MeetingPoint(NamedTuple):
     def env(self) -> dict[str, str]:
         return {ENV_MASTER_ADDR: self.address, ENV_MASTER_PORT: str(self.port), ENV_NNODES: str(self.nodes)}
 
-    def names_of_one(self) -> dict[str, str]:
-        """The names that torch reads, for a command that is the only rank."""
-        return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port), "RANK": "0", "WORLD_SIZE": "1"}
+    def names_of_place(self) -> dict[str, str]:
+        """The names by which torch finds the place, for a command that may start its ranks by itself: which rank is which, and
+        how many there are, it alone knows."""
+        return {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)}
 
 
 def meeting_point(

@@ -89,11 +89,13 @@ sys.exit(1 if os.environ["FTSUPERVISE_ATTEMPT"] == "1" else 0)
 """
 
 
-def test_a_command_on_this_machine_is_told_that_it_is_the_only_rank(run: SupervisedRun, tmp_path: Path) -> None:
+def test_a_command_on_this_machine_is_told_the_place_but_no_rank_for_it_may_start_its_ranks_itself(
+    run: SupervisedRun, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(NAMES)
     assert run.start("--in-place", "1", "--", sys.executable, "train.py").wait(60) == 0
     told = [line.split()[1:] for line in run.members[0].said().splitlines() if line.startswith("told")]
-    assert [[*words[:1], *words[2:]] for words in told] == [["127.0.0.1", "0", "1", "-", "0", "1"]] * 2
+    assert [[*words[:1], *words[2:]] for words in told] == [["127.0.0.1", "-", "-", "-", "0", "1"]] * 2
     first, second = (words[1] for words in told)
     assert first != second
 
@@ -113,7 +115,7 @@ def test_an_attempt_is_not_sent_to_a_port_on_which_somebody_listens(run: Supervi
     first, second, *_ = ports_of(str(run.rundir.root), 1)
     with socket.create_server(("127.0.0.1", first)):
         assert run.start(sys.executable, "train.py").wait(60) == 0
-    assert f"told 127.0.0.1 {second} 0 1" in run.members[0].said()
+    assert f"told 127.0.0.1 {second} - - -" in run.members[0].said()
 
 
 TAKEN = """
