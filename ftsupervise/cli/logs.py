@@ -37,7 +37,10 @@ _OVER = 3.0  # seconds of silence after which a run that has finished is not fol
 def logs(
     run: str | None, follow: bool, lines: int, attempt: int | None, rank: int | None, errors: bool, only_path: bool
 ) -> None:
-    """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins."""
+    """Show the output of RUN's jobs: of the newest attempt, with a line where another attempt or file begins.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.config.find_run import find_run
 
     rundir = find_run(run)

@@ -197,7 +197,7 @@ def _settings(run: Run) -> list[str]:
         if value is ...:
             continue
         if value is None and setting.off is not None:
-            found += [setting.flag, setting.off]
+            found += [setting.flag, setting.off] if setting.default is not None else []
         elif value is not None and (setting.always or value != setting.default):
             found += [word for text in _texts(setting.form, value) for word in (setting.flag, text)]
     return found

@@ -57,13 +57,13 @@ def ask_queues(runs: Sequence[RunReading], env: Mapping[str, str], *, always: st
 
 def _kind(run: RunReading) -> str:
     """The scheduler whose queue its jobs are in; "": it has none."""
-    if run.records and run.records[-1].scheduler:
-        return run.records[-1].scheduler
-    if run.last is not None and run.last.job_id:
-        from ftsupervise.scheduler import kind_of_job
+    if run.records:
+        return run.records[-1].scheduler or "auto"
+    if run.last is None or not run.last.job_id:
+        return ""
+    from ftsupervise.scheduler import kind_of_job
 
-        return kind_of_job(run.last.job_id)
-    return "auto" if run.records else ""
+    return kind_of_job(run.last.job_id)
 
 
 def _people(run: RunReading) -> tuple[str, ...]:

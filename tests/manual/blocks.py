@@ -6,6 +6,7 @@ The words after the language in a block's first line are its marks; GitHub shows
     run=STORY            typed in a shell in the directory of STORY, block after block (console: output compared)
       on=slurm           its output is what one sees on Slurm, and compared there only
       wait=training      first wait until the run of the story trains
+      wait=watched       first wait until it trains and the watch has looked at it
       wait=answered      first wait until its save switch is answered
       wait=ended         first wait until none of its jobs is left
     run=STORY file=NAME  written to NAME in the directory of STORY, for the blocks that follow

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ftsupervise.host.processes import START
 from tests.manual.blocks import ROOT, Block, marked
@@ -23,6 +24,7 @@ _MASKS = (
     (r"(raised )?by \S+ on [\w.-]+", r"\1by WHO"),
     (r" on [a-z][\w-]*(?=, )", " on NODE"),
     (r"\b[0-9a-f]{12}\b", "TOKEN"),
+    (r"(last tick \S+ ago), next in [\d. smhd]+", r"\1"),  # which is now, every other second
     (r"\b\d+(\.\d+)?(ms|s|m|h|d)( \d+(ms|s|m|h))?\b", "TIME"),
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d UTC", "DATE"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
@@ -65,6 +67,8 @@ class Story:
             return self.write(block)
         if block.marks.get("wait") == "training":
             self.until(self.trains, f"{block}: the run to train")
+        if block.marks.get("wait") == "watched":
+            self.until(self.is_watched, f"{block}: the run to train, and the watch to look at it")
         if block.marks.get("wait") == "answered":
             self.until(lambda: not (self.run / "switches" / "save-switch").exists(), "the save switch to be answered")
         if block.marks.get("wait") == "ended":
@@ -113,11 +117,18 @@ class Story:
     def trains(self) -> bool:
         return any((self.run / "beats").glob("rank-*"))
 
+    def is_watched(self) -> bool:
+        return self.trains() and self.seen()["watched_at"] is not None
+
     def ended(self) -> bool:
         """No job of the run is left, as far as status can see."""
+        return self.seen()["jobs"] == []
+
+    def seen(self) -> dict[str, Any]:
         asked = ["ftsupervise", "status", str(self.run), "--json"]
         done = subprocess.run(asked, env=self.env, capture_output=True, text=True, timeout=60, check=True)
-        return json.loads(done.stdout)["jobs"] == []
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
 
     def until(self, question: Callable[[], object], what: str) -> None:
         end = time.monotonic() + PATIENCE
