@@ -8,6 +8,7 @@ torchft does the work in the loop; this room holds what surrounds it, and never 
     lighthouse_server.py   the program of that process, in the Python that has torchft
     lighthouse_page.py     its status page, read into types
     lighthouse_health.py   is it to be ended?
+    suspects.py            what the lighthouse believes of a group, and we know better
     lighthouse_record.py   RUN/replicas/lighthouse.json, and whose turn it is
     torchft_python.py      which Python has torchft
 """

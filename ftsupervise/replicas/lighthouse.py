@@ -4,9 +4,9 @@ Each group asks it at each step who takes part, and has its address from its sta
 group starts, and a lighthouse that dies is started again at that very address, at once: the groups ask again once a second.
 Where another program has taken the port meanwhile, it is tried again until it is free.
 
-``Lighthouse`` does this in threads of its own, so that whoever owns it (``ftsupervise run``, or ``ftsupervise lighthouse`` in a
-job of its own) may wait for a disk or for Slurm meanwhile. It needs ``start()`` and ``close()``; `XX
-never wait. The lighthouse ends with its supervisor, however that ends.
+``SupervisedLighthouse`` does this in threads of its own, so that its owner (``ftsupervise run``, or ``ftsupervise lighthouse``
+in a job of its own) may wait for a disk or for Slurm meanwhile. It needs ``start()`` and ``stop()``; all else can be asked at
+any time and never waits. The lighthouse ends with its supervisor, however that ends.
 
 Two of one run would be two trainings that know nothing of each other. So each supervisor takes a turn in the run directory, and
 one that sees a later turn ends its lighthouse.
@@ -34,16 +34,16 @@ from ftsupervise.replicas.lighthouse_health import (
     LighthouseVerdict,
 )
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen, group_of, look
-from ftsupervise.replicas.lighthouse_process import ENV_LIGHTHOUSE, LighthouseProcess, NoLighthouse
+from ftsupervise.replicas.lighthouse_process import ENV_MARK, LighthouseProcess, NoLighthouse
 from ftsupervise.replicas.lighthouse_record import LighthouseFiles, LighthouseRecord, LighthouseRestart
 from ftsupervise.replicas.timeouts import Timeouts
 from ftsupervise.units import show_duration
 
-ENV_ADDRESS = "TORCHFT_LIGHTHOUSE"
 _TICK = 0.05  # seconds between two looks of the lighthouse at who has come
 _SILENT = 60.0  # seconds without an answer; never more than a tenth of what the groups wait
 _COMES_BACK = 10.0  # seconds in which a group that died is there again, besides a quorum's
 _AGAIN = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # seconds before each next try, the last one for all others
+_FRESH = 4 * LOOK_EVERY  # seconds after which a page says nothing about now
 _STEADY = 5.0  # seconds after which a lighthouse that runs counts as one
 
 
@@ -85,7 +85,7 @@ class LighthouseEvent(NamedTuple):
     restart: bool = False
 
 
-class Lighthouse:
+class SupervisedLighthouse:
     """``python``: an interpreter that has torchft. ``live``: how many groups live now; None: that is not known."""
 
     def __init__(
@@ -102,7 +102,10 @@ class Lighthouse:
         self._python, self._say, self._live, self._env = python, say, live, env
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
-        self._seen: LighthousePage | PageNotSeen = PageNotSeen(Unseen.CUT, "it has not been looked at yet")
+        self._seen: tuple[float, LighthousePage | PageNotSeen] = (
+            0.0,
+            PageNotSeen(Unseen.CUT, "it is not looked at yet"),
+        )
         self._events: list[LighthouseEvent] = []
         self._alive: int | None = None  # groups that were heard of last
         self._sentence: tuple[LighthouseProcess | None, str] = (None, "")  # which one is to be ended, and why
@@ -143,13 +146,31 @@ class Lighthouse:
             thread.start()
         return self.record
 
-    def env(self) -> dict[str, str]:
-        """What each group needs to find it."""
-        return {ENV_ADDRESS: self.record.address}
+    @property
+    def address(self) -> str:
+        """What each group has in TORCHFT_LIGHTHOUSE: the same for as long as this lives."""
+        return self.record.address
 
     def page(self) -> LighthousePage | PageNotSeen:
-        """Its page as it was seen last, some two seconds ago at most."""
-        return self._seen
+        """Its page as it was seen last, some seconds ago at most."""
+        at, seen = self._seen
+        return seen if time.monotonic() - at < _FRESH else PageNotSeen(Unseen.CUT, "it has not been looked at lately")
+
+    def heard(self, group: str) -> bool | None:
+        """Does a start of this group send heartbeats? None: the lighthouse could not be asked, or is new itself."""
+        page, within = self.page(), 2 * self.place.timeouts.heartbeat
+        if not isinstance(page, LighthousePage):
+            return None
+        if any(group_of(one) == group for one in page.heard(within)):
+            return True
+        return None if (_now() - self.record.since).total_seconds() < within + LOOK_EVERY else False
+
+    def keep(self) -> None:
+        """Start a thread again that an error has ended. Never waits."""
+        for number, work in enumerate((self._follow, self._look_on)):
+            if not self._threads[number].is_alive() and not self._left():
+                self._threads[number] = threading.Thread(target=work, name="lighthouse", daemon=True)
+                self._threads[number].start()
 
     def events(self) -> list[LighthouseEvent]:
         """What has happened since the last call."""
@@ -161,7 +182,7 @@ class Lighthouse:
         """The number of a later supervisor of this run's lighthouse; ours has ended then."""
         return self._files.newer
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """End it."""
         self._over.set()
         self._rouse()
@@ -225,6 +246,9 @@ class Lighthouse:
                     self._tell(f"the lighthouse ended ({why}) and cannot be started: {words}; it is tried again")
                     self._put(self.record._replace(trouble=words))
                 continue
+            if self._left():
+                process.end()
+                break
             down = time.monotonic() - began
             self._put(self.record.restarted(LighthouseRestart(at, why, down), process.pid, minimum))
             self._tell(
@@ -252,7 +276,8 @@ class Lighthouse:
             if process is None:
                 continue
             state = process.state
-            self._seen = seen = look(self.place.host, self.record.port, LOOK_EVERY)
+            seen = look(self.place.host, self.record.port, LOOK_EVERY)
+            self._seen = (time.monotonic(), seen)
             if self._process is not process or process.state == "X":
                 continue
             bounds = self.place.bounds(self.record.min_replicas)
@@ -302,7 +327,7 @@ def _pauses(steady: bool) -> Iterator[float]:
 def _end_older(before: LighthouseRecord, mark: str) -> None:
     """End the lighthouse of a supervisor that is gone, if it is left: ours, on this host, since this boot."""
     one = processes.process(before.pid) if before.pid and before.boot == processes.boot_id() else None
-    if one is not None and processes.environment(one.pid).get(ENV_LIGHTHOUSE) == mark:
+    if one is not None and processes.environment(one.pid).get(ENV_MARK) == mark:
         processes.end_all(lambda: (), 2.0, (one,))
 
 

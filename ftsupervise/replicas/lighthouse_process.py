@@ -19,7 +19,7 @@ from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR
 from ftsupervise.rundir.records import as_text, as_whole, parse_object
 from ftsupervise.units import signal_name
 
-ENV_LIGHTHOUSE = "FTSUPERVISE_LIGHTHOUSE"  # in its environment: RUN/replicas, by which its own are told from others
+ENV_MARK = "FTSUPERVISE_LIGHTHOUSE"  # in its environment: RUN/replicas, by which its own are told from others
 _LISTEN = 30.0  # seconds for it to begin to listen: torchft comes from a cold network file system
 _END = 2.0  # seconds for a killed process to be gone
 _ANSWER = 10_000  # bytes
@@ -49,7 +49,7 @@ class LighthouseProcess:
                 stdin=subprocess.PIPE,  # its end tells it that we are gone
                 stdout=subprocess.PIPE,  # its end tells us that it is
                 stderr=subprocess.PIPE,
-                env={**given, "RUST_LOG": given.get("RUST_LOG", "warn"), ENV_LIGHTHOUSE: mark},
+                env={**given, "RUST_LOG": given.get("RUST_LOG", "warn"), ENV_MARK: mark},
                 cwd="/",
                 bufsize=0,
                 start_new_session=True,
