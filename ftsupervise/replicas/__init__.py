@@ -3,4 +3,6 @@
 torchft does the work in the loop; this room holds what surrounds it.
 
     timeouts.py         how long each part may wait, derived from the slowest step, and what is wrong with other values
+    groups.py           their names, nodes and table
+    environment.py      what the ranks of each get
 """

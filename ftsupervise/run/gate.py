@@ -119,7 +119,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
     """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
     try:
         files.among(rundir.switches)
-        finished = rundir.finished.name in os.listdir(rundir.state)
+        finished = rundir.finished.name in os.listdir(rundir.finished.parent)
         brake = read_brake(rundir)
     except OSError as error:
         raise from_os_error(error, f"look into the run directory {rundir.root}") from None

@@ -32,6 +32,7 @@ ROOMS = (
         "ranks",
         "warm",
         "replicas",
+        "replicas",
     ),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),
