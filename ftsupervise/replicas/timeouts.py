@@ -74,9 +74,9 @@ def derive(
 
 def problems(timeouts: Timeouts, slowest_step: float, groups: int, state_bytes: int = 0) -> list[str]:
     """What would go wrong with these values, one sentence each with the value to set; none: the run can start."""
-    if odd := [name for name, value in zip(timeouts._fields, timeouts) if not isfinite(value) or value < 0]:
+    if odd := [name for name, value in timeouts._asdict().items() if not isfinite(value) or value < 0]:
         return [f"{name} must be a finite number, from 0" for name in odd]
-    process_group, heartbeat, join, manager, quorum, retries, hang = timeouts
+    process_group, heartbeat, join, manager, quorum, retries, _ = timeouts
     wanted = derive(slowest_step, state_bytes, groups)
     steps = f"the slowest step takes {show_duration(slowest_step)}"
     together = join + process_group + manager

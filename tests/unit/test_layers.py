@@ -32,7 +32,6 @@ ROOMS = (
         "ranks",
         "warm",
         "replicas",
-        "replicas",
     ),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),
