@@ -14,6 +14,10 @@ MAJORITY = "majority"
 
 GROUP_SETTINGS = (
     Setting(
+        "--launched", "", "launched", Form.TOKEN, "",
+        help="The launch that this job belongs to, for each group's supervisor.",
+    ),
+    Setting(
         "--count", f"{_GROUPS}.count", "count", Form.COUNT, ..., least=2, most=999, always=True,
         help="How many groups train. Two cannot outvote one that hangs: three are better.",
     ),
@@ -37,9 +41,9 @@ GROUP_SETTINGS = (
         "TORCHFT_LIGHTHOUSE.",
     ),
     Setting(
-        "--slowest-step", f"{_GROUPS}.slowest_step", "slowest_step", Form.SECONDS, 60.0, above=0, most=86_400, always=True,
+        "--slowest-step", f"{_GROUPS}.slowest_step", "slowest_step", Form.SECONDS, 5.0, above=0, most=86_400, always=True,
         help="The longest healthy time between two collectives of the slowest group, with its evaluations and saves. All "
-        "timeouts are derived from it.",
+        "timeouts are derived from it: longer, and a hang costs the others more; shorter than a step, and none is ever made.",
     ),
     Setting(
         "--sync-period", f"{_GROUPS}.sync_period", "sync_period", Form.SECONDS, 0.0, least=0, most=86_400,
@@ -50,7 +54,7 @@ GROUP_SETTINGS = (
         help="Bytes that a group copies from another one when it comes back: weights and optimizer, on one rank.",
     ),
 )  # fmt: skip
-GROUP_KEYS = {setting.key: setting for setting in GROUP_SETTINGS}
+GROUP_KEYS = {setting.key: setting for setting in GROUP_SETTINGS if setting.key}
 
 
 def least_of(asked: Any, count: int) -> int:

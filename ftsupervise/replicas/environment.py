@@ -18,12 +18,13 @@ from ftsupervise.rundir.paths import (
     ENV_GROUP,
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
-    ENV_MIN_GROUPS,
+    ENV_MIN_REPLICAS,
     ENV_NNODES,
     ENV_NODE_RANK,
     ENV_NODES,
     ENV_RESTART,
     ENV_RUN_DIR,
+    ENV_SLOWEST_STEP,
     ENV_SNAPSHOT_KEPT,
     ENV_SNAPSHOT_STEP,
     ENV_SNAPSHOTS,
@@ -56,12 +57,18 @@ _OF_ALL_NODES = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_NTASK
 
 
 def environment_of(
-    number: int, count: int, least: int, lighthouse: str, timeouts: Timeouts | None, job: str
+    number: int,
+    count: int,
+    least: int,
+    lighthouse: str,
+    timeouts: Timeouts | None,
+    slowest_step: float,
+    job: str,
 ) -> dict[str, str]:
     """Of group ``number``. ``lighthouse``: its address, "" where the groups need none. ``timeouts`` None: no torchft."""
     found = {
         ENV_GROUP: f"g{number:03d}",
-        ENV_MIN_GROUPS: str(least),
+        ENV_MIN_REPLICAS: str(least),
         "REPLICA_GROUP_ID": f"{number:03d}",  # torchft's examples read a number, and its quorum sorts text
         "NUM_REPLICA_GROUPS": str(count),
     }
@@ -69,6 +76,7 @@ def environment_of(
         found[ENV_LIGHTHOUSE] = lighthouse
     if timeouts is not None:
         found.update(of_timeouts(timeouts))
+        found[ENV_SLOWEST_STEP] = f"{slowest_step:g}"
     if job:
         found["JOB_ID"] = job
     return found

@@ -49,8 +49,10 @@ class ReplicaGroup(NamedTuple):
     step: int | None = None
     seconds: float | None = None  # of a step, what it waits for other groups not counted where that is known
     stalled: float | None = None  # seconds since its last step
-    back: float | None = None  # seconds from its last death to its first step after that
-    lost: int | None = None  # steps of its own that its last death has cost
+    back: float | None = None  # seconds from its last progress before it failed to its first step after that
+    missed: int | None = None  # steps that the others made meanwhile
+    redone: int | None = None  # steps that it made again after that
+    back_in: int = 0  # the attempt that these three are of
     pid: int = 0  # of its supervisor, on the host that wrote the table
 
 

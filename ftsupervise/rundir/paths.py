@@ -62,7 +62,9 @@ ENV_SNAPSHOT_KEPT = (
 ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
 ENV_GROUP = "FTSUPERVISE_GROUP"  # the replica group that this process belongs to: g000, g001, ...
-ENV_MIN_GROUPS = "FTSUPERVISE_MIN_GROUPS"  # fewer replica groups do not train on
+ENV_GROUP_JOB = "FTSUPERVISE_GROUP_JOB"  # set: that group has a job of its own
+ENV_MIN_REPLICAS = "FTSUPERVISE_MIN_REPLICAS"  # fewer replica groups do not train on
+ENV_SLOWEST_STEP = "FTSUPERVISE_SLOWEST_STEP"  # seconds between two collectives of the slowest replica group, at most
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 

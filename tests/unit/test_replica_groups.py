@@ -94,7 +94,7 @@ def test_two_groups_share_no_port_and_no_attempt() -> None:
         "RUST_LOG": "info",
         "A": "b",
     }
-    given = environment_of(2, 4, 3, "http://node-1:29510", derive(1.0), "87")
+    given = environment_of(2, 4, 3, "http://node-1:29510", derive(1.0), 1.0, "87")
     env = for_group(outer, given)
     assert not {"MASTER_PORT", "TORCHFT_MANAGER_PORT", "FTSUPERVISE_ATTEMPT"} & env.keys()
     assert (env["REPLICA_GROUP_ID"], env["NUM_REPLICA_GROUPS"], env["TORCHFT_LIGHTHOUSE"]) == (
