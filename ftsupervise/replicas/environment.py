@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ftsupervise.replicas.groups import name_of
 from ftsupervise.replicas.timeouts import Timeouts
 from ftsupervise.replicas.timeouts import environment as of_timeouts
 from ftsupervise.rundir.heartbeat_page import ENV_PAGES
@@ -67,9 +68,9 @@ def environment_of(
 ) -> dict[str, str]:
     """Of group ``number``. ``lighthouse``: its address, "" where the groups need none. ``timeouts`` None: no torchft."""
     found = {
-        ENV_GROUP: f"g{number:03d}",
+        ENV_GROUP: name_of(number),
         ENV_MIN_REPLICAS: str(least),
-        "REPLICA_GROUP_ID": f"{number:03d}",  # torchft's examples read a number, and its quorum sorts text
+        "REPLICA_GROUP_ID": name_of(number),
         "NUM_REPLICA_GROUPS": str(count),
     }
     if lighthouse:

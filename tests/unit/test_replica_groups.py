@@ -98,7 +98,7 @@ def test_two_groups_share_no_port_and_no_attempt() -> None:
     env = for_group(outer, given)
     assert not {"MASTER_PORT", "TORCHFT_MANAGER_PORT", "FTSUPERVISE_ATTEMPT"} & env.keys()
     assert (env["REPLICA_GROUP_ID"], env["NUM_REPLICA_GROUPS"], env["TORCHFT_LIGHTHOUSE"]) == (
-        "002",
+        "g002",
         "4",
         "http://node-1:29510",
     )
