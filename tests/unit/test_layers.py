@@ -31,6 +31,7 @@ ROOMS = (
         "integrations",
         "ranks",
         "warm",
+        "replicas",
     ),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),
