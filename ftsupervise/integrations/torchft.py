@@ -66,7 +66,7 @@ class ReplicaManager(MendedManager):
     ) -> None:
         self.limits = found = GroupLimits.from_environment(os.environ)
         self.stopped: Decision | None = None  # why the loop ended before the last step
-        self.group, self.index, self.groups = found.group, found.index, found.groups
+        self.group, self.index, self.groups = found.group, found.number, found.groups
         self._place = place(os.environ, None, None, None)
         self._voice = Voice(self._place.rank, self._place.world)
         self.guard = Guard(**(guard or {}))

@@ -40,7 +40,7 @@ class GroupLimits(NamedTuple):
     run_dirs: tuple[Path, ...]
 
     @property
-    def index(self) -> int:
+    def number(self) -> int:
         """The group's number, from 0: "g007" is 7."""
         digits = re.search(r"\d+$", self.group)
         return int(digits[0]) if digits else 0

@@ -60,18 +60,21 @@ _Work: Any = torch.distributed._Work
 _done = needed("torchft.work", package="torchft")._DummyWork
 
 
+def _reduced(manager: Any, bucket: Any) -> Any:
+    tensor = bucket.buffer()
+    manager.allreduce(tensor).wait()  # an error is remembered by the manager: this step is not committed
+    future = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
+_reduced.__annotations__.clear()  # DDP compares them with its own types, and these are strings
+
+
 class DistributedDataParallel(_DDP):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's own; a group that dies while gradients are computed costs the others this step, and not their lives."""
 
-    @staticmethod
-    def _comm_hook(manager: Any, bucket: Any) -> Any:
-        tensor = bucket.buffer()
-        manager.allreduce(tensor).wait()  # an error is remembered by the manager: this step is not committed
-        future = torch.futures.Future()
-        future.set_result(tensor)
-        return future
-
-    _comm_hook.__func__.__annotations__.clear()  # DDP compares them with its own types, and knows no strings
+    _comm_hook = staticmethod(_reduced)
 
 
 class ProcessGroupGloo(_Gloo):  # type: ignore[misc] # torchft is not installed where mypy runs

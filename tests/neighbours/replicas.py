@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ class Groups:
     def stall(self, after: float, name: str) -> float:
         """The longest time between two commits of a group, of those that end after the given time."""
         times = [one.at for one in self.told() if one.group == name]
-        return max((b - a for a, b in zip(times, times[1:], strict=False) if b > after), default=float("inf"))
+        return max((b - a for a, b in pairwise(times) if b > after), default=float("inf"))
 
     def close(self) -> None:
         for name in self.of:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch._dynamo  # which an optimizer imports when it is made: once here, not in each rank
 import torch.distributed.fsdp
-import torchft.local_sgd
+import torchft.local_sgd  # noqa: F401
 
 import ftsupervise.integrations.torch_data  # noqa: F401
 
@@ -64,11 +64,11 @@ def main() -> None:
         if select.select([0], [], [], 0.02)[0]:
             read = os.read(0, 1 << 16)
             if not read:
-                return
+                return None
             *lines, left = (left + read).split(b"\n")
             for line in lines:
                 if not (pid := os.fork()):
-                    return rank(json.loads(line))  # it ends as a program does
+                    return rank(json.loads(line))  # and end as a program does
                 children.add(pid)
                 say(pid=pid)
         for pid in list(children):
