@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("switches", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
+    "groups": ("groups", "groups", "Replica groups: the job script runs them; let one leave, or join again."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
     "checkpoints": (
         "checkpoint_upkeep",
