@@ -77,12 +77,14 @@ class CauseCost(NamedTuple):
     nodes: tuple[str, ...]  # the most frequent first
 
 
-def incidents(attempts: Sequence[Attempt], account: TimeAccount) -> tuple[RunIncident, ...]:
-    """The interruptions of a run, oldest first: each attempt that has ended, but for the one that finished it."""
-    costs = _costs(attempts, account)
+def incidents(attempts: Sequence[Attempt], account: TimeAccount, *, running: bool = False) -> tuple[RunIncident, ...]:
+    """The interruptions of a run, oldest first: each attempt that has ended, but for the one that finished it. ``running``: the
+    last attempt still runs, whatever can be read of it (``detail.runs_now``)."""
+    costs = spent_by_attempt(attempts, account)
     found = []
     for index, one in enumerate(attempts):
-        if one.cause is None or one.cause.kind is CauseKind.FINISHED:
+        runs = running and index == len(attempts) - 1 and one.ended is None
+        if runs or one.cause is None or one.cause.kind is CauseKind.FINISHED:
             continue
         after = attempts[index + 1] if index + 1 < len(attempts) else None
         found.append(_incident(one, after, costs.get(one.number, {})))
@@ -157,8 +159,9 @@ def _steps_lost(one: Attempt, after: Attempt | None) -> int | None:
     return max(0, one.last_step - after.first_step + 1)
 
 
-def _costs(attempts: Sequence[Attempt], account: TimeAccount) -> dict[int, dict[Spent, float]]:
-    """Attempt number -> seconds that its end cost. One pass over the stretches, which stand in order."""
+def spent_by_attempt(attempts: Sequence[Attempt], account: TimeAccount) -> dict[int, dict[Spent, float]]:
+    """Attempt number -> seconds that its end cost, by kind; 0: the first wait and the first start. What was trained or saved,
+    or may have been, is left out."""
     moved = {one.number for one in attempts if one.first_step is not None}
     before = {later.number: earlier.number for earlier, later in pairwise(attempts)}
     found: dict[int, dict[Spent, float]] = {}
@@ -170,10 +173,9 @@ def _costs(attempts: Sequence[Attempt], account: TimeAccount) -> dict[int, dict[
         if one.kind in (Spent.TRAIN, Spent.SAVE) or without_guard:
             continue
         to_go_on = one.kind is Spent.REDO or (one.kind is Spent.RESTART and begins)
-        whose = before.get(newest) if to_go_on and newest in moved and newest is not None else newest
-        if whose is not None:
-            of = found.setdefault(whose, {})
-            of[one.kind] = of.get(one.kind, 0.0) + one.seconds
+        whose = (before.get(newest, 0) if to_go_on and newest in moved else newest) if newest is not None else 0
+        of = found.setdefault(whose, {})
+        of[one.kind] = of.get(one.kind, 0.0) + one.seconds
     return found
 
 
