@@ -214,7 +214,8 @@ def _lines(report: RunReport, axis: Axis) -> list[tuple[str, str, str, Line]]:
     ):
         if line is not None:
             values = [value for _, value in line.points]
-            label = f"{title} over time: from {values[0]:.5g} to {values[-1]:.5g}, at least {min(values):.5g}, at most {max(values):.5g}. Arrow keys read it."
+            ends = f"from {values[0]:.5g} to {values[-1]:.5g}, at least {min(values):.5g}, at most {max(values):.5g}"
+            label = f"{title} over time: {ends}. Arrow keys read it."
             found.append((name, title, label, line))
     return found
 
