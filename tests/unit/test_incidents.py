@@ -29,7 +29,9 @@ def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_fir
     others = sum(sum(by.values()) for number, by in by_attempt.items() if number not in lost)
     assert kept + blind + sum(lost.values()) + others == pytest.approx(spent.total, rel=1e-9, abs=1e-5)
     unended = {one.number for one in attempts if one.cause is None or one.cause.kind is CauseKind.FINISHED}
-    assert set(by_attempt) - set(lost) <= {0} | unended, "the rest is the first wait and start, and what runs or is done"
+    assert set(by_attempt) - set(lost) <= {0} | unended, (
+        "the rest is the first wait and start, and what runs or is done"
+    )
 
 
 def test_an_incident_has_its_detection_the_way_back_and_the_steps_made_again() -> None:
