@@ -24,6 +24,7 @@ class CostItem(NamedTuple):
     times: int = 0  # interruptions; 0 where it is none
     fault: bool = False  # something went wrong
     example: RunIncident | None = None  # the dearest of them
+    slowest: SlowPeriod | None = None  # the dearest of the slow times
 
 
 def cost_items(
@@ -61,6 +62,8 @@ def cost_items(
     add(SAVES, seconds[Spent.SAVE])
     add(SLOW_STEPS, min(sum(one.lost for one in slow), seconds[Spent.TRAIN]), fault=True)
     blind = sum(one.seconds for one in account.stretches if one.kind is Spent.UNKNOWN and one.attempt is not None)
+    if slow:
+        items[SLOW_STEPS] = items[SLOW_STEPS]._replace(slowest=max(slow, key=lambda one: one.lost))
     known = [one for one in items.values() if one.seconds >= _LEAST]
     known.sort(key=lambda one: (-one.seconds, one.name))
     return (*known, CostItem(BLIND, blind)) if blind >= _LEAST else tuple(known)

@@ -7,6 +7,7 @@ here, and texts stand at shares of the width.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -183,29 +184,29 @@ def readable(stretches: Sequence[Stretch], axis: Axis) -> list[list[float]]:
 # ------------------------------------------------------------------------------------------------------------ the lines
 
 
-def step_line(record: StepRecord, axis: Axis) -> Line | None:
+def step_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> Line | None:
     points = [((one.number + 1) * record.every, float(one.step)) for one in record.spans]
-    return _line(points, axis, zero=False, record=record)
+    return _line(points, axis, starts)
 
 
-def loss_line(record: StepRecord, axis: Axis) -> Line | None:
+def loss_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> Line | None:
     points = [
         ((one.number + 1) * record.every, one.loss)
         for one in record.spans
         if one.loss is not None and math.isfinite(one.loss)
     ]
-    return _line(points, axis, zero=False, record=record)
+    return _line(points, axis, starts)
 
 
-def rate_line(paces: Sequence[Pace], axis: Axis) -> Line | None:
+def rate_line(paces: Sequence[Pace], axis: Axis, starts: Sequence[float] = ()) -> Line | None:
     points = [((one.begin + one.end) / 2, one.rate) for one in paces]
-    return _line(points, axis, zero=True)
+    return _line(points, axis, starts, zero=True)
 
 
 def _line(
-    points: Sequence[tuple[float, float]], axis: Axis, *, zero: bool, record: StepRecord | None = None
+    points: Sequence[tuple[float, float]], axis: Axis, starts: Sequence[float], *, zero: bool = False
 ) -> Line | None:
-    """``zero``: the scale begins there. None where there is nothing to draw."""
+    """``zero``: the scale begins there; ``starts``: it breaks there. None where there is nothing to draw."""
     if len(points) < 2:
         return None
     every = max(1, -(-len(points) // _POINTS))
@@ -218,11 +219,12 @@ def _line(
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     high = high if high > low else low + 1
     distances = sorted(later[0] - earlier[0] for earlier, later in pairwise(thinned))
-    gap = max(_GAP * distances[len(distances) // 2], 3.0 * (record.every if record is not None else 0))
+    gap = _GAP * distances[len(distances) // 2]
+    begins = sorted(starts) if len(starts) < len(thinned) / 8 else []  # of more there would be no line left
     parts, before = [], None
     for at, value in thinned:
         y = round(HIGH * (1 - (value - low) / (high - low)), 2)
-        breaks = before is None or at - before > gap
+        breaks = before is None or at - before > gap or bisect_left(begins, at) > bisect_left(begins, before)
         parts.append(f"{'M' if breaks else 'L'}{axis.x(at):g} {y:g}")
         before = at
     marked = tuple(Tick(round(100 * (1 - (one - low) / (high - low)), 2), _number(one)) for one in ticks)
@@ -249,14 +251,14 @@ def time_ticks(axis: Axis, most: int = 9) -> tuple[Tick, ...]:
     """Round times in UTC."""
     span = axis.end - axis.begin
     size = next((step for step in _STEPS if span / step <= most), _STEPS[-1])
-    form = "%H:%M:%S" if size < _MINUTE else "%H:%M" if size < _DAY else "%m-%d" if span < 330 * _DAY else "%Y-%m-%d"
+    form = "%H:%M:%S" if size < _MINUTE else "%H:%M" if size < _DAY else "%b %-d" if span < 330 * _DAY else "%Y-%m-%d"
     found = []
     number = math.ceil(axis.begin / size)
     while number * size <= axis.end:
         at = number * size
         text = _utc(at, form)
         if size < _DAY and text.startswith("00:00"):
-            text = _utc(at, "%m-%d")
+            text = _utc(at, "%b %-d")
         found.append(Tick(round(100 * (at - axis.begin) / span, 2), text, minor=bool(number % 2)))
         number += 1
     return tuple(found)

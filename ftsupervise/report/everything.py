@@ -17,7 +17,7 @@ from ftsupervise.printable import printable
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
-from ftsupervise.report.slow import Pace, SlowPeriod, paces, slow_periods, usual_rate
+from ftsupervise.report.slow import Pace, SlowPeriod, paces, paces_of, slow_periods, usual_rate
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.steps import StepRecord, read_steps
@@ -113,9 +113,9 @@ def report_of(
     found = detail(rundir, now, env)
     extend(4 * WITHIN)
     record = read_steps(rundir)
-    rates = paces(record)
-    slow = slow_periods(rates)
     attempts = found.status.attempts
+    rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
+    slow = slow_periods(rates)
     ended = incidents(attempts, found.account, running=runs_now(found.status))
     ends = tuple(_harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
@@ -249,7 +249,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
     import json
 
     from ftsupervise.config.json_schema import shown
-    from ftsupervise.config.load import leaves, values
+    from ftsupervise.config.load import leaves, loads, values
     from ftsupervise.config.strict_yaml import dotted
 
     if not rundir.config.is_file():
@@ -258,7 +258,10 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         run, where = _loaded(rundir.config, env)
     except (Error, OSError) as error:
         return None, Listed(problem=printable(f"the settings cannot be read: {error}", 500))
-    real, given = leaves(values(run)), Path(next((one.config for one in reversed(records) if one.config), ""))
+    real = leaves(values(run))
+    usual = leaves(values(loads("name: default\nlaunch: {command: default}\n")))
+    where |= {dotted(path): "default" for path, value in real.items() if path in usual and usual[path] == value}
+    given = Path(next((one.config for one in reversed(records) if one.config), ""))
     if given.is_absolute() and given.is_file() and not sources.of_strangers(given):
         try:
             written, places = _loaded(given, env)

@@ -40,6 +40,7 @@ MEANINGS = {
 }
 _LONGEST = 600  # characters of a text in a cell
 _COSTS = 8  # items that are listed
+_FEW_FAULTS = 80  # that are drawn into the curves
 _TONES = {
     "firing": "bad",
     "escalated": "bad",
@@ -118,7 +119,8 @@ def _environment() -> Environment:
 def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     seen, of = report.detail.status, report.detail.account
     found = drawing.buckets(of)
-    faults = [one for one in report.incidents if not one.planned]
+    faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
+    few = faults.count("M") <= _FEW_FAULTS
     usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
     return {
         "name": seen.name,
@@ -132,7 +134,8 @@ def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Li
         "tiles": summary.tiles(report),
         "costs": tuple(_cost(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
         "strip": drawing.strip(of.stretches, axis),
-        "faults": drawing.marks((one.at.timestamp() for one in faults), axis),
+        "flags": faults,
+        "faults": faults if few else "",
         "time_words": ", ".join(f"{kind.value} {percent(share)}" for kind, share in of.shares().items() if share > 0),
         "ticks": drawing.time_ticks(axis),
         "bars": drawing.bars(found),
@@ -206,11 +209,12 @@ def kind_rows(seconds: Mapping[Spent, float]) -> list[dict[str, str]]:
 def _lines(report: RunReport, axis: Axis) -> list[tuple[str, str, str, Line]]:
     """The curves that there are: name, title, words for those who do not see them."""
     found = []
-    rate = drawing.rate_line(report.paces, axis)
+    starts = [one.started.timestamp() for one in report.detail.status.attempts]
+    rate = drawing.rate_line(report.paces, axis, starts)
     for name, title, line in (
-        ("step", "Step", drawing.step_line(report.steps, axis)),
+        ("step", "Step", drawing.step_line(report.steps, axis, starts)),
         ("rate", "Speed, steps a second", rate),
-        ("loss", "Loss", drawing.loss_line(report.steps, axis)),
+        ("loss", "Loss", drawing.loss_line(report.steps, axis, starts)),
     ):
         if line is not None:
             values = [value for _, value in line.points]
@@ -241,7 +245,6 @@ def _unit(seconds: float) -> str:
 
 def _incident(one: RunIncident) -> dict[str, Any]:
     ranks = f"rank{'' if one.ranks.isdigit() else 's'} {one.ranks}" if one.ranks else ""
-    where = ", ".join(filter(None, (ranks, ", ".join(one.nodes[:8]))))
     split = ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in one.spent if seconds >= 1)
     steps = one.steps_lost
     return {
@@ -251,9 +254,10 @@ def _incident(one: RunIncident) -> dict[str, Any]:
         "job": f"job {one.job_id}" if one.job_id else "",
         "at": stamp(one.at),
         "at_seconds": round(one.at.timestamp()),
-        "cause": cut(one.cause) if one.cause != one.kind else "",
+        "cause": cut(summary.cause_of(one)),
         "evidence": cut(one.evidence),
-        "where": cut(where, 200),
+        "ranks": cut(ranks, 200),
+        "nodes": cut(", ".join(one.nodes[:8]), 200),
         "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
         "steps_value": -1 if steps is None else steps,
         "done": cut(one.done, 200),

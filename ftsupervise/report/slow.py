@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ftsupervise.model import Attempt
 from ftsupervise.rundir.steps import Span, StepRecord
 
 SLOW = 0.8  # of the usual rate
@@ -31,18 +33,33 @@ class SlowPeriod(NamedTuple):
     lost: float  # seconds that it would not have taken at the usual rate
 
 
-def paces(record: StepRecord) -> tuple[Pace, ...]:
-    """The rates over the run, at most some hundreds, none across a restart."""
+def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[Pace, ...]:
+    """The rates over the run, at most some hundreds, none across a restart. ``starts``: when its attempts began, in epoch
+    seconds."""
     size = max(_SPANS, -(-len(record.spans) // _PIECES))
     found = []
-    for part in _unbroken(record):
-        for piece in _pieces(part, size):
+    for part in _unbroken(record, starts):
+        for piece in _pieces(part[:-1], size):  # the last span may have ended before its time was over
             seconds = (piece[-1].number - piece[0].number) * record.every
             made = sum(one.made for one in piece[1:])  # those of the first were made before it
             if seconds > 0 and made > 0:
                 begin = (piece[0].number + 1) * record.every
                 found.append(Pace(float(begin), float(begin + seconds), made / seconds))
     return tuple(found)
+
+
+def paces_of(attempts: Sequence[Attempt], known: Sequence[Pace]) -> tuple[Pace, ...]:
+    """``known`` and, for attempts too short to have any, their mean rate by the ledger."""
+    begins = [one.begin for one in known]
+    found = list(known)
+    for one in attempts:
+        if one.first_step is None or one.last_step is None or one.ready is None or one.worked is None:
+            continue
+        begin, end = (one.started.timestamp() + seconds for seconds in (one.ready, one.worked))
+        steps, seconds = one.last_step - one.first_step, end - begin - (one.saving or 0.0)
+        if steps >= _STEPS and seconds > 0 and bisect_left(begins, begin) == bisect_left(begins, end):
+            found.append(Pace(begin, end, steps / seconds))
+    return tuple(sorted(found))
 
 
 def usual_rate(found: Sequence[Pace]) -> float | None:
@@ -72,13 +89,15 @@ def slow_periods(found: Sequence[Pace]) -> tuple[SlowPeriod, ...]:
     return tuple(periods)
 
 
-def _unbroken(record: StepRecord) -> Iterator[list[Span]]:
-    spans = record.spans
+def _unbroken(record: StepRecord, starts: Sequence[float]) -> Iterator[list[Span]]:
+    spans, begins = record.spans, sorted(int(at // record.every) for at in starts)
     distances = sorted(later.number - earlier.number for earlier, later in pairwise(spans))
     usual = distances[len(distances) // 2] if distances else 1
     part: list[Span] = []
     for one in spans:
-        if part and (one.number - part[-1].number > _GAP * usual or one.step < part[-1].step):
+        before = part[-1] if part else one
+        restarted = bisect_left(begins, one.number) > bisect_left(begins, before.number)
+        if restarted or one.number - before.number > _GAP * usual or one.step < before.step:
             yield part
             part = []
         part.append(one)

@@ -6,12 +6,13 @@ The sentences are made once, here, for the page, the Markdown and the mail.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
-from ftsupervise.report.costs import BLIND, HELD, PLANNED, QUEUE, SAVES, SLOW_STEPS, STANDS, UNKNOWN, CostItem
+from ftsupervise.report.costs import BLIND, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
 from ftsupervise.report.everything import AlertRow, PlanRow, RunReport
+from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration
 
@@ -36,8 +37,9 @@ def headline(report: RunReport) -> Headline:
     seen, row = report.detail.status, report.detail.row
     verdict = seen.verdict
     if verdict == "FINISHED":
-        reached = "" if seen.step is None else f": step {seen.step:,} is made"
-        return Headline(verdict, "good", f"The training is complete{reached}.")
+        step = reached(report)
+        words = "" if step is None else f": step {step:,} is made"
+        return Headline(verdict, "good", f"The training is complete{words}.")
     if verdict == "UNKNOWN":
         return Headline(verdict, "unknown", f"Its state could not be seen: {seen.why}.")
     if verdict == "NEW":
@@ -50,10 +52,11 @@ def headline(report: RunReport) -> Headline:
         last = report.detail.account.stretches[-1:]
         waits = f" for {show_duration(last[0].seconds)}" if last and last[0].kind is Spent.QUEUE else ""
         return Headline(verdict, "watch", f"It has waited in the queue{waits}{f' ({seen.why})' if seen.why else ''}.")
+    worst = row.alerts[0] if row.alerts else None
     stands = _stands(report)
     if stands >= _STALL:
-        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}.")
-    worst = row.alerts[0] if row.alerts else None
+        why = f": {worst.summary}" if worst is not None and worst.watchdog == "hang" else ""
+        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}{why}.")
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
         return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.")
@@ -83,7 +86,7 @@ def sentences(report: RunReport) -> Iterator[str]:
         yield f"No fault interrupted it; there were {_times(planned, 'planned restart')}."
     else:
         yield "Nothing has interrupted it."
-    if row.done_at is not None:
+    if row.done_at is not None and _stands(report) < _STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         yield f"At its usual speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
     if of.blind:
@@ -107,18 +110,26 @@ def explained(item: CostItem) -> str:
         HELD: "The brake, the kill switch or a person kept it from running.",
         UNKNOWN: "Nothing on record says what happened.",
         SAVES: "The training waited for its checkpoints.",
-        SLOW_STEPS: f"Steps that took longer than usual: below {100 * SLOW:.0f} % of the usual speed.",
         STANDS: "The job runs, and no rank makes a step.",
         BLIND: "It may have been training.",
         PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
     }
+    if item.slowest is not None:
+        slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
+        begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
+        return f"The dearest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
     if item.name in words or item.example is None:
         return words.get(item.name, "")
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
     begins = "The dearest" if item.times > 1 else "It was"
-    return f"{begins}: {one.cause}{where}{said}"
+    return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
+
+
+def cause_of(one: RunIncident) -> str:
+    """The cause in words, without the kind that stands beside it; "" where that says all."""
+    return one.cause.removeprefix(one.kind).lstrip(": ")
 
 
 def tiles(report: RunReport) -> tuple[Tile, ...]:
@@ -140,7 +151,7 @@ def _effective(report: RunReport) -> Tile | None:
 
 
 def _step(report: RunReport) -> Tile:
-    step, goal = report.detail.status.step, report.detail.row.last_step
+    step, goal = reached(report), report.detail.row.last_step
     if step is None:
         return Tile("Step", "none yet", "no rank has reported one")
     loss = report.detail.row.loss
@@ -169,11 +180,11 @@ def _faults(report: RunReport) -> Tile:
 def _saved(report: RunReport) -> Tile:
     row, now = report.detail.row, report.detail.status.at
     if row.saved is None:
-        return Tile("Last checkpoint", "none", "no rank has reported one")
+        return Tile("Newest checkpoint", "none", "no rank has reported one")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
-    behind = None if row.step is None else max(0, row.step - row.saved)
+    behind = 0 if row.step is None else max(0, row.step - row.saved)
     risk = f"{_times(behind, 'step')} would be lost" if behind else ""
-    return Tile("Last checkpoint", f"step {row.saved:,}", "; ".join(filter(None, (age, risk))))
+    return Tile("Checkpoint at step", f"{row.saved:,}", "; ".join(filter(None, (age, risk))))
 
 
 def _alerts(report: RunReport) -> Tile:
@@ -191,10 +202,10 @@ def _alerts(report: RunReport) -> Tile:
 def plan_rows(report: RunReport) -> Iterator[PlanRow]:
     """What the settings or the run's own past promise, beside what came."""
     row, of, run = report.detail.row, report.detail.account, report.run
-    step = report.detail.status.step
+    step = reached(report)
     if row.last_step:
-        reached = f"step {step:,} ({percent(step / row.last_step)})" if step is not None else "no step yet"
-        yield PlanRow("Last step", f"step {row.last_step:,}", reached)
+        came = f"step {step:,} ({percent(step / row.last_step)})" if step is not None else "no step yet"
+        yield PlanRow("Last step", f"step {row.last_step:,}", came)
     trained, whole = of.seconds()[Spent.TRAIN], of.total
     if report.usual and step is not None and whole > 0:
         first = next((one.first_step for one in report.detail.status.attempts if one.first_step is not None), step)
@@ -244,10 +255,16 @@ def _of_settings(report: RunReport) -> Iterator[PlanRow]:
 def _stands(report: RunReport) -> float:
     """Seconds for which the attempt that runs has made no progress."""
     last = report.detail.status.run.last
-    tail = report.detail.account.stretches[-1:]
-    if last is None or last.ended is not None or not tail:
+    if last is None or last.ended is not None:
         return 0.0
-    return tail[0].seconds if tail[0].kind is Spent.DETECT and tail[0].attempt == last.number else 0.0
+    mine = (one for one in report.detail.account.stretches if one.attempt == last.number)
+    return sum(one.seconds for one in mine if one.kind is Spent.DETECT)
+
+
+def reached(report: RunReport) -> int | None:
+    """The highest step of any attempt."""
+    steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
+    return max((step for step in steps if step is not None), default=None)
 
 
 def firing(report: RunReport) -> tuple[AlertRow, ...]:
@@ -288,7 +305,7 @@ def pace(rate: float | None) -> str:
     """Steps a second, or where they are slow seconds a step."""
     if not rate:
         return "none"
-    return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s a step"
+    return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s/step"
 
 
 def stamp(at: datetime | None) -> str:
