@@ -79,7 +79,7 @@ def ftsupervise() -> None:
 
     \b
     ftsupervise launch             submit the run of ./ftsupervise.yaml
-    ftsupervise status             show how it is doing; --all: all runs
+    ftsupervise status             show how all runs are doing; "status .": this one in full
     ftsupervise logs -f            follow its output
     ftsupervise watch --every 60s  notify people when something is wrong
 

@@ -83,8 +83,8 @@ def runs_now(seen: Status) -> bool:
 
 def _avoided(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
     try:
-        if not any(os.scandir(rundir.nodes)):
-            return ()
+        if all(one.is_dir() and not os.listdir(one.path) for one in os.scandir(rundir.nodes)):
+            return ()  # the folders that launch makes
     except FileNotFoundError:
         return ()
     except OSError:
