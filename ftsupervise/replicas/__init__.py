@@ -11,4 +11,6 @@ torchft does the work in the loop; this room holds what surrounds it, and never 
     suspects.py            what the lighthouse believes of a group, and we know better
     lighthouse_record.py   RUN/replicas/lighthouse.json, and whose turn it is
     torchft_python.py      which Python has torchft
+    groups.py              the groups' names, nodes and table
+    environment.py         what the ranks of each get
 """

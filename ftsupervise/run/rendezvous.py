@@ -46,13 +46,22 @@ class MeetingPoint(NamedTuple):
 
 
 def meeting_point(
-    run: str, attempt: int, nodes: Sequence[str], here: str, address: Callable[[str], str], ask: Ask
+    run: str,
+    attempt: int,
+    nodes: Sequence[str],
+    here: str,
+    address: Callable[[str], str],
+    ask: Ask,
+    *,
+    known_outside: bool = False,
 ) -> MeetingPoint:
     """Where the ranks of ``attempt`` meet. ``nodes``: in the order of their ranks, () for this host alone. ``here``: our own
-    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes."""
+    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes. ``known_outside``: torchft tells the
+    other replica groups, on other nodes, where the store of this one is."""
     first, ports = (nodes[0] if nodes else here), ports_of(run, attempt)
     port = first_free(ports) if first == here or not nodes else _ask_node(first, ports, ask)
-    where = _LOOPBACK if len(nodes) < 2 else _reachable(first, address)
+    alone = not nodes or (len(nodes) < 2 and not known_outside)
+    where = _LOOPBACK if alone else _reachable(first, address)
     return MeetingPoint(where, ports[0] if port is None else port, max(1, len(nodes)))
 
 
