@@ -120,7 +120,7 @@ class GroupPages:
         return tuple(found)
 
     def _left_out(self, group: GroupProcess) -> str:
-        """Why it is to be started again: torchft has lost its call for a quorum, as it does when the lighthouse is restarted."""
+        """Why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
         timeouts, stalled = self._asked.timeouts, group.row.stalled
         if timeouts is None or stalled is None or stalled < timeouts.hang:
             return ""
