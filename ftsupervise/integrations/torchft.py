@@ -41,7 +41,6 @@ from ftsupervise.integrations.torchft_mended import (
     torchft,
 )
 from ftsupervise.integrations.torchft_votes import Agreed, propose
-from ftsupervise.rundir.paths import RunDir
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
@@ -196,7 +195,7 @@ class ReplicaManager(MendedManager):
             self.stopped = decision
             self._voice.once(f"{decision.reason}: leaving, after {waited:.0f} s without the other groups")
             return True
-        over = any(RunDir(root).has_finished() for root in self.limits.run_dirs)
+        over = self._place.rundir is not None and self._place.rundir.has_finished()
         if over:
             self._voice.once(f"the run has finished: leaving, after {waited:.0f} s without the other groups")
         return over
