@@ -31,6 +31,7 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.steps import StepRecord, added, write_steps
+from ftsupervise.rundir.switches import Brake, write_brake
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
 from ftsupervise.truth import Health
 
@@ -318,10 +319,9 @@ def crash_loop(folder: Path, now: datetime) -> Story:
         run.clock += 0 if last else 30 * 2**turn
     run.queue(6 * HOUR)
     run.write(now, running=False)
-    words = "failed 5 times in a row without a step: exit 1 (ModuleNotFoundError)"
-    brake = {"why": words, "at": (now - timedelta(hours=6)).isoformat(), "attempt": run.number}
-    write_json(run.rundir.state / "brake", brake)
-    run.alert(now, "brake", "", Severity.CRITICAL, f"the brake is on: {words}", 6 * HOUR - 120)
+    brake = Brake(missing.words(), "the same failure 5 times without a step", 5, run.number, at=_hours_ago(now, 6))
+    write_brake(run.rundir, brake)
+    run.alert(now, "brake", "", Severity.CRITICAL, f"the brake is on: {brake.words()}", 6 * HOUR - 120)
     return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
 
 
@@ -394,8 +394,7 @@ def disk_full(folder: Path, now: datetime) -> Story:
             run.train(38 * MINUTE)
     run.queue(3 * HOUR)
     run.write(now, running=False)
-    brake = {"why": "the disk is full: /scratch", "at": (now - timedelta(hours=3)).isoformat(), "attempt": run.number}
-    write_json(run.rundir.state / "brake", brake)
+    write_brake(run.rundir, Brake(full.sign, "the disk is full", 3, run.number, run.step, at=_hours_ago(now, 3)))
     run.alert(now, "disk", "/scratch", Severity.CRITICAL, "/scratch is full: 0 bytes of 50 TB are free", 3.5 * HOUR)
     return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
 
@@ -408,6 +407,10 @@ STORIES: dict[str, Callable[[Path, datetime], Story]] = {
     "queue-bound": queue_bound,
     "disk-full": disk_full,
 }
+
+
+def _hours_ago(now: datetime, hours: float) -> str:
+    return (now - timedelta(hours=hours)).isoformat()
 
 
 # ------------------------------------------------------------------------------------------------------ others
