@@ -213,10 +213,10 @@ def _no_watchdog(name: str) -> str:
     """Why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
-    from ftsupervise.config.watchdogs import Watch
+    from ftsupervise.config.watchdogs import GENERAL, Watch
     from ftsupervise.findings import BESIDES
 
-    names = (*(key.replace("_", "-") for key in Watch.model_fields if key != "every"), *BESIDES)
+    names = (*(key.replace("_", "-") for key in Watch.model_fields if key not in GENERAL), *BESIDES)
     wanted = name.replace("_", "-").lower()
     if wanted in names:
         return ""
