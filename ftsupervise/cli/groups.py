@@ -35,7 +35,7 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     asked = group_options(os.environ, values, settings, rest)
     signals = SignalQueue()
     try:
-        code = ReplicaGroups(asked, os.environ, signals, None).go()
+        code = ReplicaGroups(asked, os.environ, signals).go()
     finally:
         signals.close()
     sys.exit(code)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import NotFound, Refused, UsageError, from_os_error
@@ -16,25 +16,6 @@ from ftsupervise.replicas.timeouts import Timeouts, derive, problems
 from ftsupervise.run.group_process import LEAVE
 from ftsupervise.run.hang_bounds import hang_bounds
 from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, GROUPS, RunDir, write_whole
-
-
-class Lighthouse(Protocol):
-    """What starts torchft's lighthouse and keeps it running (``replicas/lighthouse.py``)."""
-
-    @property
-    def address(self) -> str:
-        """For TORCHFT_LIGHTHOUSE; the same all run long."""
-        ...
-
-    def keep(self) -> None:
-        """Start it again if it has ended. Never raises, and returns soon."""
-        ...
-
-    def heard(self, group: str) -> bool | None:
-        """Does a start of this group still send heartbeats? None: the lighthouse could not be asked."""
-        ...
-
-    def stop(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class GroupPages:
         self._written = self._quorum_written = 0.0
         self._quorum = QuorumPage()
         self._slow = ""
+        self.lighthouse_restarted: float | None = None  # monotonic
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
@@ -104,15 +105,30 @@ class GroupPages:
         return why
 
     def _hung(self) -> tuple[Hung, ...]:
-        """Groups whose node does not answer and which make no step: their supervisors would wait long for a report of it."""
-        lost = self._nodes.lost()
-        found = []
+        """Groups that their own supervisors cannot judge: their node does not answer and reports nothing; or they wait for a
+        quorum in which the others train without them."""
+        lost, found = self._nodes.lost(), list[Hung]()
         for group in self._groups:
             row = group.row
             gone = [node for node in row.nodes if node in lost]
-            if gone and group.alive and (row.stalled is None or row.stalled >= _STILL):
+            if not group.alive:
+                continue
+            if gone and (row.stalled is None or row.stalled >= _STILL):
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif why := self._left_out(group):
+                found.append(Hung(row.name, row.attempt, why))
         return tuple(found)
+
+    def _left_out(self, group: GroupProcess) -> str:
+        """Why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
+        timeouts, stalled = self._asked.timeouts, group.row.stalled
+        if timeouts is None or stalled is None or stalled < timeouts.hang:
+            return ""
+        others = [one.row.stalled for one in self._groups if one is not group and one.alive]
+        if sum(1 for one in others if one is not None and one < timeouts.hang / 2) < self._asked.least:
+            return ""
+        after = self.lighthouse_restarted is not None and time.monotonic() - self.lighthouse_restarted < 2 * stalled
+        return f"the others train on without it{' since the lighthouse was restarted' if after else ''}"
 
     def _table(self, now: datetime) -> GroupTable:
         rows = tuple(group.row for group in self._groups)

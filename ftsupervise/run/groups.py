@@ -20,7 +20,8 @@ from ftsupervise.model import Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
 from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
-from ftsupervise.run.group_options import GroupOptions, Lighthouse
+from ftsupervise.run.group_lighthouse import GroupLighthouse
+from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess, log_name
 from ftsupervise.run.progress_pages import ProgressWriter
@@ -38,12 +39,12 @@ _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 class ReplicaGroups:
     """All groups of one job."""
 
-    def __init__(
-        self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue, lighthouse: Lighthouse | None
-    ) -> None:
-        self.asked, self.env, self.signals, self.lighthouse = asked, env, signals, lighthouse
+    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
+        """Raises Refused where the command cannot run in groups."""
+        self.asked, self.env, self.signals = asked, env, signals
+        self.lighthouse: GroupLighthouse | None = None
         self.job, now = ledger.job_id(env), _now()
-        allocation = Allocation(env)
+        self.allocation = allocation = Allocation(env)
         if allocation.nodes and not is_srun(asked.command):
             raise Refused(
                 "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
@@ -61,16 +62,20 @@ class ReplicaGroups:
         self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
 
     def go(self) -> int:
-        """The exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError."""
+        """The exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError, and what
+        keeps the lighthouse from being started."""
         make_folder(self.asked.rundir.replicas, FOLDER)
+        if self.asked.timeouts is not None:
+            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say, self._living)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while True:
-                if self.lighthouse is not None:
-                    self.lighthouse.keep()
                 over = self._over()
                 for group in self.groups:
                     self._look_after(group, over)
+                if self.lighthouse is not None:
+                    self.lighthouse.follow({group.row.name: group.row.step for group in self.groups})
+                    self.pages.lighthouse_restarted = self.lighthouse.restarted
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
                     return 0 if over else 1
@@ -197,6 +202,9 @@ class ReplicaGroups:
         if switch.health is Health.BAD:
             return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
         return ""
+
+    def _living(self) -> int:
+        return sum(1 for group in self.groups if group.alive)
 
     def _may_go_on(self) -> bool:
         """May a group that does not run now come back by itself?"""
