@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def plan(launcher: Launcher, rounds: int, seed: int) -> list[tuple[str, str]]:
-    """The same faults of the same groups for all launchers, as far as they have what is hit. The node comes last: one is spare."""
+    """The same faults of the same groups for all launchers, as far as they have what is hit. The node is last: one is spare."""
     draw = random.Random(seed)
     found = [(kind, draw.choice(NAMES)) for _ in range(rounds) for kind in draw.sample((KILL, STOP, LIGHTHOUSE), 3)]
     found.append((NODE, draw.choice(NAMES)))

@@ -40,11 +40,26 @@ _ALONE = """\
 #!/bin/bash
 #SBATCH --nodes=5 --no-kill --time=60 --no-requeue
 export TORCHFT_LIGHTHOUSE=http://127.0.0.1:$BENCH_PORT
-lighthouse() {{ while :; do {bin}/torchft_lighthouse --bind 127.0.0.1:$BENCH_PORT --min_replicas 3 & echo $! > lighthouse.pid; wait $!; done; }}
-group() {{ while :; do REPLICA_GROUP_ID=$1 srun --nodes=1 --ntasks=1 --exact --no-kill -w node-$2 {python} {job} && break; sleep 1; done; }}
+lighthouse() {{
+  while :; do
+    {bin}/torchft_lighthouse --bind 127.0.0.1:$BENCH_PORT --min_replicas 3 & echo $! > lighthouse.pid
+    wait $!
+  done
+}}
+group() {{
+  export REPLICA_GROUP_ID=$1
+  until srun --nodes=1 --ntasks=1 --exact --no-kill --nodelist=node-$2 {python} {job}; do sleep 1; done
+}}
 lighthouse & sleep 2
 for n in 0 1 2 3; do group g00$n $n & done
 wait
+"""
+
+_BY_HAND = """\
+#!/bin/bash
+#SBATCH --nodes=5 --no-kill --time=60 --no-requeue
+exec {python} -m ftsupervise run --run-dir runs/bench --name bench --hang off --warm off -- \\
+  {python} -m ftsupervise groups run --count 4 -- --in-place 999 --back-off 0 -- srun --nodes=1 --ntasks=1 {python} {job}
 """
 
 
@@ -149,9 +164,10 @@ class Scene:
 
     def submit(self) -> None:
         """Raises RuntimeError."""
-        if self.launcher.mode == "torchft":
+        if self.launcher.mode in ("torchft", "groups"):
             script = self.folder / "job.sh"
-            script.write_text(_ALONE.format(bin=Path(sys.executable).parent, python=sys.executable, job=JOB))
+            text = _ALONE if self.launcher.mode == "torchft" else _BY_HAND
+            script.write_text(text.format(bin=Path(sys.executable).parent, python=sys.executable, job=JOB))
             words = ["sbatch", f"--output={self.folder}/log", str(script)]
         else:
             groups = self.launcher.mode == "groups"

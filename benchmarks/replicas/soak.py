@@ -1,5 +1,5 @@
-"""A long training of four replica groups with a fault every 20 to 60 seconds, and nobody's help. What has to hold at its end is
-counted: each fault is over by itself, the ledger names it and its group, no group ever ran twice, and nothing is left behind."""
+"""A long training of four replica groups with a fault every 20 to 60 seconds, and nobody's help. What has to hold is counted at
+its end: each fault is over by itself, the ledger names it and its group, no group ever ran twice, and nothing is left."""
 
 from __future__ import annotations
 
