@@ -178,6 +178,7 @@ def _sign_off(roster: Roster) -> None:
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
     from ftsupervise.nodes.exclude import relieve
+    from ftsupervise.report.textfile import export
     from ftsupervise.rundir.paths import state_dir
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
@@ -192,6 +193,7 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         send=send,
         every=every,
         relieve=relieve,
+        export=export,
     )
     return tick(roster, orders)
 

@@ -41,8 +41,8 @@ from ftsupervise.units import show_duration
 
 _TICK = 0.05  # seconds between two looks of the lighthouse at who has come
 _SILENT = 60.0  # seconds without an answer; never more than a tenth of what the groups wait
-_COMES_BACK = 10.0  # seconds in which a group that died is there again, besides a quorum's
 _AGAIN = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # seconds before each next try, the last one for all others
+_PATIENCE = 3.0  # seconds for a port that groups may know
 _FRESH = 4 * LOOK_EVERY  # seconds after which a page says nothing about now
 _STEADY = 5.0  # seconds after which a lighthouse that runs counts as one
 
@@ -57,6 +57,7 @@ class LighthousePlace(NamedTuple):
     timeouts: Timeouts
     job: str = ""
     node: str = ""
+    comes_back: float = 10.0  # seconds in which a group that died is there again, besides those of a quorum
 
     def words(self, port: int, minimum: int) -> list[str]:
         """Of ``lighthouse_server.py``."""
@@ -70,7 +71,7 @@ class LighthousePlace(NamedTuple):
     def bounds(self, asked: int) -> LighthouseBounds:
         return LighthouseBounds(
             silent=min(_SILENT, self.timeouts.quorum / 10),
-            waiting=self.timeouts.join + _COMES_BACK,
+            waiting=self.timeouts.join + self.comes_back,
             heartbeat=2 * self.timeouts.heartbeat,
             least=self.least,
             asked=asked,
@@ -121,8 +122,8 @@ class SupervisedLighthouse:
         here = before.host == self.place.host
         if here:
             _end_older(before, str(self.place.home))
-        ports = [*([before.port] if here and before.port else []), *ports_of(f"{self.place.home}/lighthouse", 0)]
-        self._process, port = self._first_of(ports)
+        ports = ports_of(f"{self.place.home}/lighthouse", 0)
+        self._process, port = self._first_of([before.port, *ports] if here and before.port else ports, here)
         record = before._replace(
             host=self.place.host,
             port=port,
@@ -195,14 +196,20 @@ class SupervisedLighthouse:
 
     # --------------------------------------------------------------------------------------------------- the first start
 
-    def _first_of(self, ports: list[int]) -> tuple[LighthouseProcess, int]:
+    def _first_of(self, ports: list[int], again: bool) -> tuple[LighthouseProcess, int]:
+        """``again``: groups may live that know the first of these ports, and the one before may just be ending."""
+        until = time.monotonic() + (_PATIENCE if again else 0.0)
         for port in ports:
-            try:
-                return self._started(port, self.place.least), port
-            except NoLighthouse as error:
-                if not error.taken:
-                    raise
-                self._say(_taken(port))
+            while True:
+                try:
+                    return self._started(port, self.place.least), port
+                except NoLighthouse as error:
+                    if not error.taken:
+                        raise
+                if port != ports[0] or time.monotonic() >= until:
+                    break
+                time.sleep(_AGAIN[1])
+            self._say(_taken(port))
         raise Refused(
             f"all ports of the lighthouse are taken at {self.place.host}: {', '.join(map(str, ports))}",
             hint="ss -ltnp shows the programs that listen there",
@@ -233,6 +240,7 @@ class SupervisedLighthouse:
     def _restarted(self, why: str, steady: bool) -> LighthouseProcess | None:
         """A new one at the same address, as soon as there can be one; None when it is no longer our turn."""
         at, began, minimum = _now(), time.monotonic(), self._minimum()
+        self._files.look()  # a later supervisor may have ended it
         self._put(self.record._replace(down_since=at, trouble=why))
         for pause in _pauses(steady):
             self._over.wait(pause)
@@ -276,7 +284,7 @@ class SupervisedLighthouse:
             if process is None:
                 continue
             state = process.state
-            seen = look(self.place.host, self.record.port, LOOK_EVERY)
+            seen = look(self.place.host, self.record.port, LOOK_EVERY, own=True)
             self._seen = (time.monotonic(), seen)
             if self._process is not process or process.state == "X":
                 continue

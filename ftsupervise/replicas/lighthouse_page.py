@@ -122,13 +122,16 @@ def group_of(replica: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- asking
 
 
-def look(host: str, port: int, within: float) -> LighthousePage | PageNotSeen:
-    """The page of the lighthouse at that address, at most ``within`` seconds from now. ``host``: in numbers."""
+def look(host: str, port: int, within: float, *, own: bool = False) -> LighthousePage | PageNotSeen:
+    """The page of the lighthouse at that address, at most ``within`` seconds from now. ``host``: in numbers. ``own``: it is an
+    address of this host; where it is not any more, that is all that is said."""
     until = time.monotonic() + within
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.inet_pton(family, host)  # a name would have to be asked of a server that may not answer
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:
+            if own:
+                one.bind((host, 0))
             body = _ask(one, host, port, until)
     except ConnectionRefusedError:
         return PageNotSeen(Unseen.REFUSED, f"nothing listens at port {port} of {host}")

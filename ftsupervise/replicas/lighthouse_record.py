@@ -89,7 +89,7 @@ class LighthouseFiles:
     def __init__(self, home: Path, say: Callable[[str], None]) -> None:
         self.home, self.newer, self.number = home, None, 0
         self._say, self._area, self._next = say, home, LighthouseRecord()
-        self._wake, self._over, self._problem = threading.Event(), False, ""
+        self._wake, self._looked, self._over, self._problem = threading.Event(), threading.Event(), False, ""
         self._thread = threading.Thread(target=self._keep, name="lighthouse-page", daemon=True)
 
     newer: int | None
@@ -121,6 +121,12 @@ class LighthouseFiles:
         """Write it soon; of several the last."""
         self._next = record
         self._wake.set()
+
+    def look(self, within: float = 0.1) -> None:
+        """See now whether a later one has begun; a disk that does not answer in time is not waited for."""
+        self._looked.clear()
+        self._wake.set()
+        self._looked.wait(within)
 
     def close(self, within: float = 2.0) -> None:
         self._over = True
@@ -157,12 +163,12 @@ class LighthouseFiles:
         while True:
             self._wake.wait(_EVERY)
             self._wake.clear()
+            self._see()
             record, over = self._next, self._over
             if record is not written and self._write(record):
                 written = record
             if over:
                 return
-            self._look()
 
     def _write(self, record: LighthouseRecord) -> bool:
         try:
@@ -178,8 +184,9 @@ class LighthouseFiles:
         self._problem = ""
         return True
 
-    def _look(self) -> None:
+    def _see(self) -> None:
         try:
             self.newer = self.newer or fence.newer(self.home / _STARTS, self.number)
         except OSError:  # an unknown ends nothing
             return
+        self._looked.set()
