@@ -55,13 +55,6 @@ for n in 0 1 2 3; do group g00$n $n & done
 wait
 """
 
-_BY_HAND = """\
-#!/bin/bash
-#SBATCH --nodes=5 --no-kill --time=60 --no-requeue
-exec {python} -m ftsupervise run --run-dir runs/bench --name bench --hang off --warm off -- \\
-  {python} -m ftsupervise groups run --count 4 -- --in-place 999 --back-off 0 -- srun --nodes=1 --ntasks=1 {python} {job}
-"""
-
 
 @dataclass(frozen=True)
 class Launcher:
@@ -164,10 +157,9 @@ class Scene:
 
     def submit(self) -> None:
         """Raises RuntimeError."""
-        if self.launcher.mode in ("torchft", "groups"):
+        if self.launcher.mode == "torchft":
             script = self.folder / "job.sh"
-            text = _ALONE if self.launcher.mode == "torchft" else _BY_HAND
-            script.write_text(text.format(bin=Path(sys.executable).parent, python=sys.executable, job=JOB))
+            script.write_text(_ALONE.format(bin=Path(sys.executable).parent, python=sys.executable, job=JOB))
             words = ["sbatch", f"--output={self.folder}/log", str(script)]
         else:
             groups = self.launcher.mode == "groups"

@@ -125,7 +125,7 @@ class _Queued(_Work):  # type: ignore[misc] # torch is not installed where mypy 
 
 
 class HTTPTransport(_Http):  # type: ignore[misc] # torchft is not installed where mypy runs
-    """torchft's own; a group that comes back waits so many seconds for the next byte, and then asks for another source. One that
+    """torchft's own; a group that comes back waits so many seconds for the next byte, and then asks another one. A source that
     has failed itself meanwhile sends nothing, and says nothing."""
 
     def __init__(self, timeout: timedelta, silence: timedelta) -> None:
