@@ -80,7 +80,7 @@ class WeekReport(NamedTuple):
     def costs(self) -> tuple[CostItem, ...]:
         """Of all runs together, the dearest first."""
         merged: dict[str, CostItem] = {}
-        for item in (item for one in self.rows for item in one.costs):
+        for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
             old = merged.get(item.name)
             if old is None:
                 merged[item.name] = item
