@@ -115,7 +115,7 @@ def week_of(
     found: list[WeekRow] = []
     idle, until = 0, time.monotonic() + _AT_ALL
     for row in seen.rows:
-        if not row.directory:
+        if row.name not in runs:  # only its jobs are known
             continue
         if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
             found.append(WeekRow(row, problem=row.why))
