@@ -250,6 +250,8 @@ class Alerts(Strict):
     dead_man: DeadMan | None = None
     templates: Path | None = None
     """A directory whose alert.*.j2 stand in for the built-in ones."""
+    weekly_report: tuple[str, ...] | None = None
+    """Receivers of kind email that ``ftsupervise report --week --mail`` writes to; default: all of them."""
 
     @model_validator(mode="after")
     def _names(self) -> Alerts:
@@ -265,6 +267,10 @@ class Alerts(Strict):
             for name in route.watchdog:
                 if unknown := _no_watchdog(name):
                     raise wrong_at(("routes", index, "watchdog"), unknown)
+        for index, name in enumerate(self.weekly_report or ()):
+            if name not in self.named or self.named[name].kind != "email":
+                known = ", ".join(one for one, receiver in self.named.items() if receiver.kind == "email") or "none"
+                raise wrong_at(("weekly_report", index), f"no email receiver is called {name!r}; there are: {known}")
         for name in self.watchdogs:
             if unknown := _no_watchdog(name):
                 raise wrong_at(("watchdogs", name), unknown)

@@ -86,7 +86,7 @@ def values(run: Run) -> dict[str, Any]:
 def origins(path: Path, *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
     document = sources.read(path, os.environ if environ is None else environ)
-    return {dotted(key): _origin(document, key) for key in leaves(values(loaded(document, path)))}
+    return {dotted(key): origin_of(document, key) for key in leaves(values(loaded(document, path)))}
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
@@ -98,7 +98,8 @@ def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
     return {path: value}
 
 
-def _origin(document: Document, path: KeyPath) -> str:
+def origin_of(document: Document, path: KeyPath) -> str:
+    """Where the setting at ``path`` was said, as ``origins`` has it."""
     place = document.places.get(path)
     if place is None:
         return "default"

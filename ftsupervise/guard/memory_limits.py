@@ -134,7 +134,11 @@ class MemoryLimits:
                 say(f"cannot read the memory use: {error}")
 
     def __bool__(self) -> bool:
-        return self._memory is not None or self._cuda is not None
+        return self._memory is not None
+
+    @property
+    def has_gpu(self) -> bool:
+        return self._cuda is not None
 
     def close(self) -> None:
         if self._memory is not None:
@@ -151,16 +155,13 @@ class MemoryLimits:
         gpus = _facts("gpu_memory", self._gpus.values()) if self._gpus else {}
         return {**_facts("memory", self._gauges.values()), **gpus}
 
-    def check(self, now: float) -> Shortage | None:
-        """The memory that is short; the host's before the GPU's. ``now``: monotonic."""
-        return self._check_host(now) or self._check_gpu(now)
-
     def _gauge(self, whose: str) -> _Gauge:
         if whose not in self._gauges:
             self._gauges[whose] = _Gauge(HOST, f"{whose} memory", self.limit, self._say)
         return self._gauges[whose]
 
-    def _check_host(self, now: float) -> Shortage | None:
+    def check_host(self, now: float) -> Shortage | None:
+        """The memory of the host or the job, if it is short. ``now``: monotonic."""
         if self._memory is None:
             return None
         # far from the limit the cheap look, which takes file pages for used, is enough; not so for the trend
@@ -176,7 +177,8 @@ class MemoryLimits:
         found = [(share, self._gauge(whose).set(now, share)) for whose, share in shares.items()]
         return max(found, key=lambda one: one[0])[1]
 
-    def _check_gpu(self, now: float) -> Shortage | None:
+    def check_gpu(self, now: float) -> Shortage | None:
+        """The memory of a GPU, if it is short; asked in the loop's own thread, as CUDA likes it. ``now``: monotonic."""
         if self._cuda is None or now < self._gpu_due:
             return self._gpu_says
         self._gpu_due = now + _GPU_EVERY

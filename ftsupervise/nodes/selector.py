@@ -21,7 +21,7 @@ from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import ENV_NODES, RunDir, tell
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_NODES, RunDir, tell
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class WaitingExclusions:
         nodes, gone = self.judge.excluded(), self.allocation.last_silent
         if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
             return
+        if self.rundir.whole is not None and not self.env.get(ENV_GROUP_JOB):
+            return  # the jobs that wait are the whole run's
         unchanged = (nodes, leaving, gone) == self._requested or not (nodes or self._requested[0])
         if unchanged and not self.outdated:
             return
@@ -151,7 +153,7 @@ class NodeSelector:
         self.examine(START, None)
         self.exclusions.update(None)
         command, nodes = self.command, self.allocation.nodes
-        states = self.allocation.how_they_are() if len(nodes) > 1 else {}
+        states = self.allocation.how_they_are() if self.allocation.elsewhere else {}
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))

@@ -63,13 +63,16 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
 
 
 def account_of(seen: Status) -> TimeAccount:
-    run, last = seen.run, seen.run.last
-    running = last is not None and last.ended is None and _runs(seen)
+    run = seen.run
+    running = runs_now(seen)
     after = {"WAITING": Spent.QUEUE, "STOPPED": Spent.HELD}.get(seen.verdict, Spent.UNKNOWN)
     return account(run.attempts, run.records, run.at, running=running, afterwards=after)
 
 
-def _runs(seen: Status) -> bool:
+def runs_now(seen: Status) -> bool:
+    """Does the newest attempt still run, as far as the queue or its own page tell?"""
+    if seen.run.last is None or seen.run.last.ended is not None:
+        return False
     if lives_here(seen.run.last):
         return True
     if seen.verdict != "UNKNOWN":

@@ -212,7 +212,7 @@ limits, taken, now, short = MemoryLimits(0.8, None, None, print), [], 0.0, None
 while short is None and now < 3600:
     now += 20.0
     taken.append(bytearray(os.urandom(1)) * 1_500_000)
-    short = limits.check(now)
+    short = limits.check_host(now)
     if now == 300.0:
         print("facts", limits.facts()["memory_left"])
 print(short.cause, "at", now, short.words)

@@ -80,13 +80,7 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
     mail = compose(parcel, settings)
     hidden = [password]
     try:
-        server = _connect(settings)
-        try:
-            if settings.user is not None:
-                server.login(settings.user, password)
-            refused = server.send_message(mail, settings.from_, to)
-        finally:
-            _leave(server)
+        refused = _converse(mail, settings, to, password)
     except smtplib.SMTPAuthenticationError as error:
         raise _by_code(error.smtp_code, error.smtp_error, "login", hidden, certain=_LOGIN) from None
     except smtplib.SMTPRecipientsRefused as error:
@@ -117,6 +111,27 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         raise Partly(why, left=(*later, *behind), refused=gone, waits=not later)
     receipt = {"message_id": str(mail["Message-ID"])}
     return {**receipt, "refused": gone} if gone else receipt
+
+
+def post(mail: EmailMessage, settings: Email) -> str:
+    """Send a mail that tells of no alert, once. Returns the recipients that were refused, and why. Raises TryLater, Broken."""
+    password = read_secret(settings, "password")
+    try:
+        refused = _converse(mail, settings, settings.to, password)
+    except (OSError, smtplib.SMTPException) as error:
+        raise TryLater(redact(f"{settings.host}: {error or type(error).__name__}", [password])) from None
+    return _answers(refused.items(), [password])
+
+
+def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password: str) -> dict[str, Any]:
+    """One SMTP conversation: the recipients that were refused. Raises what smtplib raises."""
+    server = _connect(settings)
+    try:
+        if settings.user is not None:
+            server.login(settings.user, password)
+        return dict(server.send_message(mail, settings.from_, to))
+    finally:
+        _leave(server)
 
 
 def _connect(settings: Email) -> smtplib.SMTP:

@@ -1,0 +1,97 @@
+"""What the lighthouse believes, and we know better: who is in a quorum that should not be.
+
+The lighthouse takes every manager at its word. One that calls itself like another group is counted twice, one of another
+training is counted too, and of all steps that are told the highest counts: all others throw their weights away and copy those
+of the group that told it. The supervisor knows the groups that it has started, and their steps from their own ranks.
+
+Pure but for ``store_answers``. What is not known makes nobody a suspect.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Collection, Mapping
+from enum import Enum
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from ftsupervise.replicas.lighthouse_page import LighthousePage, QuorumMember, group_of
+
+_AHEAD = 2  # steps that a page of ours may be older than the lighthouse's
+
+
+class Suspicion(Enum):
+    """What is wrong with a member of the quorum."""
+
+    UNKNOWN = "no group of this run"
+    TWICE = "two starts of one group"
+    AHEAD = "tells a step that it has not made"
+    STORE = "its store does not answer"
+
+
+class SuspectMember(NamedTuple):
+    """``words``: a sentence for people."""
+
+    group: str
+    replica: str
+    suspicion: Suspicion
+    words: str
+
+
+def suspects(
+    page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, silent_stores: Collection[str] = ()
+) -> list[SuspectMember]:
+    """``steps``: each group of this run, and the newest step that its ranks have told us (None: not known). ``heartbeat``:
+    seconds after which a start counts as dead. ``silent_stores``: addresses for which ``store_answers`` was False.
+
+    Act on what two looks say: for a second after a restart, both starts of a group are heard of."""
+    heard = page.heard(heartbeat)
+    found = [
+        SuspectMember(
+            group_of(one), one, Suspicion.UNKNOWN, f"{one} reports to the lighthouse and is no group of this run"
+        )
+        for one in heard
+        if group_of(one) not in steps
+    ]
+    for group in steps:
+        starts = [one for one in heard if group_of(one) == group]
+        if len(starts) > 1:
+            words = f"{len(starts)} starts of group {group} report to the lighthouse: {', '.join(starts)}"
+            found += [SuspectMember(group, one, Suspicion.TWICE, words) for one in starts]
+    alive = [one for one in page.members if one.replica in heard and one.group in steps]
+    return found + [suspect for one in alive for suspect in _judged(one, steps[one.group], silent_stores)]
+
+
+def _judged(one: QuorumMember, known: int | None, silent_stores: Collection[str]) -> list[SuspectMember]:
+    found = []
+    if one.step is not None and known is not None and one.step > known + _AHEAD:
+        words = f"group {one.group} told the lighthouse step {one.step}, and its ranks are at step {known}"
+        found.append(SuspectMember(one.group, one.replica, Suspicion.AHEAD, words))
+    if one.store in silent_stores:
+        words = f"the store of group {one.group} at {one.store} does not answer: no group can meet there"
+        found.append(SuspectMember(one.group, one.replica, Suspicion.STORE, words))
+    return found
+
+
+def store_answers(store: str, hosts: Collection[str], within: float = 1.0) -> bool | None:
+    """Does something listen at the store of a member ("HOST:PORT/prefix")? None where that cannot be said.
+
+    A stranger may have written the address, so that it is connected to only where its host is one of ``hosts``, addresses of
+    the run's own nodes. Nothing is sent.
+    """
+    host, _, rest = store.rpartition(":")
+    port = rest.partition("/")[0]
+    if host not in hosts or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        return None
+    try:
+        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:  # a name would have to be resolved: its caller does that, with a bound
+        return None
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:
+        one.settimeout(within)
+        try:
+            one.connect((host, int(port)))
+        except OSError as error:
+            return False if error.errno == errno.ECONNREFUSED else None
+    return True
