@@ -135,6 +135,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         one.lose(node)
 
 
+@pytest.mark.slow
 def test_a_group_that_has_shrunk_saves_and_leaves_together(nodes: Nodes, until: Until) -> None:
     for node in range(3):
         nodes.start(node)
