@@ -112,9 +112,10 @@ class GroupsProcess:
 
     def __init__(self, lighthouse: str, count: int, first: int = 0) -> None:
         words = [sys.executable, __file__, "--as-groups", lighthouse, str(count), str(first)]
-        env = {**os.environ, "TOKIO_WORKER_THREADS": "1", "RUST_LOG": "off"}
+        env = {**os.environ, "TOKIO_WORKER_THREADS": "1", "RUST_LOG": "error"}
         pipe = subprocess.PIPE
-        self.child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when it fails
+        self.child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, env=env)
         self.read()
 
     def tell(self, word: str) -> None:
@@ -126,7 +127,8 @@ class GroupsProcess:
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         if not line:
-            raise RuntimeError("the managers' process ended")
+            self.errors.seek(0)
+            raise RuntimeError(f"the managers' process ended: {self.errors.read()[-500:].decode('utf-8', 'replace')}")
         return dict(json.loads(line))
 
     def until(self, wanted: Callable[[dict[str, float]], bool]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Group:
     ) -> None:  # fmt: skip
         self.name, self.file = name, folder / f"{name}-{time.monotonic_ns()}.jsonl"
         words = [lighthouse, name, store, str(seconds), str(first), str(self.file)]
-        env = {**os.environ, "TOKIO_WORKER_THREADS": "2", "RUST_LOG": "off"}  # read before the program begins
+        env = {**os.environ, "TOKIO_WORKER_THREADS": "2", "RUST_LOG": "error"}  # read before the program begins
         self.process = subprocess.Popen([*within, sys.executable, "-I", __file__, *words], env=env)
 
     def steps(self) -> list[Step]:

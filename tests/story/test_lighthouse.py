@@ -23,9 +23,10 @@ from ftsupervise.replicas.lighthouse_page import LighthousePage
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
 from ftsupervise.replicas.suspects import MemberTrouble, store_answers, suspects
 from ftsupervise.replicas.timeouts import derive
+from tests.neighbours import needs
 from tests.neighbours.managers import Group
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, needs.torchft]
 Until = Callable[..., Any]
 NAMES = ("g000", "g001", "g002", "g003")
 TIMEOUTS = derive(1.0, 0, 4)
