@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
     "list": ("logs", "list_runs", "List the runs that this account has launched, for scripts."),
     "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
+    "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
     "kill": ("switches", "kill", "Raise the kill switch: the run saves and stops at its next step."),
     "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("switches", "clear", "Lower a switch again."),

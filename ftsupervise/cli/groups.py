@@ -30,13 +30,13 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     """
     from ftsupervise.run.gate import SignalQueue
     from ftsupervise.run.group_options import group_options
-    from ftsupervise.run.groups import ReplicaGroups
+    from ftsupervise.run.groups import GroupsOfJob
 
     settings, rest = _parted(command)
     asked = group_options(os.environ, values, settings, rest)
     signals = SignalQueue()
     try:
-        code = ReplicaGroups(asked, os.environ, signals).go()
+        code = GroupsOfJob(asked, os.environ, signals).go()
     finally:
         signals.close()
     sys.exit(code)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints, and nothing else.")
 def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, schema: bool) -> None:
-    """Show how all runs of this account are doing, a row each, or RUN in full. RUN is a directory ("." is this one), an
-    ftsupervise.yaml, or a name.
+    """Show how all runs of this account are doing, a row each, or RUN in full.
 
-    The run of ./ftsupervise.yaml, or in a job its run, stands first.
+    RUN is a directory, an ftsupervise.yaml, or a name; "." is the run of this directory. Without RUN that one, or in a job
+    its run, stands first.
     """
     if schema:
         from ftsupervise.report.published import json_schema

@@ -35,17 +35,19 @@ from ftsupervise.guard.settings import Voice, place
 from ftsupervise.integrations.torchft_limits import GroupLimits
 from ftsupervise.integrations.torchft_mended import (
     DistributedDataParallel,
+    HTTPTransport,
     MendedManager,
     ProcessGroupGloo,
     torch,
     torchft,
 )
 from ftsupervise.integrations.torchft_votes import Agreed, propose
-from ftsupervise.rundir.paths import RunDir
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
 _TURN = 120.0  # seconds for which a group waits until the one before it has saved
+_SILENCE = 12  # a source of weights may be silent for this part of the time that their copy may take: 5 s
+_ANSWER = 2.0  # seconds for an answer of the lighthouse, when all have come or their time is over
 _POLL = 0.2
 
 
@@ -77,6 +79,7 @@ class ReplicaManager(MendedManager):
         seconds = found.timeouts
         super().__init__(
             while_waiting=self._waits_no_longer,
+            again=seconds.join + _ANSWER,
             pg=pg or _process_group(seconds.process_group),
             load_state_dict=None,
             state_dict=None,
@@ -92,6 +95,9 @@ class ReplicaManager(MendedManager):
             lighthouse_addr=found.lighthouse,
             replica_id=found.group,
             max_retries=_RETRIES,
+            checkpoint_transport=HTTPTransport(
+                timedelta(seconds=seconds.manager), timedelta(seconds=seconds.manager / _SILENCE)
+            ),
         )
         for name, one in state.items():
             self.register_state_dict_fn(name, *_of(name, one))
@@ -196,7 +202,7 @@ class ReplicaManager(MendedManager):
             self.stopped = decision
             self._voice.once(f"{decision.reason}: leaving, after {waited:.0f} s without the other groups")
             return True
-        over = any(RunDir(root).has_finished() for root in self.limits.run_dirs)
+        over = self._place.rundir is not None and self._place.rundir.has_finished()
         if over:
             self._voice.once(f"the run has finished: leaving, after {waited:.0f} s without the other groups")
         return over

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from ftsupervise.errors import ConfigError
 from ftsupervise.guard.memory_limits import GPU, HOST
 from ftsupervise.guard.stop_reasons import SUPERSEDED
 from ftsupervise.replicas.timeouts import ENV_PROCESS_GROUP, Timeouts, derive, majority, problems
-from ftsupervise.rundir.paths import ENV_RUN_DIR
+from ftsupervise.rundir.paths import ENV_MIN_REPLICAS, ENV_SLOWEST_STEP
 
 ENV_LIGHTHOUSE, ENV_GROUP, ENV_GROUPS = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
-ENV_MIN = "FTSUPERVISE_MIN_REPLICAS"  # groups that must take part in a step
-ENV_SLOWEST = "FTSUPERVISE_SLOWEST_STEP"  # seconds between two reductions of the slowest group, at most
 _OF_TORCHFT = {
     "manager": "TORCHFT_TIMEOUT_SEC",
     "quorum": "TORCHFT_QUORUM_TIMEOUT_SEC",
@@ -27,7 +24,7 @@ _OWN = (HOST, GPU, SUPERSEDED)  # causes to stop that concern one group alone
 
 class GroupLimits(NamedTuple):
     """``minimum``: groups that take part in every step. ``patience``: seconds in a quorum after which the other groups may have
-    gone. ``own_causes``: reasons to stop that do not concern the other groups. ``run_dirs``: where the run may be finished."""
+    gone. ``own_causes``: reasons to stop that do not concern the other groups."""
 
     lighthouse: str
     group: str
@@ -37,7 +34,6 @@ class GroupLimits(NamedTuple):
     slowest_step: float
     patience: float
     own_causes: tuple[str, ...]
-    run_dirs: tuple[Path, ...]
 
     @property
     def number(self) -> int:
@@ -55,7 +51,7 @@ class GroupLimits(NamedTuple):
                 "launch.replica_groups in ftsupervise.yaml, or set the address of a torchft_lighthouse"
             )
         groups = int(_number(env, ENV_GROUPS, 1))
-        slowest = _number(env, ENV_SLOWEST, _SLOWEST)
+        slowest = _number(env, ENV_SLOWEST_STEP, _SLOWEST)
         wanted = derive(slowest, groups=groups)
         told = {name: _number(env, variable, getattr(wanted, name)) for name, variable in _OF_TORCHFT.items()}
         found = wanted._replace(
@@ -66,17 +62,15 @@ class GroupLimits(NamedTuple):
         )
         if wrong := problems(found, slowest, groups):
             raise ConfigError("the timeouts of the replica groups do not fit together: " + "; ".join(wrong))
-        root = env.get(ENV_RUN_DIR)
         return cls(
             lighthouse=lighthouse,
             group=env.get(ENV_GROUP) or "g000",
             groups=groups,
-            minimum=int(_number(env, ENV_MIN, majority(groups))),
+            minimum=int(_number(env, ENV_MIN_REPLICAS, majority(groups))),
             timeouts=found,
             slowest_step=slowest,
             patience=found.join + found.process_group,
             own_causes=_OWN,
-            run_dirs=() if root is None else (Path(root), Path(root).parent.parent),
         )
 
 

@@ -23,8 +23,9 @@ class CostItem(NamedTuple):
     seconds: float
     times: int = 0  # interruptions; 0 where it is none
     fault: bool = False  # something went wrong
-    example: RunIncident | None = None  # the dearest of them
+    example: RunIncident | None = None  # the dearest of them; of HELD, after which it was held longest
     slowest: SlowPeriod | None = None  # the dearest of the slow times
+    run: str = ""  # whose example it is, where there are several runs
 
 
 def cost_items(
@@ -41,10 +42,13 @@ def cost_items(
         dearer = one if one is not None and (old.example is None or one.lost > old.example.lost) else old.example
         items[name] = old._replace(seconds=old.seconds + seconds, times=old.times + (one is not None), example=dearer)
 
-    spent = spent_by_attempt(attempts, account)
+    spent, longest = spent_by_attempt(attempts, account), 0.0
     for one in found:
         costs = dict(one.spent)
-        add(HELD, costs.get(Spent.HELD, 0.0))
+        held = costs.get(Spent.HELD, 0.0)
+        add(HELD, held)
+        if held > longest:
+            longest, items[HELD] = held, items[HELD]._replace(example=one)
         add(UNKNOWN, costs.get(Spent.UNKNOWN, 0.0))
         if one.planned:
             add(QUEUE, costs.get(Spent.QUEUE, 0.0))

@@ -117,7 +117,7 @@ def report_of(
     rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
     slow = slow_periods(rates)
     ended = incidents(attempts, found.account, running=runs_now(found.status))
-    ends = tuple(_harmless(one) for one in ended)
+    ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
     folder = _checkpoint_folder(rundir, run)
     return RunReport(
@@ -163,7 +163,7 @@ def _in_time(work: Callable[[], Listed], what: str) -> Listed:
     return found if found is not None else Listed(problem=f"{what}: no answer within {WITHIN:g} s")
 
 
-def _harmless(one: RunIncident) -> RunIncident:
+def harmless(one: RunIncident) -> RunIncident:
     """A report is passed on to others: what has the form of a secret is left out."""
     return one._replace(evidence=masked(printable(one.evidence, 600)), cause=masked(printable(one.cause, 600)))
 
@@ -260,7 +260,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         return None, Listed(problem=printable(f"the settings cannot be read: {error}", 500))
     real = leaves(values(run))
     usual = leaves(values(loads("name: default\nlaunch: {command: default}\n")))
-    where |= {dotted(path): "default" for path, value in real.items() if path in usual and usual[path] == value}
+    where |= {dotted(path): "default" for path, value in real.items() if usual.get(path) == value}
     given = Path(next((one.config for one in reversed(records) if one.config), ""))
     if given.is_absolute() and given.is_file() and not sources.of_strangers(given):
         try:

@@ -132,7 +132,7 @@ def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Li
         "head": summary.headline(report),
         "said": tuple(summary.sentences(report)),
         "tiles": summary.tiles(report),
-        "costs": tuple(_cost(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
+        "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
         "strip": drawing.strip(of.stretches, axis),
         "flags": faults,
         "faults": faults if few else "",
@@ -145,7 +145,7 @@ def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Li
         "ratios": summary.definitions(of),
         "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
         "slow": _slow(report),
-        "incidents": [_incident(one) for one in reversed(report.incidents)],
+        "incidents": [incident_row(one) for one in reversed(report.incidents)],
         "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
         "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
         "nodes_problem": report.nodes.problem,
@@ -179,7 +179,7 @@ _NAV = (
 )
 
 
-def _cost(one: CostItem, total: float, most: float) -> dict[str, Any]:
+def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
     return {
         "took": show_duration(one.seconds),
         "share": percent(one.seconds / total) if total > 0 else "",
@@ -243,7 +243,7 @@ def _unit(seconds: float) -> str:
     return names.get(seconds, show_duration(seconds))
 
 
-def _incident(one: RunIncident) -> dict[str, Any]:
+def incident_row(one: RunIncident) -> dict[str, Any]:
     ranks = f"rank{'' if one.ranks.isdigit() else 's'} {one.ranks}" if one.ranks else ""
     split = ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in one.spent if seconds >= 1)
     steps = one.steps_lost
@@ -251,13 +251,13 @@ def _incident(one: RunIncident) -> dict[str, Any]:
         "attempt": one.attempt,
         "kind": one.kind,
         "planned": int(one.planned),
-        "job": f"job {one.job_id}" if one.job_id else "",
+        "job": f"job {cut(one.job_id, 40)}" if one.job_id else "",
         "at": stamp(one.at),
         "at_seconds": round(one.at.timestamp()),
         "cause": cut(summary.cause_of(one)),
         "evidence": cut(one.evidence),
-        "ranks": cut(ranks, 200),
-        "nodes": cut(", ".join(one.nodes[:8]), 200),
+        "ranks": cut(ranks, 60),
+        "nodes": cut(", ".join(one.nodes[:8]), 120),
         "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
         "steps_value": -1 if steps is None else steps,
         "done": cut(one.done, 200),

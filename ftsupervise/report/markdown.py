@@ -18,7 +18,7 @@ from ftsupervise.units import show_duration
 
 _INCIDENTS, _ROWS, _COSTS = 15, 10, 6
 _LONGEST = 160  # characters of a cell
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~@&$^-])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$^])")  # within a line
 _BAR = 30  # characters
 
 
@@ -116,7 +116,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def plain(text: str, longest: int = _LONGEST) -> str:
     """``text`` as words and nothing else: no markup, no link, no mention, one line."""
-    return _SPECIAL.sub(r"\\\1", printable(text, longest)).replace("://", ":\\//")
+    apart = printable(text, longest).replace("@", "@\u200b").replace("://", ":\u200b//")  # by what no eye sees
+    return _SPECIAL.sub(r"\\\1", apart)
 
 
 def code(text: str) -> str:

@@ -10,13 +10,25 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
-from ftsupervise.report.costs import BLIND, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
+from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
 from ftsupervise.report.everything import AlertRow, PlanRow, RunReport
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration
 
 _STALL = 300.0  # seconds without progress that are worth a word
+
+
+_MEANINGS = {
+    QUEUE: "No job of the run was running.",
+    HELD: "Nobody had launched it, or a person kept it from running.",
+    UNKNOWN: "Nothing on record says what happened.",
+    SAVES: "The training waited for its checkpoints.",
+    STANDS: "The job runs, and no rank makes a step.",
+    BLIND: "It may have been training.",
+    FIRST: "From the start of the command to its first step.",
+    PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
+}
 
 
 class Headline(NamedTuple):
@@ -55,8 +67,9 @@ def headline(report: RunReport) -> Headline:
     worst = row.alerts[0] if row.alerts else None
     stands = _stands(report)
     if stands >= _STALL:
-        why = f": {worst.summary}" if worst is not None and worst.watchdog == "hang" else ""
-        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}{why}.")
+        if worst is not None and worst.watchdog == "hang":
+            return Headline(verdict, "bad", f"It hangs: {worst.summary}.")
+        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}.")
     if worst is not None:
         tone = "bad" if worst.severity == "critical" else "watch"
         return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.")
@@ -80,18 +93,18 @@ def sentences(report: RunReport) -> Iterator[str]:
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
     if faults:
-        ends = f"; {_times(planned, 'planned restart')} besides" if planned else ""
-        yield f"{_times(faults, 'fault')} interrupted it and cost {show_duration(lost)}{ends}."
+        ends = f"; {count(planned, 'planned restart')} besides" if planned else ""
+        yield f"{count(faults, 'fault')} interrupted it and cost {show_duration(lost)}{ends}."
     elif report.incidents:
-        yield f"No fault interrupted it; there were {_times(planned, 'planned restart')}."
+        yield f"No fault interrupted it; there were {count(planned, 'planned restart')}."
     else:
         yield "Nothing has interrupted it."
     if row.done_at is not None and _stands(report) < _STALL:
         left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
         yield f"At its usual speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
     if of.blind:
-        count = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
-        yield f"{count} had no guard in the loop, so that what those did is not known."
+        blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
+        yield f"{blind} had no guard in the loop, so that what those did is not known."
 
 
 def cost_sentence(item: CostItem, total: float) -> str:
@@ -105,21 +118,22 @@ def cost_sentence(item: CostItem, total: float) -> str:
 
 def explained(item: CostItem) -> str:
     """A clause on what an item is, or its dearest case."""
-    words = {
-        QUEUE: "No job of the run was running.",
-        HELD: "The brake, the kill switch or a person kept it from running.",
-        UNKNOWN: "Nothing on record says what happened.",
-        SAVES: "The training waited for its checkpoints.",
-        STANDS: "The job runs, and no rank makes a step.",
-        BLIND: "It may have been training.",
-        PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
-    }
+    words = _example(item)
+    return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
+
+
+def _example(item: CostItem) -> str:
+    words = _MEANINGS.get(item.name, "")
     if item.slowest is not None:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
         return f"The dearest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
-    if item.name in words or item.example is None:
-        return words.get(item.name, "")
+    if item.name == HELD and item.example is not None:
+        one = item.example
+        why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
+        return f"It was kept from running after attempt {one.attempt}: {why}"
+    if words or item.example is None:
+        return words
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
@@ -146,7 +160,8 @@ def _effective(report: RunReport) -> Tile | None:
     if meta is None:
         return None
     hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
-    tone = "good" if meta.least >= 0.9 else "watch" if meta.most >= 0.6 else "bad"
+    least, most = min(meta, byterobust or meta)
+    tone = "good" if least >= 0.9 else "watch" if most >= 0.6 else "bad"
     return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
 
 
@@ -173,7 +188,7 @@ def _faults(report: RunReport) -> Tile:
     faults = [one for one in report.incidents if not one.planned]
     planned = len(report.incidents) - len(faults)
     lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none"
-    besides = f"; {_times(planned, 'planned restart')}" if planned else ""
+    besides = f"; {count(planned, 'planned restart')}" if planned else ""
     return Tile("Faults", str(len(faults)), f"{lost}{besides}", "watch" if faults else "good")
 
 
@@ -183,7 +198,7 @@ def _saved(report: RunReport) -> Tile:
         return Tile("Newest checkpoint", "none", "no rank has reported one")
     age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
     behind = 0 if row.step is None else max(0, row.step - row.saved)
-    risk = f"{_times(behind, 'step')} would be lost" if behind else ""
+    risk = f"{count(behind, 'step')} would be lost" if behind else ""
     return Tile("Checkpoint at step", f"{row.saved:,}", "; ".join(filter(None, (age, risk))))
 
 
@@ -244,7 +259,7 @@ def _of_settings(report: RunReport) -> Iterator[PlanRow]:
         yield PlanRow(
             "Steps made again",
             "0",
-            f"{sum(lost):,} after {_times(len(lost), 'fault')}, at most {max(lost):,}",
+            f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,}",
             sum(lost) > 0,
         )
 
@@ -312,5 +327,6 @@ def stamp(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
-def _times(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def count(number: int, what: str) -> str:
+    """ "1 fault", "3 faults"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

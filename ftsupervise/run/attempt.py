@@ -215,7 +215,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
-    if ended.failure is not None:
+    if ended.failure is not None or _may_have_lost_all(to, ended):
         now, lost = _look_for_lost_nodes(to, now)
     ended = with_lost_nodes(ended, lost)
     if ended.failure is not None:
@@ -290,6 +290,12 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: Qu
     newest = to.agents.table.newest
     states: RankStates = newest if follower is None else lambda: follower.believed(newest())
     return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
+
+
+def _may_have_lost_all(to: Services, ended: End) -> bool:
+    """A replica group may lose every node that it has. An srun without any node left ends with 0, like one that is done."""
+    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
+    return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:

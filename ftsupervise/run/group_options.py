@@ -55,6 +55,8 @@ def group_options(
         if wrong := problems(timeouts, slowest, count, values["state_bytes"]):
             raise Refused("the timeouts of the groups do not fit together: " + "; ".join(wrong))
         settings = (*hang_bounds(timeouts, settings), *settings, "--snapshot-every", "off")
+    if not any(word.partition("=")[0] == "--nodes-dir" for word in settings):
+        settings = (*settings, "--nodes-dir", str(rundir.nodes))  # a bad node is bad for every group
     return GroupOptions(
         rundir=rundir,
         name=env.get(ENV_RUN) or rundir.root.name,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ftsupervise.errors import Error
+from ftsupervise.nodes.judging import judge, of_run_dir
 from ftsupervise.replicas.groups import (
     GroupState,
     GroupTable,
@@ -20,6 +22,7 @@ from ftsupervise.replicas.groups import (
 )
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
@@ -34,9 +37,10 @@ _FAR = 2  # steps: a group that much behind the first one is named
 class NodesSeen:
     """The nodes of the job, and which of them are lost: asked in a thread, because Slurm may not answer."""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Allocation, rundir: RunDir) -> None:
         self.all = frozenset(allocation.nodes)
-        self._allocation = allocation
+        self.scores: Mapping[str, float] = {}  # how bad the past of each is
+        self._allocation, self._rundir = allocation, rundir
         self._states: Mapping[str, str] = {}
         self._over = threading.Event()
         if len(self.all) > 1:
@@ -53,6 +57,10 @@ class NodesSeen:
             found = self._allocation.how_they_are()
             if found:  # no answer is no news
                 self._states = found
+            try:
+                self.scores = {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
+            except (OSError, Error):
+                continue
 
 
 class GroupPages:

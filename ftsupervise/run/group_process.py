@@ -31,6 +31,7 @@ class GroupProcess:
     def __init__(self, name: str, number: int, rundir: RunDir, nodes: tuple[str, ...], now: datetime) -> None:
         self.number, self.rundir = number, rundir
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
+        self.newest: Attempt | None = None
         self.page: ProgressPage | None = None  # of the newest attempt
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
@@ -40,6 +41,11 @@ class GroupProcess:
     @property
     def alive(self) -> bool:
         return bool(self.row.pid)
+
+    @property
+    def has_failed(self) -> bool:
+        """Was its newest attempt a failure? The exit code of its supervisor is srun's, which may be 0 when a node was lost."""
+        return self.newest is not None and (self.newest.failure is not None or self.newest.ended is None)
 
     @property
     def leaves(self) -> bool:
@@ -111,6 +117,7 @@ class GroupProcess:
             new = self._new_ends(newest)
         except OSError:
             return []
+        self.newest = newest
         if newest is not None:
             self.page = read_progress(self.rundir, newest.number)
             self.row = self._seen(newest, now)

@@ -36,7 +36,7 @@ _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 
 
-class ReplicaGroups:
+class GroupsOfJob:
     """All groups of one job."""
 
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
@@ -55,7 +55,7 @@ class ReplicaGroups:
             GroupProcess(name, number, asked.rundir.group(name), mine, now)
             for number, (name, mine) in enumerate(nodes.items())
         ]
-        self.nodes = NodesSeen(allocation)
+        self.nodes = NodesSeen(allocation, asked.rundir)
         self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.told = 0  # the signal that asked us to stop
@@ -116,8 +116,8 @@ class ReplicaGroups:
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         gone = self.nodes.lost()
         group.lost = tuple(node for node in group.row.nodes if node in gone)
-        by_itself = code == 0 and not over and not group.leaves and not self._braked(group)
-        if by_itself:
+        fine = code == 0 and not group.has_failed
+        if fine and not over and not group.leaves and not self._braked(group):
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
@@ -154,7 +154,7 @@ class ReplicaGroups:
         lost = self.nodes.lost()
         if self.nodes.all:
             free = self.nodes.all - {node for one in self.groups if one is not group for node in one.row.nodes}
-            nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost)
+            nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost, self.nodes.scores)
         if nodes is None:
             gone = ", ".join(node for node in group.row.nodes if node in lost)
             self._wait(group, f"no node to take the place of {gone}" if gone else "too few nodes in this job", now)

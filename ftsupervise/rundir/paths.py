@@ -13,7 +13,8 @@
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
-      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short
+      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short;
+                          events/: what happened, as JSON lines for log collectors
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
       groups/gNNN/        a run of replica groups: each group is a run of its own with its own ledger, fence and brake, but
                           has the switches, the finished mark, the launches and the checkpoints of the whole run

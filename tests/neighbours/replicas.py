@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftsupervise.rundir.paths import RunDir
 from tests.manual.blocks import ROOT
 from tests.neighbours.patience import wait_until
 from tests.neighbours.supervised import outside_a_job
@@ -48,11 +49,50 @@ class Rank:
     code: int | None = None
 
 
+class Forker:
+    """The process that has imported torch; its children are ranks."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Rank] = {}
+        self._new: list[Rank] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "story" / "replica_ranks.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=outside_a_job(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", RUST_LOG=os.environ.get("RUST_LOG", "error")),
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def fork(self, argv: list[str], env: dict[str, str], out: Path) -> Rank:
+        before = len(self._new)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"argv": argv, "env": env, "out": str(out)}) + "\n")
+        self._process.stdin.flush()
+        wait_until(lambda: len(self._new) > before, "a forked rank", 90)
+        return self._new[before]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "code" in said:
+                self._known[said["pid"]].code = said["code"]
+            elif "pid" in said:
+                self._known[said["pid"]] = Rank(said["pid"])
+                self._new.append(self._known[said["pid"]])
+
+
 class Groups:
     """Runs ``script`` in ``count`` groups. ``lighthouse``: its options; ``ranks``: of each group."""
 
     def __init__(
         self,
+        forker: Forker,
         folder: Path,
         script: Path,
         *options: str,
@@ -78,17 +118,9 @@ class Groups:
             **env,
         )
         self.of: dict[str, list[Rank]] = {}
-        self._known: dict[int, Rank] = {}
-        self._new: list[Rank] = []
-        self._forker = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "story" / "replica_ranks.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self.env,
-            cwd=folder,
-        )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._forker, self.rundir = forker, RunDir(folder / "run")
+        for place in (self.rundir.switches, *(self.rundir.group(name).beats for name in self.names)):
+            place.mkdir(parents=True)
         self.lighthouse = self.start_lighthouse()
 
     def start_lighthouse(self) -> subprocess.Popen[bytes]:
@@ -108,17 +140,9 @@ class Groups:
             for rank in range(self.ranks):
                 env = {**self.env, "REPLICA_GROUP_ID": name, "MASTER_PORT": str(port)}
                 env |= {"RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(rank)}
-                if "FTSUPERVISE_RUN_DIR" not in env:
-                    root = self.folder / "groups" / name
-                    (root / "switches").mkdir(parents=True, exist_ok=True)
-                    env["FTSUPERVISE_RUN_DIR"] = str(root)
-                before, out = len(self._new), self.folder / f"{name}.{rank}.out"
-                order = {"argv": [str(self.script), *self.options], "env": env, "out": str(out)}
-                assert self._forker.stdin is not None
-                self._forker.stdin.write(json.dumps(order) + "\n")
-                self._forker.stdin.flush()
-                wait_until(lambda before=before: len(self._new) > before, "a forked rank", 60)
-                self.of[name].append(self._new[before])
+                env["FTSUPERVISE_RUN_DIR"] = str(self.rundir.group(name).root)
+                out = self.folder / f"{name}.{rank}.out"
+                self.of[name].append(self._forker.fork([str(self.script), *self.options], env, out))
 
     def send(self, name: str, number: int, *, rank: int | None = None) -> None:
         for at, one in enumerate(self.of[name]):
@@ -127,6 +151,9 @@ class Groups:
 
     def kill(self, name: str, *, rank: int | None = None) -> None:
         self.send(name, signal.SIGKILL, rank=rank)
+
+    def raise_switch(self, name: str) -> None:
+        (self.rundir.switches / name).touch()
 
     def told(self) -> list[Told]:
         found = []
@@ -172,22 +199,11 @@ class Groups:
     def close(self) -> None:
         for name in self.of:
             self.send(name, signal.SIGKILL)
-        for one in (self._forker, self.lighthouse):
-            one.kill()
-            one.wait()
+        self.lighthouse.kill()
+        self.lighthouse.wait()
 
     def __enter__(self) -> Groups:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _listen(self) -> None:
-        assert self._forker.stdout is not None
-        for line in self._forker.stdout:
-            said = json.loads(line)
-            if "code" in said:
-                self._known[said["pid"]].code = said["code"]
-            elif "pid" in said:
-                self._known[said["pid"]] = Rank(said["pid"])
-                self._new.append(self._known[said["pid"]])

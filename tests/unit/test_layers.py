@@ -309,7 +309,8 @@ def offers(module: str, name: str) -> bool:
     if not module.startswith("ftsupervise.integrations."):
         return hasattr(import_module(module), name)
     defined = ast.parse(modules()[module.removeprefix("ftsupervise.")].read_text("utf-8")).body
-    return name in {getattr(one, "name", "") for one in defined}
+    passed_on = {alias.name for one in defined if isinstance(one, ast.ImportFrom) for alias in one.names}
+    return name in {getattr(one, "name", "") for one in defined} | passed_on
 
 
 def test_imports_that_stand_in_texts_can_be_made() -> None:
