@@ -22,7 +22,8 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     """Run COMMAND as replica groups, each under a supervisor of its own: the command of an `ftsupervise run`.
 
     \b
-    ftsupervise run --run-dir R -- ftsupervise groups run --count 4 -- --in-place 9 -- srun python train.py
+    ftsupervise run --run-dir R -- ftsupervise groups run --count 4
+        -- --in-place 9 -- srun python train.py
 
     The words before a second -- are options of each group's `ftsupervise run`. Groups are started again by themselves, on
     other nodes of the job where theirs are lost. Ends when the run has finished, is asked to stop, or no group can go on.
@@ -64,10 +65,13 @@ groups.add_command(
 
 
 @groups.command()
-@click.argument("run")
 @click.argument("group")
-def leave(run: str, group: str) -> None:
-    """Let GROUP (g002) of RUN leave for good: it is told to stop, and is not started again. The others train on."""
+@click.argument("run", metavar="[RUN]", required=False)
+def leave(group: str, run: str | None) -> None:
+    """Let GROUP (g002) leave for good: it is told to stop, and is not started again. The others train on.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.config.find_run import find_run
     from ftsupervise.run.group_options import let_leave
 
@@ -75,10 +79,13 @@ def leave(run: str, group: str) -> None:
 
 
 @groups.command()
-@click.argument("run")
 @click.argument("group")
-def join(run: str, group: str) -> None:
-    """Let GROUP of RUN join again, after `groups leave`."""
+@click.argument("run", metavar="[RUN]", required=False)
+def join(group: str, run: str | None) -> None:
+    """Let GROUP join again, after `groups leave`.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.config.find_run import find_run
     from ftsupervise.run.group_options import let_join
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ftsupervise.host.addresses import own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
-from ftsupervise.replicas.suspects import suspects
+from ftsupervise.replicas.suspects import Suspicion, suspects
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.rundir import ledger
@@ -44,19 +44,24 @@ class GroupLighthouse:
         self._lighthouse.start()
         self.address = self._lighthouse.address
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
-        self._suspected: frozenset[str] = frozenset()
+        self._suspected: frozenset[tuple[str, Suspicion]] = frozenset()  # at the last look
+        self._said: set[tuple[str, Suspicion]] = set()
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
-        """Take note of what has happened to it. ``steps``: of each group, as its ranks say."""
+        """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
+        made."""
         self._lighthouse.keep()
         for event in self._lighthouse.events():
             if event.restart:
                 self.restarted = time.monotonic()
         page = self._lighthouse.page()
         if isinstance(page, LighthousePage):
-            found = {one.words for one in suspects(page, steps, 2 * self._timeouts.heartbeat)}
-            for words in sorted(found & self._suspected):  # two looks say so
-                self._say(words)
+            found = {
+                (one.replica, one.suspicion): one.words for one in suspects(page, steps, 2 * self._timeouts.heartbeat)
+            }
+            for key in found.keys() & self._suspected - self._said:  # two looks say so
+                self._say(found[key])
+                self._said.add(key)
             self._suspected = frozenset(found)
 
     def heard(self, group: str) -> bool | None:

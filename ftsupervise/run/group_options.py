@@ -82,7 +82,7 @@ def let_leave(run: RunDir, group: str) -> str:
         write_whole(mark, "")
     except OSError as error:
         raise from_os_error(error, f"write {mark}") from None
-    again = f"ftsupervise groups join {run.quoted()} {group}"
+    again = f"ftsupervise groups join {group} {run.quoted()}"
     return f"{group} leaves for good, and the others train on; to let it join again: {again}"
 
 

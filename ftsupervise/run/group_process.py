@@ -123,6 +123,13 @@ class GroupProcess:
             self.row = self._seen(newest, now)
         return new
 
+    def step_by(self, now: datetime) -> int | None:
+        """The step that its ranks can have reached by now, at most; None where that is not known. The page is seconds old."""
+        page, seconds = self.page, self.row.seconds
+        if page is None or page.ahead is None or not seconds:
+            return None
+        return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
+
     def _new_ends(self, newest: Attempt | None) -> list[Attempt]:
         last = newest.number if newest is not None else 0
         if last <= self._ended or newest is None:
