@@ -31,12 +31,13 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     from ftsupervise.run.gate import SignalQueue
     from ftsupervise.run.group_options import group_options
     from ftsupervise.run.groups import GroupsOfJob
+    from ftsupervise.run.groups_apart import GroupsApart
 
     settings, rest = _parted(command)
     asked = group_options(os.environ, values, settings, rest)
     signals = SignalQueue()
     try:
-        code = GroupsOfJob(asked, os.environ, signals).go()
+        code = (GroupsApart if asked.apart else GroupsOfJob)(asked, os.environ, signals).go()
     finally:
         signals.close()
     sys.exit(code)
@@ -50,6 +51,43 @@ def _parted(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (), words
 
 
+def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **values: Any) -> None:
+    """Become the supervisor of one group that has a job of its own, once the run's lighthouse is there.
+
+    The batch script of such a group calls it.
+    """
+    from pathlib import Path
+
+    from ftsupervise.run.group_options import options_of_groups
+    from ftsupervise.run.groups_apart import member_command
+    from ftsupervise.rundir.paths import RunDir, tell
+
+    settings, rest = _parted(command)
+    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, settings, rest)
+    found = member_command(asked, number, os.environ)
+    if isinstance(found, str):
+        tell(None, found)
+        return
+    words, env = found
+    os.execve(words[0], words, env)
+
+
+_COMMAND = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
+groups.add_command(
+    click.Command(
+        "member",
+        callback=_member,
+        help=_member.__doc__,
+        context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+        params=[
+            click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
+            click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
+            click.Option(["--name"], required=True, help="What the run is called."),
+            *map(option_of, GROUP_SETTINGS),
+            _COMMAND,
+        ],
+    )
+)
 groups.add_command(
     click.Command(
         "run",
@@ -58,7 +96,7 @@ groups.add_command(
         context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
         params=[
             *map(option_of, GROUP_SETTINGS),
-            click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
+            _COMMAND,
         ],
     )
 )

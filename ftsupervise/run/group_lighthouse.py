@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 
 from ftsupervise.host.addresses import own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.replicas.suspects import Suspicion, suspects
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
@@ -41,8 +43,10 @@ class GroupLighthouse:
         )
         python = find_torchft(asked.command, env).python
         self._lighthouse = SupervisedLighthouse(place, python, say, live=live, env=env)
+        before = lighthouse_address(asked.rundir.replicas)
         self._lighthouse.start()
         self.address = self._lighthouse.address
+        self.moved = datetime.now(timezone.utc) if before not in ("", self.address) else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
         self._suspected: frozenset[tuple[str, Suspicion]] = frozenset()  # at the last look
         self._said: set[tuple[str, Suspicion]] = set()

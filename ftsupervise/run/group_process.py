@@ -33,6 +33,7 @@ class GroupProcess:
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
         self.newest: Attempt | None = None
         self.page: ProgressPage | None = None  # of the newest attempt
+        self.runs_elsewhere = False  # in a job of its own
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0
@@ -40,7 +41,7 @@ class GroupProcess:
 
     @property
     def alive(self) -> bool:
-        return bool(self.row.pid)
+        return bool(self.row.pid) or self.runs_elsewhere
 
     @property
     def has_failed(self) -> bool:
