@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent
+from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.truth import Beat, SwitchState
@@ -34,6 +35,7 @@ class RunFields(NamedTuple):
     finished: bool
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
+    groups: GroupsSeen | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -53,6 +55,7 @@ def fields_of(found: RunDetail) -> RunFields:
         finished=run.finished,
         avoided_nodes=found.avoided,
         log=found.log,
+        groups=found.groups,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

@@ -16,6 +16,8 @@ from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
@@ -37,6 +39,7 @@ from ftsupervise.rundir.paths import (
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
+    ENV_GROUP_JOB,
     ENV_GUARD,
     ENV_NODE_RANK,
     ENV_NODES,
@@ -48,6 +51,7 @@ from ftsupervise.rundir.paths import (
     ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
+    RunDir,
     tell,
 )
 from ftsupervise.scheduler.allocation import Allocation
@@ -248,6 +252,9 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     given.update(now.fence.env() if now.fence is not None else {})
     if now.placement.nodes:
         given[ENV_NODES] = compress_hostlist(now.placement.nodes)
+    if options.rundir.whole is not None and ENV_LIGHTHOUSE in given and ENV_GROUP_JOB in given:
+        # it may have moved with its job since this one began
+        given[ENV_LIGHTHOUSE] = lighthouse_address(RunDir(options.rundir.whole).replicas) or given[ENV_LIGHTHOUSE]
     if to.end is not None:
         given[ENV_DEADLINE] = f"{to.end:.0f}"
     if now.crowded:
