@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ftsupervise.host.addresses import own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
-from ftsupervise.replicas.suspects import suspects
+from ftsupervise.replicas.suspects import SuspectWatch
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.rundir import ledger
@@ -44,7 +44,7 @@ class GroupLighthouse:
         self._lighthouse.start()
         self.address = self._lighthouse.address
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
-        self._suspected: frozenset[str] = frozenset()
+        self._suspects = SuspectWatch()
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
         """Take note of what has happened to it. ``steps``: of each group, as its ranks say."""
@@ -54,10 +54,8 @@ class GroupLighthouse:
                 self.restarted = time.monotonic()
         page = self._lighthouse.page()
         if isinstance(page, LighthousePage):
-            found = {one.words for one in suspects(page, steps, 2 * self._timeouts.heartbeat)}
-            for words in sorted(found & self._suspected):  # two looks say so
-                self._say(words)
-            self._suspected = frozenset(found)
+            for one in self._suspects.news(time.monotonic(), page, steps, 2 * self._timeouts.heartbeat):
+                self._say(one.words)
 
     def heard(self, group: str) -> bool | None:
         """Does a start of this group still send heartbeats? None: that could not be seen."""
