@@ -25,7 +25,6 @@ class GroupLighthouse:
         env: Mapping[str, str],
         allocation: Allocation,
         say: Callable[[str], None],
-        live: Callable[[], int | None],
     ) -> None:
         assert asked.timeouts is not None
         self._timeouts, self._say = asked.timeouts, say
@@ -40,7 +39,7 @@ class GroupLighthouse:
             node=here or os.uname().nodename,
         )
         python = find_torchft(asked.command, env).python
-        self._lighthouse = SupervisedLighthouse(place, python, say, live=live, env=env)
+        self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
         self._lighthouse.start()
         self.address = self._lighthouse.address
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
