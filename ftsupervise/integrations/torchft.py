@@ -43,6 +43,8 @@ from ftsupervise.integrations.torchft_mended import (
     torchft,
 )
 from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.truth import Health
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
@@ -218,15 +220,22 @@ class ReplicaManager(MendedManager):
         self.guard.beat()
         if waited < self.limits.patience:
             return False
-        decision = self.guard.check()
+        why = self._over()
+        if why:
+            self._voice.once(f"{why}: leaving, after {waited:.0f} s without the other groups")
+        return bool(why)
+
+    def _over(self) -> str:
+        """Why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
+        decision, rundir = self.guard.check(), self._place.rundir
+        if not decision.stop and rundir is not None:
+            if read_switch(rundir, KILL).health is Health.BAD:
+                decision = Decision(2, "kill switch")
+            elif rundir.has_finished():
+                return "the run has finished"
         if decision.stop:
             self.stopped = decision
-            self._voice.once(f"{decision.reason}: leaving, after {waited:.0f} s without the other groups")
-            return True
-        over = self._place.rundir is not None and self._place.rundir.has_finished()
-        if over:
-            self._voice.once(f"the run has finished: leaving, after {waited:.0f} s without the other groups")
-        return over
+        return decision.reason
 
     def _in_group(self, *values: int) -> list[int]:
         """The maxima over the ranks of this group."""
