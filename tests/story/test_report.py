@@ -10,9 +10,11 @@ from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, RunReport, SettingRow, report_of
+from ftsupervise.cli.status_one import lines_of
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.summary import headline, sentences
@@ -34,9 +36,9 @@ class Account:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
-        self._read: dict[str, RunReport] = {}
+        self._read: dict[str, ReportFacts] = {}
 
-    def report(self, name: str) -> RunReport:
+    def report(self, name: str) -> ReportFacts:
         if name not in self._read:
             self._read[name] = report_of(RunDir(self.folder / name), NOW, self.env)
         return self._read[name]
@@ -77,6 +79,24 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     shown = page(found)
     assert head.verdict in shown
     assert list(sentences(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
+        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
+        ("hang", "hang: RUNNING, ALERT hang (job 102_1), step"),
+        ("slow-node", "slow-node: RUNNING, alert throughput (job 103_1), step"),
+        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
+        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
+    ],
+)
+def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:
+    lines = [click.unstyle(line) for line in lines_of(account.report(name).detail)]
+    assert lines[0].startswith(first), lines[0]
+    running = [line for line in lines if line.startswith("  attempt") and " running for " in line]
+    assert len(running) == (name in ("fine", "hang", "slow-node")), "also where it runs on another host"
 
 
 def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
