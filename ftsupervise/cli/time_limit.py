@@ -31,7 +31,9 @@ _SLURM = 8.0  # … of which for Slurm's commands, all together
 _GRACE = 0.3
 _UNSEEN = 3  # Nagios: could not see
 
-_QUICK = frozenset({"status", "logs", "list", "report", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
+_QUICK = frozenset(
+    {"status", "logs", "list", "report", "metrics", "check", "kill", "save", "clear", "alerts", "nodes", "config"}
+)
 _QUICK_CRON = frozenset({"status", "list", "add"})
 _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})

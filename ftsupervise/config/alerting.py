@@ -48,7 +48,8 @@ class Email(Strict):
     user: str | None = None
     password_file: SecretFile | None = None
     password_env: SecretVariable | None = None
-    html: bool = False
+    html: bool | None = None
+    """Send the mail as HTML besides the plain text, which has everything too; null: where the last day of the run is drawn."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
 
     @model_validator(mode="after")
@@ -213,10 +214,10 @@ def _no_watchdog(name: str) -> str:
     """Why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
-    from ftsupervise.config.watchdogs import Watch
+    from ftsupervise.config.watchdogs import GENERAL, Watch
     from ftsupervise.findings import BESIDES
 
-    names = (*(key.replace("_", "-") for key in Watch.model_fields if key != "every"), *BESIDES)
+    names = (*(key.replace("_", "-") for key in Watch.model_fields if key not in GENERAL), *BESIDES)
     wanted = name.replace("_", "-").lower()
     if wanted in names:
         return ""

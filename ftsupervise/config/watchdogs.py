@@ -259,6 +259,8 @@ class Watch(Strict):
 
     every: Span = 5 * _M
     """How often ``ftsupervise watch`` is meant to check."""
+    metrics: Path | None = None
+    """The directory of node_exporter's textfile collector, where each tick writes the run's metrics; null: nowhere."""
     is_running: IsRunning = IsRunning()
     """Is a job of the run in the queue?"""
     brake: BrakeSection = BrakeSection()
@@ -292,3 +294,6 @@ class Watch(Strict):
             if names.count(name) > 1:
                 raise ValueError(f"two plug-ins are called {name!r}")
         return value
+
+
+GENERAL = ("every", "metrics")  # the keys of ``watch`` that are no watchdog

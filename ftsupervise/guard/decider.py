@@ -10,12 +10,15 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from ftsupervise.guard.agreement import Agreement, AskedAgreement, ReducedAgreement, common
 from ftsupervise.guard.heartbeat import Heart
 from ftsupervise.guard.process_group import find_process_group
 from ftsupervise.guard.settings import NOW, Limits, Pace, RankContext, Voice, whole
+from ftsupervise.guard.side_thread import WITHIN, SideThread
 from ftsupervise.guard.stop_reasons import OF_ONE_RANK, Decision, StopReasons, as_vote
 from ftsupervise.rundir.paths import STOPPED
 from ftsupervise.rundir.records import write_json
@@ -23,6 +26,8 @@ from ftsupervise.rundir.switches import Stopped
 
 _CONTINUE = Decision.CONTINUE
 _SEARCH = 10  # steps: a program that has initialised no process group by then has none
+_NEXT_STEP_IS_FAR = 0.25  # seconds
+_SILENT = 10.0  # seconds without an answer of the run directory before it is said
 _SPEAKERS = 2  # ranks that say that there is no agreement any more: the first may be the one that is gone
 _monotonic = time.monotonic
 
@@ -44,11 +49,14 @@ class Decider:
         agree_every: int,
     ) -> None:
         self.next = NOW
+        self.stepped = NOW  # monotonic: the last step in which nothing was due
+        self.side = SideThread()
         self.agreement: Agreement | None = AskedAgreement(agree, agree_every) if agree else None
         self.first = True
         self.outside = StopReasons(place, limits, signals, self.wake, voice)
         self._place, self._voice = place, voice
         self._pace = Pace(limits.poll)
+        self._waits = not limits.poll  # for each look into the run directory
         self._search = _SEARCH if agree is None else 0  # so many steps more a process group is looked for
         self._reads = place.rank == 0  # this rank checks the shared directory, where decisions are shared
         self._carried = False  # the loop carries the votes
@@ -103,6 +111,7 @@ class Decider:
             self._tell_all(f"{decision.reason}: stopping at step {step}, unsaved", decision)
         if decision.stop:
             self._settle(decision, step, heart)
+        self.stepped = _monotonic()
         return decision
 
     def wake(self) -> None:
@@ -121,6 +130,12 @@ class Decider:
         return max(self._want, self.agreement.pending())
 
     def close(self, *, in_order: bool) -> None:
+        """The loop is over: the last beat is written, and the threads end."""
+        self.side.close()
+        self._voice.say_held()
+        self._leave(in_order=in_order)
+
+    def _leave(self, *, in_order: bool) -> None:
         if self.agreement is not None:
             self.agreement.close(in_order=in_order)
 
@@ -134,7 +149,7 @@ class Decider:
         """The loop carries the votes: nothing else is agreed on."""
         if not self._carried:
             self._carried, self._search = True, 0
-            self.close(in_order=False)
+            self._leave(in_order=False)
             self.agreement = None
 
     def _find_the_others(self) -> None:
@@ -161,7 +176,7 @@ class Decider:
         self._set_next()
 
     def _at_exit(self) -> None:
-        self.close(in_order=self._stop is not None)
+        self._leave(in_order=self._stop is not None)
 
     def _decision(self, heart: Heart) -> Decision:
         if self.agreement is None:
@@ -189,10 +204,14 @@ class Decider:
         if self._place.attempt_dir is not None and self._place.rank == 0:
             then = self.outside.loss.action(decision.cause)
             record = Stopped(decision.cause, decision.reason, whole(step), datetime.now(timezone.utc), then)
-            try:
-                write_json(self._place.attempt_dir / STOPPED, record)
-            except OSError as error:
-                self._voice.once(f"cannot write down why we stop: {error.strerror}")
+            self.side.do("stop", partial(self._write_down, self._place.attempt_dir / STOPPED, record))
+            self._voice.say_held()
+
+    def _write_down(self, file: Path, record: Stopped) -> None:
+        try:
+            write_json(file, record)
+        except OSError as error:
+            self._voice.later(f"cannot write down why we stop: {error.strerror}")
 
     def _tell_all(self, text: str, decision: Decision) -> None:
         if not self._shared or self._place.rank == 0:
@@ -207,8 +226,10 @@ class Decider:
         end = self.outside.end
         now = self._pace.begin(end)
         self._set_next()
+        self.side.start(self._pace.poll)
         try:
             self._want = self._reasons(now, heart)
+            self._say_what_waits()
         except Exception as error:  # law 7: our failure never stops the training
             self._voice.once(f"the guard's check failed: {type(error).__name__}: {error}")
         self._pace.done(end)
@@ -225,9 +246,29 @@ class Decider:
                 self._voice.once(f"another handler was installed for {taken}; the guard no longer receives it")
             if self.outside.signals.pid != os.getpid() and not self.first:
                 self.outside.signals.pid = os.getpid()  # a forked child that trains is a loop of its own
-            heart.facts.update(self.outside.memory.facts())
             heart.miss_the_watch(now)
-        want = self.outside.reasons(now, shared_directory=self._reads or not self._shared)
+        reads = self._reads or not self._shared
+        self._look_outside(now, shared_directory=reads)
+        want = self.outside.reasons(now, shared_directory=reads)
         if self.outside.switches.problem:
             heart.facts["problem"] = self.outside.switches.problem
         return want
+
+    def _look_outside(self, now: float, *, shared_directory: bool) -> None:
+        """In the side thread, which has this loop decide at its next step when something has changed. Where that step may be
+        far away, the answer is waited for."""
+        look = partial(self.outside.look, shared_directory=shared_directory and self._place.rundir is not None)
+        if self._waits or now - self.stepped > _NEXT_STEP_IS_FAR:
+            self.side.do("look", look)
+        else:
+            self.side.ask("look", look)
+        if self.side.waits() > WITHIN and self.outside.memory:  # the run directory does not answer; the memory does
+            self.outside.look_at_memory()
+
+    def _say_what_waits(self) -> None:
+        self._voice.say_held()
+        if self.side.waits() > _SILENT:
+            self._voice.once(
+                f"{self._place.rundir} has not answered for {_SILENT:.0f} s: no switch is seen and no beat is written "
+                "until it does; training goes on"
+            )

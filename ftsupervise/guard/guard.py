@@ -76,10 +76,10 @@ class Guard:
         self._voice = Voice(place.rank, place.world)
         self._decider = Decider(place, limits, signals, self._voice, agree, agree_every)
         self._outside = self._decider.outside
-        self._heart = Heart(place, beat_every, self._voice, self._outside.superseded)
-        self._checkpoints = Checkpoints(place, self._outside.superseded, self._voice)
+        self._heart = Heart(place, beat_every, self._voice, self._outside.attempt.superseded, self._decider.side)
+        self._checkpoints = Checkpoints(place, self._outside.attempt.superseded, self._voice)
         self._in_memory: Snapshots | None = None
-        self._heart.losses = self._outside.loss
+        self._heart.losses, self._heart.more_facts = self._outside.loss, self._outside.memory.facts
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
         self._decider.listen(problems)
@@ -98,10 +98,12 @@ class Guard:
         agreement = decider.agreement
         if agreement is None:
             if now < decider.next and agreed is None:
+                decider.stepped = now
                 return _CONTINUE
         else:
             agreement.count = count = agreement.count + 1
             if count <= agreement.free and now < decider.next and agreed is None:
+                decider.stepped = now
                 return _CONTINUE
         return decider.decide(step, agreed, self._heart)
 
@@ -111,7 +113,7 @@ class Guard:
 
         Other ranks may know more or less at this moment, and it is no order: the one that counts comes from ``step()``, at
         which all leave together. So do on it what one rank may do alone (wait no longer, leave out what is optional). The
-        reason itself goes to the others at once. It waits for nothing, answers no save switch and never raises.
+        reason itself goes to the others at once. It waits for no other rank, answers no save switch and never raises.
         """
         return self._decider.check(self._heart)
 
@@ -277,14 +279,14 @@ class Guard:
         """Ask right before a checkpoint of your own making is committed (renamed, its marker written): False when a newer
         attempt has begun. It may begin right after; ``checkpoint()`` has no such gap.
         """
-        if not self._outside.superseded():
+        if not self._outside.attempt.superseded():
             return True
         self._is_over()
         return False
 
     def _is_over(self) -> None:
-        self._outside.superseded()
-        who = f"attempt {self._outside.newer}" if self._outside.newer else "a newer attempt"
+        self._outside.attempt.superseded()
+        who = f"attempt {self._outside.attempt.newer}" if self._outside.attempt.newer else "a newer attempt"
         self._voice.once(f"{who} has begun: this attempt saves nothing any more")
         self._decider.wake()
 
@@ -363,8 +365,8 @@ class Guard:
             self._heart.ending.leaves()
         self._outside.signals.ignore()
         self._heart.beat_now()
-        self._outside.memory.close()
         self._decider.close(in_order=in_order)
+        self._outside.memory.close()
 
     def __enter__(self) -> Guard:
         if self._heart.ending is not None:

@@ -9,14 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from ftsupervise.guard.loss_policy import LossWatch
 from ftsupervise.guard.settings import RankContext, Voice, whole
+from ftsupervise.guard.side_thread import SideThread
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.fence import is_sealed
 from ftsupervise.rundir.heartbeat_page import HeartbeatPage
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.truth import SAVE, Beat, LossTrouble
 
@@ -128,12 +131,52 @@ class PhaseTime(NamedTuple):
 WATCH_EVERY = 60.0  # seconds between two checks of the watches
 
 
+Facts = tuple[dict[str, str], LossTrouble | None]
+
+
+class BeatWriter:
+    """Writes the beats of this rank, in the side thread. ``waits``: the loop waits for each of them.
+
+    ``superseded``: has a newer attempt begun? The beats are its ranks' from then on.
+    """
+
+    def __init__(
+        self, place: RankContext, voice: Voice, superseded: Callable[[], bool], side: SideThread, *, waits: bool
+    ) -> None:
+        self._place, self._voice, self._superseded = place, voice, superseded
+        self._side, self._waits = side, waits
+
+    def hand_over(self, kind: str, work: Callable[[], object], *, wait: bool) -> None:
+        """Have it done in the side thread. What is news is waited for: the loop may hold the interpreter for long after it."""
+        if wait or self._waits:
+            self._side.do(kind, work)
+        else:
+            self._side.ask(kind, work)
+
+    def write(self, step: int | None, phase: str, at: float, facts: Callable[[], Facts]) -> None:
+        """``at``: seconds since 1970. The facts are those of the moment of writing."""
+        place = self._place
+        if place.rundir is None or self._superseded():
+            return
+        try:
+            now = datetime.fromtimestamp(at, timezone.utc)
+            mine = Beat(place.rank, step, str(phase), now, os.getpid(), os.uname().nodename, *facts())
+            heartbeat_page.write_beat(place.rundir, mine, place.area)
+        except OSError as error:
+            if place.area is None or not is_sealed(place.area):
+                self._voice.later(f"cannot write the beat: {error.strerror}; training goes on")
+        except Exception as error:  # law 7, and the rest of the check must still be made
+            self._voice.later(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
+
+
 class Heart:
     """Keeps step, phase and a few facts, and writes them to RUN/beats. Without a run directory it only keeps them."""
 
-    def __init__(self, place: RankContext, every: float, voice: Voice, superseded: Callable[[], bool]) -> None:
+    def __init__(
+        self, place: RankContext, every: float, voice: Voice, superseded: Callable[[], bool], side: SideThread
+    ) -> None:
         self._place = place
-        self._superseded = superseded  # a newer attempt has begun: the beats are its ranks' from then on
+        self._beats = BeatWriter(place, voice, superseded, side, waits=not every)
         self._voice = voice
         self._every = heartbeat_page.interval(place.world, every)
         self._due = self._phase_due = _NOW
@@ -142,6 +185,7 @@ class Heart:
         self._age = age()  # seconds that this process took to come here
         self.step: int | None = None
         self.losses: LossWatch | None = None
+        self.more_facts: Callable[[], dict[str, str]] = dict  # asked for with each beat
         self.ending: ExitReport | None = None
         self.page = self._open_page()
         self.facts: dict[str, str] = {"every": f"{self._every:g}"}
@@ -200,24 +244,15 @@ class Heart:
             self.page.beat(time.monotonic())
         if now < self._due:
             return False
+        is_news = self._due == _NOW
         self._due = time.monotonic() + self._every
-        if self._place.rundir is None or self._superseded():
-            return True
-        at = datetime.now(timezone.utc)
-        try:
-            mine = Beat(
-                self._place.rank, whole(self.step), str(self.phase), at, os.getpid(), self.host, *self._facts_now()
-            )
-            heartbeat_page.write_beat(self._place.rundir, mine, self._place.area)
-        except OSError as error:
-            if self._place.area is None or not is_sealed(self._place.area):
-                self._voice.once(f"cannot write the beat: {error.strerror}; training goes on")
-        except Exception as error:  # law 7, and the rest of the check must still be made
-            self._voice.once(f"cannot write the beat: {type(error).__name__}: {error}; training goes on")
+        if self._place.rundir is not None:
+            write = partial(self._beats.write, whole(self.step), self.phase, time.time(), self._facts_now)
+            self._beats.hand_over("beat", write, wait=is_news)
         return True
 
-    def _facts_now(self) -> tuple[dict[str, str], LossTrouble | None]:
-        facts, losses = dict(self.facts), self.losses
+    def _facts_now(self) -> Facts:
+        facts, losses = {**self.facts, **self.more_facts()}, self.losses
         if losses is None or losses.value is None:
             return facts, None
         facts["loss"] = f"{losses.value:.6g}"
@@ -230,15 +265,18 @@ class Heart:
         if self._place.rundir is None or self._place.rank != 0 or now < self._watch_due:
             return
         self._watch_due = now + WATCH_EVERY
+        self._beats.hand_over("watch", partial(self._look_for_watches, self._place.rundir), wait=False)
+
+    def _look_for_watches(self, rundir: RunDir) -> None:
         from ftsupervise.rundir.heartbeat_page import watchers
 
         try:
-            late = [w for w in watchers(self._place.rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
+            late = [w for w in watchers(rundir) if w.late_by(datetime.now(timezone.utc)) is not None]
         except OSError:
             return
         self.facts["watch"] = f"silent: {', '.join(w.host for w in late)}" if late else "ok"
         if late:
-            self._voice.once(
+            self._voice.later(
                 f"the watch on {late[0].host} has not checked since {late[0].at:%Y-%m-%d %H:%M} UTC: "
                 "alerts about this run may not be sent (ftsupervise watch)"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from math import inf
@@ -148,6 +149,7 @@ class Voice:
     def __init__(self, rank: int, world: int) -> None:
         self._who = f"rank {rank}: " if world > 1 else ""
         self._told: set[str] = set()
+        self._held: deque[str] = deque(maxlen=20)
 
     def say(self, text: str, *, for_all: bool = False) -> None:
         """One line; ``for_all``: it concerns every rank, so no rank is named."""
@@ -160,6 +162,16 @@ class Voice:
         if text not in self._told:
             self._told.add(text)
             self.say(text)
+
+    def later(self, text: str) -> None:
+        """For the side thread: the loop says it once, with its next check. A process that is forked in the middle of a line
+        would find stderr locked for good."""
+        if text not in self._told:
+            self._held.append(text)
+
+    def say_held(self) -> None:
+        while self._held:
+            self.once(self._held.popleft())
 
 
 # The guard checks as often as it was told, and more rarely where a check takes long.
@@ -177,7 +189,7 @@ class Pace:
 
     def __init__(self, poll: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.due = NOW
-        self._poll, self._clock = poll, clock
+        self.poll, self._clock = poll, clock
         self._began = self._slow_until = NOW  # a slow check before ``_slow_until`` is not the first one
         self._usage: struct_rusage | None = None
 
@@ -185,7 +197,7 @@ class Pace:
         """A check begins: the time. The next one is set first, at the deadline ``end`` at the latest, if that is to come."""
         self._began = now = self._clock()
         self._usage = getrusage(RUSAGE_THREAD)
-        due = now + self._poll
+        due = now + self.poll
         self.due = end if now < end < due else due
         return now
 
@@ -195,7 +207,7 @@ class Pace:
         if (took := self._clock() - now) <= _SLOW or (spent := min(took, self._own_time())) <= _SLOW:
             return
         if now < self._slow_until:
-            due = now + max(self._poll, min(spent / _SHARE, _LONGEST_POLL))
+            due = now + max(self.poll, min(spent / _SHARE, _LONGEST_POLL))
             self.due = end if now < end < due else due
         self._slow_until = now + 2 * _LONGEST_POLL
 

@@ -233,7 +233,7 @@ class Snapshots:
     def write(self, step: Any, describe: Callable[[], Described], source: Copied, size: int = 0) -> bool:
         """Copy what ``describe`` says, now; False: there is none of this step. ``size``: it may grow to. Never raises."""
         number, memory = whole(step), self._memory
-        if memory is None or number is None or self._outside.newer is not None or not self._outside.loss.sound:
+        if memory is None or number is None or self._outside.attempt.newer is not None or not self._outside.loss.sound:
             return False
         try:
             described = describe()

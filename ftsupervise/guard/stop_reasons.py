@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ftsupervise import scheduler
 from ftsupervise.guard.gpu_memory import GpuMemory
 from ftsupervise.guard.loss_policy import LossWatch, loss_policy
-from ftsupervise.guard.memory_limits import GPU, HOST, MemoryLimits
+from ftsupervise.guard.memory_limits import GPU, HOST, MemoryLimits, Shortage
 from ftsupervise.guard.settings import Limits, RankContext, Voice
 from ftsupervise.host import files
 from ftsupervise.printable import printable
@@ -167,6 +167,14 @@ class Signals:
 _CONTINUE = Decision.CONTINUE
 
 
+class SeenSwitches(NamedTuple):
+    """The switches at one look, in words."""
+
+    raised: Identity | None = None  # the save switch, if it is up
+    save: str = ""
+    kill: str | None = None
+
+
 class SwitchReader:
     """The run's switches as this process sees them, and which raising of the save switch it has answered."""
 
@@ -174,40 +182,52 @@ class SwitchReader:
         self._rundir, self._voice = rundir, voice
         self._folder = str(rundir.switches) if rundir else ""
         self.problem = ""  # a file in a switch's place that is no switch
-        self._raised: Identity | None = None  # the save switch as last seen
+        self._seen = SeenSwitches()
         self._answered: Identity | None = None  # the one a checkpoint was asked for
         self._to_clear: Identity | None = None  # the same, until that checkpoint is saved
 
-    def check(self) -> Decision:
-        rundir = self._rundir
+    def look(self) -> bool:
+        """Look at them, in the side thread; have they changed?"""
+        before, self._seen = self._seen, self._look()
+        return self._seen != before
+
+    def wanted(self) -> Decision:
+        """What they ask for, as last seen."""
+        seen = self._seen
+        if seen.kill is not None:
+            return Decision(2, "kill switch", seen.kill)
+        if seen.raised is not None and seen.raised != self._answered:
+            return Decision(1, "save switch", seen.save)
+        return _CONTINUE
+
+    def _look(self) -> SeenSwitches:
+        rundir, seen = self._rundir, SeenSwitches()
         if rundir is None:
-            return _CONTINUE
+            return seen
         try:
             names = files.among(self._folder, (SAVE, KILL))
         except OSError as error:
-            self._voice.once(f"cannot read the switches in {self._folder}: {error.strerror}; training goes on")
-            return _CONTINUE
-        want, self._raised = _CONTINUE, None
+            self._voice.later(f"cannot read the switches in {self._folder}: {error.strerror}; training goes on")
+            return seen
         if SAVE in names:
-            switch, self._raised = look_at_switch(rundir, SAVE)
+            switch, raised = look_at_switch(rundir, SAVE)
             self._report(switch.problem)
-            if self._raised is not None and self._raised != self._answered:
-                want = Decision(1, "save switch", _words("save switch", switch.who, switch.why))
+            seen = seen._replace(raised=raised, save=_words("save switch", switch.who, switch.why))
         if KILL in names:
             switch, _ = look_at_switch(rundir, KILL)
             self._report(switch.problem)
             if switch.health is Health.BAD:
-                want = Decision(2, "kill switch", _words("kill switch", switch.who, switch.why))
-        return want
+                seen = seen._replace(kill=_words("kill switch", switch.who, switch.why))
+        return seen
 
     def _report(self, problem: str) -> None:
         if problem:
             self.problem = problem
-            self._voice.once(problem)
+            self._voice.later(problem)
 
     def answer(self) -> None:
         """The loop is asked to save: the save switch as last seen is answered with that checkpoint."""
-        self._answered = self._to_clear = self._raised
+        self._answered = self._to_clear = self._seen.raised
 
     def hand_over(self) -> Identity | None:
         """The save switch that is answered with a checkpoint in the background: ``saved`` of another one leaves it up."""
@@ -233,21 +253,65 @@ class SwitchReader:
             self._voice.once(problem)
 
 
+class AttemptFiles:
+    """What other processes leave for the ranks of this attempt: the warning of its end, and a newer attempt."""
+
+    def __init__(self, place: RankContext, voice: Voice) -> None:
+        self._number, self._voice = place.attempt, voice
+        self._folder = str(place.attempt_dir or "")
+        self._attempts = str(place.attempt_dir.parent) if place.attempt_dir else ""
+        self.newer: int | None = None  # an attempt that has begun after ours: from then on nothing of ours is written
+        self._warning = _CONTINUE
+
+    def look(self) -> bool:
+        """Look at them, in the side thread; have they changed?"""
+        before = self.says
+        if self._folder:
+            self._warning = self._look_for_warning()
+            self.superseded()
+        return self.says.cause != before.cause
+
+    @property
+    def says(self) -> Decision:
+        """What follows from them, as last seen."""
+        if self.newer is None:
+            return self._warning
+        return Decision(2, SUPERSEDED, f"superseded: attempt {self.newer} has begun, this one must not write any more")
+
+    def _look_for_warning(self) -> Decision:
+        """The file ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
+        try:
+            if not files.among(self._folder, (WARNING,)):
+                return _CONTINUE
+        except OSError as error:
+            self._voice.later(f"cannot check for the warning in {self._folder}: {error.strerror}")
+            return _CONTINUE
+        words = _first_line(Path(self._folder, WARNING))
+        return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
+
+    def superseded(self) -> bool:
+        """Has a newer attempt begun? Checks now; unknown counts as no."""
+        if self.newer is None and self._number is not None:
+            try:
+                self.newer = newer(self._attempts, self._number)
+            except OSError:  # the check for the warning, in the same place, reports it
+                return False
+        return self.newer is not None
+
+
 class StopReasons:
     """All reasons outside the loop to save or stop, as this process sees them. ``wake``: called when a signal has come."""
 
     def __init__(
         self, place: RankContext, limits: Limits, numbers: Iterable[int], wake: Callable[[], None], voice: Voice
     ) -> None:
-        self._place, self._voice = place, voice
-        self._attempt_dir = str(place.attempt_dir or "")
-        self._attempts = str(place.attempt_dir.parent) if place.attempt_dir else ""
-        self.newer: int | None = None  # an attempt that has begun after ours: from then on nothing of ours is written
-        self._odd = False
-        self._memory_says = self._warning_says = _CONTINUE
+        self._wake = wake
+        self._even = False
+        self._memory_says = self._gpu_says = _CONTINUE
+        self.attempt = AttemptFiles(place, voice)
         self.signals = Signals(numbers, wake)
         gpu = GpuMemory() if limits.gpu_memory is not None else None
-        self.memory = MemoryLimits(limits.memory, gpu, limits.gpu_memory, voice.once)
+        self.memory = MemoryLimits(limits.memory, gpu, limits.gpu_memory, voice.later)
         policy, odd = loss_policy(os.environ)
         for problem in odd:
             voice.once(problem)
@@ -255,16 +319,30 @@ class StopReasons:
         self.switches = SwitchReader(place.rundir, voice)
         self.end, self._end_cause = _find_end(limits, place.rank)
 
+    def look(self, *, shared_directory: bool) -> None:
+        """Look at the memory, and into the run directory, in the side thread. What has changed is answered at the next step."""
+        self._even = not self._even  # the memory and the files of the attempt take turns
+        changed = False
+        if self._even and self.memory:
+            changed = self.look_at_memory()
+        elif shared_directory:
+            changed = self.attempt.look()
+        if shared_directory:
+            changed = self.switches.look() or changed
+        if changed:
+            self._wake()
+
+    def look_at_memory(self) -> bool:
+        """Look at the memory of the host and the job; has it run short?"""
+        before, self._memory_says = self._memory_says, _of(self.memory.check_host(time.monotonic()))
+        return self._memory_says.cause != before.cause
+
     def reasons(self, now: float, *, shared_directory: bool) -> Decision:
-        """The strongest reason found. ``shared_directory``: does this rank check it?"""
-        self._odd = not self._odd  # memory and the warning file take turns; their last result stays valid
-        if self._odd and self.memory:
-            short = self.memory.check(now)
-            self._memory_says = _CONTINUE if short is None else Decision(2, short.cause, short.words)
-        elif shared_directory and self._attempt_dir:
-            self._warning_says = max(self._look_for_warning(), self._look_at_fence())
-        want = max(self._sure_reasons(now), self._warning_says, self._memory_says)
-        want = max(self.switches.check(), want) if shared_directory else want
+        """The strongest reason known. ``shared_directory``: does this rank look there?"""
+        if self.memory.has_gpu:
+            self._gpu_says = _of(self.memory.check_gpu(now))
+        want = max(self._sure_reasons(now), self.attempt.says, self._memory_says, self._gpu_says)
+        want = max(self.switches.wanted(), want) if shared_directory else want
         return want if want.cause == SUPERSEDED else max(self._loss_says(), want)
 
     def _loss_says(self) -> Decision:
@@ -281,30 +359,9 @@ class StopReasons:
             return Decision(2, "warning signal", f"warning signal {signal.Signals(self.signals.got).name}")
         return _CONTINUE if now < self.end else Decision(2, self._end_cause)
 
-    def _look_for_warning(self) -> Decision:
-        """The file ``ftsupervise run`` drops for ranks that Slurm's signal cannot reach."""
-        try:
-            if not files.among(self._attempt_dir, (WARNING,)):
-                return _CONTINUE
-        except OSError as error:
-            self._voice.once(f"cannot check for the warning in {self._attempt_dir}: {error.strerror}")
-            return _CONTINUE
-        words = _first_line(Path(self._attempt_dir, WARNING))
-        return Decision(2, "warning signal", f"warning from ftsupervise run: {words}")
 
-    def superseded(self) -> bool:
-        """Has a newer attempt begun? Checks now; unknown counts as no."""
-        if self.newer is None and self._place.attempt is not None:
-            try:
-                self.newer = newer(self._attempts, self._place.attempt)
-            except OSError:  # the check for the warning, in the same place, reports it
-                return False
-        return self.newer is not None
-
-    def _look_at_fence(self) -> Decision:
-        if not self.superseded():
-            return _CONTINUE
-        return Decision(2, SUPERSEDED, f"superseded: attempt {self.newer} has begun, this one must not write any more")
+def _of(short: Shortage | None) -> Decision:
+    return _CONTINUE if short is None else Decision(2, short.cause, short.words)
 
 
 def _first_loss(place: RankContext) -> float | None:

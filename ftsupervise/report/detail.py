@@ -59,7 +59,7 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     seen = gather(rundir, now, env)
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
-    return RunDetail(seen, row, account_of(seen), _avoided(rundir, now), _newest_log(seen))
+    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen))
 
 
 def account_of(seen: Status) -> TimeAccount:
@@ -81,10 +81,10 @@ def runs_now(seen: Status) -> bool:
     return page is not None and abs((seen.at - page.at).total_seconds()) < _FRESH
 
 
-def _avoided(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
+def avoided_nodes(rundir: RunDir, now: datetime) -> tuple[str, ...] | None:
     try:
-        if not any(os.scandir(rundir.nodes)):
-            return ()
+        if all(one.is_dir() and not os.listdir(one.path) for one in os.scandir(rundir.nodes)):
+            return ()  # the folders that launch makes
     except FileNotFoundError:
         return ()
     except OSError:

@@ -46,6 +46,7 @@ class RunRow(NamedTuple):
     watched_at: datetime | None = None  # the last tick of the watch
     watched_next: datetime | None = None
     watch_late: bool = False
+    here: bool = False  # of the directory, or the job, in which this was asked
 
 
 def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: datetime | None, *, late: bool) -> RunRow:

@@ -103,7 +103,7 @@ def test_only_devices_that_this_process_computes_on_are_asked() -> None:
 
 def test_a_gpu_that_is_full_stops_the_run_and_the_words_name_it() -> None:
     said: list[str] = []
-    short = limits(Cuda((1, 30, 0), (2, 76, 2)), 0.95, said).check(0.0)
+    short = limits(Cuda((1, 30, 0), (2, 76, 2)), 0.95, said).check_gpu(0.0)
     assert short is not None and short.cause == GPU
     assert short.words == "memory of GPU 1 97.5% used, limit 95%" and not said
 
@@ -112,10 +112,10 @@ def test_before_that_garbage_and_the_cache_are_given_back_once_in_ten_minutes() 
     cuda = Cuda((2, 76, 2))
     cuda.garbage = 20
     one = limits(cuda, 0.95, [])
-    assert one.check(0.0) is None and cuda.emptied == 1
+    assert one.check_gpu(0.0) is None and cuda.emptied == 1
     cuda.devices = [(2, 77, 0)]
-    assert one.check(1.0) is None, "not looked at again for some seconds"
-    assert one.check(10.0) is not None and cuda.emptied == 1
+    assert one.check_gpu(1.0) is None, "not looked at again for some seconds"
+    assert one.check_gpu(10.0) is not None and cuda.emptied == 1
 
 
 def test_a_gpu_that_raises_is_said_once_and_left_alone() -> None:
@@ -125,7 +125,7 @@ def test_a_gpu_that_raises_is_said_once_and_left_alone() -> None:
 
     said: list[str] = []
     one = limits(Lost((1, 2, 3)), 0.5, said)
-    assert one.check(0.0) is None and one.check(100.0) is None
+    assert one.check_gpu(0.0) is None and one.check_gpu(100.0) is None
     assert said == ["cannot read the GPU's memory: RuntimeError: CUDA error: unspecified launch failure"]
 
 
@@ -133,11 +133,11 @@ def test_the_beat_tells_the_share_and_the_time_to_the_limit_and_a_line_says_it_w
     cuda, said = Cuda((0, 40, 0)), list[str]()
     one = limits(cuda, 0.95, said)
     assert one.facts() == {"memory": ""}
-    one.check(0.0)
+    one.check_gpu(0.0)
     assert one.facts()["gpu_memory"] == "0.500" and one.facts()["gpu_memory_left"] == ""
     for minute in range(1, 20):
         cuda.devices = [(0, 40 + minute, 0)]
-        one.check(60.0 * minute)
+        one.check_gpu(60.0 * minute)
     assert 900 < float(one.facts()["gpu_memory_left"]) < 1100, "17 GB at one a minute"
     assert len(said) == 1 and "to the limit of 95%" in said[0] and "GPU 0" in said[0]
 

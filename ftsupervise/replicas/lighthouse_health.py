@@ -1,0 +1,92 @@
+"""Is the lighthouse to be ended? Pure: what was seen of it, and for how long.
+
+While a lighthouse is slow, or even stopped, all groups wait and lose nothing. A new one knows nobody, and costs more than a
+pause of a minute. So it is never restarted to be sure:
+
+- A stopped one is continued, which loses nothing.
+- One that answered once, and then not for a minute, is ended. One that never answered may be fine, and our sight wrong: five
+  times as long.
+- One whose port refuses connections is broken for certain: ten seconds.
+- What the network of this host does not let us see ends nothing, and neither does an answer that is not a lighthouse's.
+- One that asks for more groups than live, where these may go on, is replaced after the time in which a group comes back. A slow
+  group is heard of, and waited for.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen, group_of
+from ftsupervise.units import show_duration
+
+LOOK_EVERY = 2.0  # seconds
+_REFUSED = 10.0
+_NEVER_ANSWERED = 5  # times as patient
+_STOPPED = "T"  # in /proc/PID/stat; a debugger's "t" is left alone
+
+
+class LighthouseVerdict(Enum):
+    LEAVE = "leave"
+    CONTINUE = "continue"  # SIGCONT
+    END = "end"
+
+
+class LighthouseBounds(NamedTuple):
+    """In seconds, and groups."""
+
+    silent: float  # without an answer
+    waiting: float  # for a group that does not come back
+    heartbeat: float  # after which a group counts as dead
+    least: int  # groups that may go on
+    asked: int  # groups that this lighthouse was told to wait for
+
+
+class LighthouseHealth(NamedTuple):
+    """What was seen of one lighthouse process so far. Times: one monotonic clock, in seconds."""
+
+    begun: float
+    answered: float | None = None  # the last time
+    refused: float | None = None  # since
+    short: float | None = None  # since when too few come
+    stopped: bool = False
+
+    def after(
+        self, now: float, seen: LighthousePage | PageNotSeen, state: str, bounds: LighthouseBounds
+    ) -> tuple[LighthouseHealth, LighthouseVerdict, str]:
+        """With one more look, and what to do about it, in words. ``state``: of its process, one letter."""
+        if isinstance(seen, LighthousePage):
+            return self._answered(now, seen, bounds)
+        if state == _STOPPED:
+            words = "" if self.stopped else "it is stopped (SIGSTOP): it is continued"
+            return self._replace(stopped=True, refused=None), LighthouseVerdict.CONTINUE, words
+        if seen.kind not in (Unseen.REFUSED, Unseen.SILENT):
+            # the clocks stand still: these seconds prove nothing
+            return self._replace(begun=now, answered=now if self.answered is not None else None, refused=None), *_LEAVE
+        refused = (now if self.refused is None else self.refused) if seen.kind is Unseen.REFUSED else None
+        then = self._replace(refused=refused, stopped=False)
+        if refused is not None and now - refused >= _REFUSED:
+            return then, LighthouseVerdict.END, f"it lives, and its port refuses connections for {_REFUSED:.0f} s"
+        silent = bounds.silent * (1 if self.answered is not None else _NEVER_ANSWERED)
+        since = now - (self.begun if self.answered is None else self.answered)
+        if since >= silent:
+            return then, LighthouseVerdict.END, f"it lives, and has not answered for {show_duration(since)}"
+        return then, *_LEAVE
+
+    def _answered(
+        self, now: float, seen: LighthousePage, bounds: LighthouseBounds
+    ) -> tuple[LighthouseHealth, LighthouseVerdict, str]:
+        come, alive = seen.participants, len({group_of(one) for one in seen.heard(bounds.heartbeat)})
+        enough = come is not None and bounds.least <= come <= alive < bounds.asked
+        short = (now if self.short is None else self.short) if enough else None
+        then = self._replace(answered=now, refused=None, short=short, stopped=False)
+        if short is not None and now - short >= bounds.waiting:
+            words = (
+                f"it waits for {bounds.asked} groups and {come} have come for {show_duration(now - short)}; "
+                f"{bounds.least} may go on"
+            )
+            return then, LighthouseVerdict.END, words
+        return then, *_LEAVE
+
+
+_LEAVE = (LighthouseVerdict.LEAVE, "")
