@@ -49,6 +49,8 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
         lines.append(f"  log       {printable(str(found.log))}")
+    if found.tracker is not None:
+        lines.append(f"  tracker   {found.tracker.url}")
     lines.append(f"  directory {seen.rundir.root}")
     return lines
 

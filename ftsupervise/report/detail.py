@@ -14,6 +14,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.tracker import TrackerPage, read_tracker
 
 _FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
 _OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
@@ -38,6 +39,7 @@ class RunDetail(NamedTuple):
     account: TimeAccount
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
+    tracker: TrackerPage | None = None  # its page in an experiment tracker
 
     @property
     def time(self) -> TimeSpent:
@@ -59,7 +61,8 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     seen = gather(rundir, now, env)
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
-    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen))
+    tracker = read_tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
+    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen), tracker)
 
 
 def account_of(seen: Status) -> TimeAccount:

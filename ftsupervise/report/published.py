@@ -16,6 +16,7 @@ from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.tracker import TrackerPage
 from ftsupervise.truth import Beat, SwitchState
 
 SCHEMA_VERSION = 3  # another one when a field goes or changes its meaning
@@ -34,6 +35,7 @@ class RunFields(NamedTuple):
     finished: bool
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
+    tracker: TrackerPage | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -53,6 +55,7 @@ def fields_of(found: RunDetail) -> RunFields:
         finished=run.finished,
         avoided_nodes=found.avoided,
         log=found.log,
+        tracker=found.tracker,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,
