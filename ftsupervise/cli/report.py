@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
 
-_READ = 30.0  # seconds that a run of very many attempts may take
-
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
@@ -116,7 +114,6 @@ def _read(root: Path) -> ReportFacts:
     from ftsupervise.report.everything import report_of
     from ftsupervise.rundir.paths import RunDir
 
-    time_limit.extend(_READ)
     return report_of(RunDir(root), datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 

@@ -21,6 +21,7 @@ from ftsupervise.rundir.ledger import START
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.switches import Brake, write_brake
+from ftsupervise.rundir.tracker import TrackerPage, write_tracker
 from tests.neighbours.prepared_run import DAY, HOUR, MINUTE, PreparedRun
 from tests.neighbours.queue import Queue
 
@@ -91,6 +92,7 @@ def hang(folder: Path, now: datetime) -> Story:
     run.train(5 * HOUR)
     run.clock += 50 * MINUTE
     run.write(now, running=True, current=0.0)
+    write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
     run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")
     run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m, at step {run.step}; rank 163 on node-21 stands still",
               45 * MINUTE)  # fmt: skip
@@ -276,6 +278,7 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
     (run.rundir.checkpoints / own.replace("/", "_")).mkdir()
     page = json.loads((run.rundir.attempt(1) / START).read_text())
     write_json(run.rundir.attempt(1) / START, {**page, "job_id": text, "host": text})
+    write_tracker(run.rundir.attempt(2), TrackerPage(f"javascript:alert(1)//{own}", own))
     run.job = "88_1"
     return run.rundir, run.jobs(now, running=True)
 

@@ -130,6 +130,7 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     assert settings["launch.jobs"].origin == "default"
     assert re.fullmatch(r".*/run\.yaml:\d+:\d+", settings["launch.nodes"].origin)
     shown = page(found)
+    assert '<a href="https://wandb.ai/lab/pretrain/runs/8f3k" rel="noreferrer noopener">' in shown
     for text in (
         "ETTR, Meta",
         "ETTR, ByteRobust",
@@ -172,6 +173,9 @@ def test_no_text_of_a_stranger_becomes_markup_whatever_field_it_stands_in(accoun
     for where in ("cause", "node", "job", "evidence", "alert", "checkpoint", "setting"):
         assert shown[:40] in seen.text, where
     assert seen.text.count(shown[:40]) >= 8, "it is shown, as text, in each of its fields"
+    assert all((attrs["href"] or "").startswith("#") for tag, attrs in seen.tags if tag == "a"), (
+        "no strange address is a link"
+    )
     week = week_of({"hostile": account.folder / "hostile"}, NOW, account.env)
     assert {tag for tag, _ in Tags(week_page(week)).tags} <= {tag for tag, _ in usual.tags} | {"br"}
 
