@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import due
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
@@ -78,7 +78,7 @@ class TickOrders:
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
-    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], LastDay | None] | None = None  # the last day of a run
+    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None  # beside its messages
     export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
 
 
@@ -230,10 +230,10 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            done = send(journals, settings, self.orders.now, self.say, mine, self._last_day)
+            done = send(journals, settings, self.orders.now, self.say, mine, self._beside)
             self.tell(MessagesSent(tuple(mine), done))
 
-    def _last_day(self, index: int) -> LastDay | None:
+    def _beside(self, index: int) -> AboutRun | None:
         """For the messages of a run that this child has looked at."""
         if self.orders.draw is None or index not in self.jobs:
             return None
@@ -274,17 +274,17 @@ def send(
     now: datetime,
     say: Say,
     items: Sequence[int],
-    draw: Callable[[int], LastDay | None] = lambda _: None,
+    draw: Callable[[int], AboutRun | None] = lambda _: None,
 ) -> Delivered:
     """Send the messages that are due in ``journals``; ``items`` has the index of each one's run. ``draw``: the last day of a
     run, asked for where there is a message."""
-    days: dict[str, LastDay] = {}
+    beside: dict[str, AboutRun] = {}
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
-        if due(journal.read(), now) and (day := draw(item)) is not None:
-            days[journal.home] = day
+        if due(journal.read(), now) and (found := draw(item)) is not None:
+            beside[journal.home] = found
     say.at(-1, "send messages", SENDING)
-    return deliver(journals, settings, now, days=days)
+    return deliver(journals, settings, now, beside=beside)
 
 
 def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
