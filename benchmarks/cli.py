@@ -77,7 +77,7 @@ def rows_of(python: str) -> list[tuple[str, list[str], float | None]]:
         ("python -c pass", [python, "-c", "pass"], None),
         ("ftsupervise --version", [*ft, "--version"], LIGHT),
         ("ftsupervise --help", [*ft, "--help"], LIGHT),
-        ("ftsupervise status", [*ft, "status"], COMMAND),
+        ("ftsupervise status .", [*ft, "status", "."], COMMAND),
         ("ftsupervise save", [*ft, "save"], COMMAND),
         ("ftsupervise kill", [*ft, "kill", "--yes"], COMMAND),
         ("ftsupervise clear", [*ft, "clear"], COMMAND),

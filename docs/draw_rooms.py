@@ -29,6 +29,7 @@ MEANINGS = {
     "sandbox": "a real Slurm on one machine",
     "alerts": "whom to notify, and delivery",
     "warm": "the standby for a restart",
+    "replicas": "groups that train on alone",
     "ranks": "node agents, hang detector",
     "nodes": "which nodes to use or avoid",
     "guard": "in the training loop",

@@ -3,8 +3,6 @@
 Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -39,7 +37,7 @@ class Failure(NamedTuple):
     def words(self) -> str:
         return f"{self.sign} ({self.error})" if self.error else self.sign
 
-    def same(self, other: Failure) -> bool:
+    def same(self, other: "Failure") -> bool:
         """Is it the same failure again? srun can lose the end of what a rank says when it ends its step, and with it the
         exception's name."""
         return self.sign == other.sign and (self.error == other.error or not (self.error and other.error))
@@ -115,11 +113,11 @@ class Cause(NamedTuple):
     step: int | None = None
     waited: float = 0.0  # seconds without progress
     text: Annotated[str, 2000] = ""  # in others' words: Slurm's reason, why nothing was started
-    then: Cause | None = None  # how the command ended after that
+    then: "Cause | None" = None  # how the command ended after that
     late: bool = False  # it was told to leave and did not in time
 
     @property
-    def first(self) -> Cause:
+    def first(self) -> "Cause":
         """The part of it that knows where."""
         return self if self.at or self.then is None else self.then.first
 
@@ -192,7 +190,7 @@ _SIGTERM = 15
 _ORDERLY = (CauseKind.FINISHED, CauseKind.KILL_SWITCH, CauseKind.WARNING, CauseKind.TIME_LIMIT, CauseKind.RUN_TIME)
 
 
-def ended(code: int | None, node: str, rank: str) -> Cause:
+def ended(code: int | None, node: str, rank: str) -> "Cause":
     """How a rank ended whose exit code is ``code``, negative for a signal; None where it is not known."""
     at = (NodeRanks(node, rank),)
     if code is None:

@@ -3,8 +3,6 @@
 They stand apart from ``model.py`` because a rank that starts, and a ``kill`` typed in a hurry, need nothing else of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
@@ -22,7 +20,7 @@ class Health(Enum):
     UNKNOWN = "unknown"
 
     @classmethod
-    def of(cls, bad: bool | None) -> Health:
+    def of(cls, bad: bool | None) -> "Health":
         """``bad`` None: it could not be seen."""
         return cls.UNKNOWN if bad is None else cls.BAD if bad else cls.OK
 
@@ -154,7 +152,7 @@ class Resumed(NamedTuple):
         """Batches to skip before the first step of this attempt."""
         return sum(one.batches for one in self.skipped if one.step == (self.step or 0))
 
-    def same(self, other: Resumed) -> bool:
+    def same(self, other: "Resumed") -> bool:
         """Is it the same checkpoint, not a later one of the same name?"""
         return (self.checkpoint, self.committed) == (other.checkpoint, other.committed)
 

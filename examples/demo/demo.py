@@ -185,7 +185,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
         where = f"in place, in the same job {jobs[0]}" if jobs[0] == jobs[1] else f"in the next job, {jobs[1]}"
         say("RESTART", f"{took:.1f} s later it trains again, {where}", "32;1")
         shown.until(lambda: re.search(r"^step 1[6-9]\d|^step [2-9]\d\d", resumed(run), re.M), "step 160")
-        typed(folder, env, "status")
+        typed(folder, env, "status", ".")
         typed(folder, env, "save", "--why", "that loss looks interesting")
         shown.until(lambda: not (run / "switches" / "save-switch").exists(), "the save switch to be answered")
         say("wait", "the time limit comes next: Slurm warns, the run saves and leaves, the next member goes on", "33")
@@ -203,7 +203,7 @@ def play(folder: Path, env: dict[str, str], shown: Shown, ranks: int) -> None:
 
 
 def queued(folder: Path, env: dict[str, str]) -> bool:
-    argv = processes.own_command("status", "--json")
+    argv = processes.own_command("status", ".", "--json")
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=True)
     return bool(json.loads(done.stdout)["jobs"])
 

@@ -26,10 +26,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("status", "status", "Show how all runs or one run are doing; --watch goes on showing it."),
     "logs": ("logs", "logs", "Show the output of the run, wherever it goes; -f follows it across restarts."),
     "list": ("logs", "list_runs", "List the runs that this account has launched, for scripts."),
+    "report": ("report", "report", "Write a run as one HTML page that needs no network, or as Markdown."),
+    "metrics": ("metrics", "metrics", "Print runs as metrics for Prometheus, or write them for its node_exporter."),
     "kill": ("switches", "kill", "Raise the kill switch: the run saves and stops at its next step."),
     "save": ("switches", "save", "Raise the save switch: the run saves a checkpoint and goes on."),
     "clear": ("switches", "clear", "Lower a switch again."),
     "cron": ("cron", "cron", "A crontab for clusters without one: install it, drop files in and they run."),
+    "groups": ("groups", "groups", "Replica groups: the job script runs them; let one leave, or join again."),
     "nodes": ("nodes", "nodes", "Nodes with incidents: which are excluded and why; exclude, trust, clear."),
     "checkpoints": (
         "checkpoint_upkeep",
@@ -77,7 +80,7 @@ def ftsupervise() -> None:
 
     \b
     ftsupervise launch             submit the run of ./ftsupervise.yaml
-    ftsupervise status             show how it is doing; --all: all runs
+    ftsupervise status             show how all runs are doing; "status .": this one in full
     ftsupervise logs -f            follow its output
     ftsupervise watch --every 60s  notify people when something is wrong
 

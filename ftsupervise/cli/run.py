@@ -73,7 +73,8 @@ def _budgets(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...
     return found
 
 
-def _option(setting: Setting) -> click.Option:
+def option_of(setting: Setting) -> click.Option:
+    """The option that a declared setting has on the command line."""
     form = setting.form
     given: dict[str, Any] = {"help": setting.help, "default": setting.unset, "metavar": form.value.strip() or None}
     if form in (Form.SECONDS, Form.NUMBER):
@@ -86,6 +87,8 @@ def _option(setting: Setting) -> click.Option:
         given.update(multiple=True, default=(), callback=_budgets)
     elif form is Form.MODULES:
         given["callback"] = _warm
+    if given["default"] is ...:
+        given.update(required=True, default=None)
     shown = given["default"] not in (None, "", ())
     return click.Option([setting.flag, setting.parameter], show_default=shown, **given)
 
@@ -126,7 +129,7 @@ run = click.Command(
             ["--run-dir"], metavar="DIR", help="The run's directory; default: $FTSUPERVISE_RUN_DIR, ./ftsupervise.yaml."
         ),
         click.Option(["--name"], help="What the run is called; default: $FTSUPERVISE_RUN, or the directory's name."),
-        *map(_option, SETTINGS),
+        *map(option_of, SETTINGS),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,36 +16,43 @@ from ftsupervise.printable import printable
 if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
 
-SCHEMA_VERSION = 3  # docs/status.md has its fields
-
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--all", "-a", "every", is_flag=True, help="All runs of this account.")
 @click.option("--watch", "-w", is_flag=True, help="Go on showing it. Keys: q, up, down, Enter: one run, l: its log, r.")
 @click.option(
     "--every", "seconds", type=click.FloatRange(5, 3600), default=30, show_default=True, help="Seconds, with --watch."
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object (several runs: in its list runs).")
-def status(runs: tuple[str, ...], every: bool, watch: bool, seconds: float, as_json: bool) -> None:
-    """Show how RUN is doing. RUN is a directory, an ftsupervise.yaml, or a name.
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of what --json prints, and nothing else.")
+def status(runs: tuple[str, ...], watch: bool, seconds: float, as_json: bool, schema: bool) -> None:
+    """Show how all runs of this account are doing, a row each, or RUN in full.
 
-    Without RUN: the run of ./ftsupervise.yaml, or in a job its run; anywhere else, and with --all, all runs in a table.
+    RUN is a directory, an ftsupervise.yaml, or a name; "." is the run of this directory. Without RUN that one, or in a job
+    its run, stands first.
     """
+    if schema:
+        from ftsupervise.report.published import json_schema
+
+        say_json(json_schema())
+        return
     if watch:
         from ftsupervise.cli.status_live import show
 
-        show([*runs, *(["--all"] if every else [])], seconds)
+        show(runs, seconds)
         return
-    if every or (not runs and not _one_is_meant()):
+    if not runs:
         _all(as_json)
         return
+    gc.disable()  # nothing that one look makes is garbage, and to look for some takes time
     from ftsupervise.config.find_run import find_run
     from ftsupervise.report.detail import detail
 
-    found = [detail(find_run(run), datetime.now(timezone.utc), os.environ) for run in runs or (None,)]
+    found = [detail(find_run(run), datetime.now(timezone.utc), os.environ) for run in runs]
     found = [_with_receivers(one) for one in found]
     if as_json:
+        from ftsupervise.report.published import SCHEMA_VERSION
+
         records = [record(one) for one in found]
         say_json({"schema_version": SCHEMA_VERSION, **(records[0] if len(records) == 1 else {"runs": records})})
         return
@@ -60,30 +67,44 @@ def status(runs: tuple[str, ...], every: bool, watch: bool, seconds: float, as_j
     _notes(words for one in found for words in one.status.warnings)
 
 
-def _one_is_meant() -> bool:
-    """Does this place name a run: a job of it, or its settings?"""
-    from ftsupervise.config.find_run import CONFIG_NAME
-    from ftsupervise.rundir.paths import ENV_RUN_DIR
-
-    return bool(os.environ.get(ENV_RUN_DIR)) or Path(CONFIG_NAME).exists()
-
-
 def _all(as_json: bool) -> None:
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.errors import Error
     from ftsupervise.report.rows import my_runs, overview
 
-    seen = overview(my_runs(), datetime.now(timezone.utc), os.environ)
+    here, missing, runs = None, None, my_runs()
+    try:
+        here = find_run(None)
+    except Error as error:
+        missing = error if names_a_run() else None
+    if here is not None and not any(place == here.root or place == here.root.resolve() for place in runs.values()):
+        runs = {here.root.name: here.root, **runs}
+    seen = overview(runs, datetime.now(timezone.utc), os.environ, here=None if here is None else here.root)
+    if missing is not None and not seen.rows:
+        raise missing
     if as_json:
+        from ftsupervise.report.published import SCHEMA_VERSION
+
         rows = [{**plain(row), "verdict": row.verdict.lower()} for row in seen.rows]
         say_json({"schema_version": SCHEMA_VERSION, "at": seen.at.isoformat(), "runs": rows})
-        return
-    if not seen.rows:
+    elif not seen.rows:
         say("This account has launched no run: ftsupervise launch submits the run of an ftsupervise.yaml")
     else:
         from ftsupervise.cli.status_rows import table
 
         for line in table(seen.rows, seen.at, columns()):
             click.echo(line.rstrip())
+    if missing is not None:
+        say(f"note: {missing.message}{f'; {missing.hint}' if missing.hint else ''}", err=True)
     _notes(seen.warnings)
+
+
+def names_a_run() -> bool:
+    """Does this place name a run: a job of it, or its settings?"""
+    from ftsupervise.config.find_run import CONFIG_NAME
+    from ftsupervise.rundir.paths import ENV_RUN_DIR
+
+    return bool(os.environ.get(ENV_RUN_DIR)) or Path(CONFIG_NAME).exists()
 
 
 def _notes(warnings: Any) -> None:
@@ -93,24 +114,9 @@ def _notes(warnings: Any) -> None:
 
 def record(found: RunDetail) -> dict[str, Any]:
     """One run for programs."""
-    seen, run = found.status, found.status.run
-    more: Mapping[str, Any] = {
-        "jobs": None if seen.jobs is None else plain(seen.jobs),
-        "blind": seen.blind,
-        "ledger": plain(run.attempts),
-        "not_read": run.not_read,
-        "progress": plain(run.page),
-        "beats": plain(run.beats),
-        "switches": plain(run.switches),
-        "finished": run.finished,
-        "avoided_nodes": plain(found.avoided),
-        "log": plain(found.log),
-        "time": plain(found.time),
-        "receivers": plain(seen.telling),
-        "warnings": plain(seen.warnings),
-        "at": seen.at.isoformat(),
-    }
-    return {**plain(found.row), "verdict": seen.verdict.lower(), **more}
+    from ftsupervise.report.published import fields_of
+
+    return {**plain(found.row), "verdict": found.status.verdict.lower(), **plain(fields_of(found))}
 
 
 def _with_receivers(found: RunDetail) -> RunDetail:

@@ -9,6 +9,7 @@ import click
 
 from ftsupervise.cli.status_rows import COLOURS, ago, pace
 from ftsupervise.printable import printable
+from ftsupervise.report.account import kinds_over
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
 
 # character, colour; the order is that of the legend
-_KINDS = {
+KINDS = {
     "train": ("=", "green"),
     "save": ("s", "cyan"),
     "redo": ("r", "magenta"),
@@ -28,7 +29,6 @@ _KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
-_WEIGHT = 4  # of what is no training in a character of the timeline: a short fault is to be seen in a long run
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -39,8 +39,8 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     if seen.step is not None and row.last_step:
         step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
-    lines = [f"{seen.name}: {head}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_queue(seen), *_progress(found), *_memory(seen), *_saved(found)]
+    lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
+    lines += [*_queue(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -49,8 +49,20 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
         lines.append(f"  log       {printable(str(found.log))}")
+    if found.tracker is not None:
+        lines.append(f"  tracker   {found.tracker.url}")
     lines.append(f"  directory {seen.rundir.root}")
     return lines
+
+
+def _alarm(found: RunDetail) -> str:
+    """The worst alert, beside a verdict that would look well without it."""
+    if found.status.verdict != "RUNNING" or not found.row.alerts:
+        return ""
+    worst = found.row.alerts[0]
+    critical = worst.severity == "critical"
+    words = f"{'ALERT' if critical else 'alert'} {printable(worst.watchdog)}"
+    return f", {click.style(words, fg='red' if critical else 'yellow', bold=critical)}"
 
 
 def _queue(seen: Status) -> list[str]:
@@ -105,6 +117,14 @@ def _progress(found: RunDetail) -> Iterator[str]:
         yield f"  rate      {_pace(row.rate)}{usual}{done}"
 
 
+def _groups(found: RunDetail) -> Iterator[str]:
+    if found.groups is None:
+        return
+    from ftsupervise.cli.status_groups import group_lines
+
+    yield from group_lines(found.groups, found.status.at)
+
+
 def _memory(seen: Status) -> Iterator[str]:
     """The rank whose memory is at the limit first, where that is within a day."""
     for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
@@ -156,7 +176,11 @@ def _nodes(found: RunDetail) -> Iterator[str]:
 
 
 def _attempts(seen: Status) -> list[str]:
+    from ftsupervise.report.detail import runs_now
+
     shown = seen.attempts[-5:]
+    if runs_now(seen):  # on another host, where its process cannot be seen
+        shown = (*shown[:-1], shown[-1]._replace(cause=None))
     lines = []
     if earlier := seen.run.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.run.not_read} were not read" if seen.run.not_read else ""
@@ -193,7 +217,7 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
         return
     yield f"  time      {timeline(of.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
     shares = {kind.value: share for kind, share in of.shares().items()}
-    legend = [f"{_KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in _KINDS if shares[kind] > 0]
+    legend = [f"{KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
     line = f"{show_duration(of.total)}:"
     for one in legend:
         if len(line) + 2 + len(one) > width - 14:
@@ -213,19 +237,9 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:
     """``width`` characters, each of the kind that matters most in its time."""
-    size, out, at = (until - since) / width, "", 0
-    for index in range(width):
-        low, high = since + index * size, since + (index + 1) * size
-        while at < len(stretches) - 1 and stretches[at].end <= low:
-            at += 1
-        found: dict[str, float] = {}
-        for one in stretches[at:]:
-            if one.begin >= high:
-                break
-            weight = 1 if one.kind.value == "train" else _WEIGHT
-            overlap = min(high, one.end) - max(low, one.begin)
-            found[one.kind.value] = found.get(one.kind.value, 0.0) + weight * max(0.0, overlap)
-        sign, colour = _KINDS[max(found, key=lambda kind: found[kind])] if found else (" ", "")
+    out = ""
+    for kind in kinds_over(stretches, since, until, width):
+        sign, colour = KINDS[kind.value] if kind is not None else (" ", "")
         out += click.style(sign, fg=colour) if colour else sign
     return out
 

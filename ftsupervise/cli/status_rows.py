@@ -27,6 +27,7 @@ COLOURS = {
 }
 _SLOW = 0.8  # of the usual rate
 _NAME = 24  # characters at most on a terminal
+_HERE = " (here)"
 _LEAST_NOTE = 60
 Line = list[tuple[str, str]]  # parts with their colours
 
@@ -68,7 +69,7 @@ def cells(row: RunRow, now: datetime) -> tuple[Cell, ...]:
         step += f" {100 * row.step / row.last_step:.0f} %"
     left = "" if row.members_left is None else str(row.members_left)
     return (
-        Cell(printable(row.name)),
+        Cell(printable(row.name) + (_HERE if row.here else "")),
         Cell(row.verdict, COLOURS.get(row.verdict, "cyan")),
         Cell(step),
         Cell(pace(row.rate), "yellow" if late else ""),
@@ -121,6 +122,8 @@ def _note(row: RunRow, now: datetime) -> Cell:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.watch_late:
         return Cell(f"no tick of the watch for {ago(row.watched_at, now) or 'long'}", "red")
+    if row.groups_away:
+        return Cell(printable(row.groups_away), "yellow")
     if row.verdict == "RUNNING" and row.phase and row.phase not in ("train", "finished"):
         return Cell(f"phase {printable(row.phase)}{f'; disk {row.disk}' if row.disk else ''}")
     return Cell(printable(f"disk {row.disk}") if row.disk else "")
@@ -139,7 +142,7 @@ def layout(rows: Sequence[RunRow], now: datetime, width: int) -> list[list[Line]
     """The lines of the head, then those of each run: a note that finds no room beside its run stands below it."""
     texts = [cells(row, now) for row in rows]
     if width:
-        texts = [(Cell(_cut(one[0].text, _NAME), one[0].colour), *one[1:]) for one in texts]
+        texts = [(Cell(_named(one[0].text), one[0].colour), *one[1:]) for one in texts]
     shown = [index for index in range(len(COLUMNS)) if any(one[index].text for one in texts)]
     widths = {index: max(len(COLUMNS[index].title), *(len(one[index].text) for one in texts)) for index in shown}
     longest = max((len(one[-1].text) for one in texts), default=0)
@@ -159,6 +162,12 @@ def layout(rows: Sequence[RunRow], now: datetime, width: int) -> list[list[Line]
             below: list[Line] = [[("    " + _cut(note.text, width - 4), note.colour)]] if note.text else []
             found.append([line, *below])
     return found
+
+
+def _named(name: str) -> str:
+    if not name.endswith(_HERE):
+        return _cut(name, _NAME)
+    return _cut(name.removesuffix(_HERE), _NAME - len(_HERE)) + _HERE
 
 
 def _taken(widths: dict[int, int]) -> int:

@@ -31,7 +31,9 @@ _SLURM = 8.0  # … of which for Slurm's commands, all together
 _GRACE = 0.3
 _UNSEEN = 3  # Nagios: could not see
 
-_QUICK = frozenset({"status", "logs", "list", "check", "kill", "save", "clear", "alerts", "nodes", "config"})
+_QUICK = frozenset(
+    {"status", "logs", "list", "report", "metrics", "check", "kill", "save", "clear", "alerts", "nodes", "config"}
+)
 _QUICK_CRON = frozenset({"status", "list", "add"})
 _ACTING_CRON = frozenset({"install", "remove", "run", "ensure"})
 _ACTING_SANDBOX = frozenset({"up", "down", "node", "controller"})
@@ -51,6 +53,8 @@ def applies(args: Sequence[str]) -> bool:
     if not words or "--help" in args or "-h" in args:
         return False
     if words[0] == "status" and {"--watch", "-w"} & set(args):  # it looks in a child of its own, again and again
+        return False
+    if words[0] == "report" and "--mail" in args:  # the cron's; each conversation with a mail server has its bound
         return False
     if "--dry-run" in args or words[:2] in (["notify", "preview"], ["sandbox", "env"], ["sandbox", "list"]):
         return True

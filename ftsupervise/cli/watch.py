@@ -178,6 +178,8 @@ def _sign_off(roster: Roster) -> None:
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
     from ftsupervise.nodes.exclude import relieve
+    from ftsupervise.report.day import about_run
+    from ftsupervise.report.textfile import export
     from ftsupervise.rundir.paths import state_dir
     from ftsupervise.scheduler import open_scheduler
     from ftsupervise.watch.tick import tick
@@ -192,6 +194,8 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         send=send,
         every=every,
         relieve=relieve,
+        draw=about_run,
+        export=export,
     )
     return tick(roster, orders)
 

@@ -48,7 +48,8 @@ class Email(Strict):
     user: str | None = None
     password_file: SecretFile | None = None
     password_env: SecretVariable | None = None
-    html: bool = False
+    html: bool | None = None
+    """Send the mail as HTML besides the plain text, which has everything too; null: where the last day of the run is drawn."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
 
     @model_validator(mode="after")
@@ -213,10 +214,10 @@ def _no_watchdog(name: str) -> str:
     """Why no alert can have ``name``; "" if one can."""
     from difflib import get_close_matches
 
-    from ftsupervise.config.watchdogs import Watch
+    from ftsupervise.config.watchdogs import GENERAL, Watch
     from ftsupervise.findings import BESIDES
 
-    names = (*(key.replace("_", "-") for key in Watch.model_fields if key != "every"), *BESIDES)
+    names = (*(key.replace("_", "-") for key in Watch.model_fields if key not in GENERAL), *BESIDES)
     wanted = name.replace("_", "-").lower()
     if wanted in names:
         return ""
@@ -249,6 +250,8 @@ class Alerts(Strict):
     dead_man: DeadMan | None = None
     templates: Path | None = None
     """A directory whose alert.*.j2 stand in for the built-in ones."""
+    weekly_report: tuple[str, ...] | None = None
+    """Receivers of kind email that ``ftsupervise report --week --mail`` writes to; default: all of them."""
 
     @model_validator(mode="after")
     def _names(self) -> Alerts:
@@ -264,6 +267,10 @@ class Alerts(Strict):
             for name in route.watchdog:
                 if unknown := _no_watchdog(name):
                     raise wrong_at(("routes", index, "watchdog"), unknown)
+        for index, name in enumerate(self.weekly_report or ()):
+            if name not in self.named or self.named[name].kind != "email":
+                known = ", ".join(one for one, receiver in self.named.items() if receiver.kind == "email") or "none"
+                raise wrong_at(("weekly_report", index), f"no email receiver is called {name!r}; there are: {known}")
         for name in self.watchdogs:
             if unknown := _no_watchdog(name):
                 raise wrong_at(("watchdogs", name), unknown)

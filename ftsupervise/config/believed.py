@@ -85,7 +85,11 @@ def _harmless(run: Run, environ: Mapping[str, str], ours: frozenset[str]) -> Run
     own = load_account(environ=environ)
     kept = [one for index, one in enumerate(run.watch.disk or ()) if f"watch.disk[{index}].path" not in ours]
     disks = tuple(one.model_copy(update={"quota": None}) for one in kept)
-    changed: dict[str, object] = {"exec": None, **({"disk": disks or None} if run.watch.disk else {})}
+    changed: dict[str, object] = {
+        "exec": None,
+        "metrics": own.watch.metrics,
+        **({"disk": disks or None} if run.watch.disk else {}),
+    }
     for name in _READERS:
         section = getattr(run.watch, name)
         changed[name] = section and section.model_copy(update={"log": None, "pattern": None})
@@ -155,6 +159,8 @@ def _held(run: Run) -> Iterator[str]:
         for key in ("log", "pattern") if section else ():
             if getattr(section, key) is not None:
                 yield f"watch.{name}.{key}: {printable(str(getattr(section, key)), 300)}"
+    if run.watch.metrics is not None:
+        yield f"watch.metrics: {printable(str(run.watch.metrics), 300)}"
     if run.nodes.health is not None:
         yield f"nodes.health.command: {printable(run.nodes.health.command, 300)}"
     for name, receiver in run.alerts.named.items():

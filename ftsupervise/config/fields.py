@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ftsupervise import secrecy, units
+from ftsupervise.config.grouping import GROUP_KEYS
 from ftsupervise.config.strict_yaml import control_character
 from ftsupervise.config.supervisor import BY_KEY, Form
 
@@ -237,7 +238,7 @@ Positive = AfterValidator(_positive)
 
 def declared(key: str) -> Any:
     """The pydantic field of a key of the settings: default, bounds and description."""
-    setting = BY_KEY[key]
+    setting = BY_KEY.get(key) or GROUP_KEYS[key]
     of_time = setting.form is Form.SECONDS
     bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
     if of_time or setting.form is Form.COUNTS:  # a type of its own says it: Positive, the values' bounds

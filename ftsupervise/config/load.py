@@ -25,6 +25,7 @@ from ftsupervise.config.explain import refusal, sentences
 from ftsupervise.config.fields import JobFile, Strict
 from ftsupervise.config.schema import Cron, Run
 from ftsupervise.config.strict_yaml import Document, KeyPath, dotted, parse, plain
+from ftsupervise.config.watchdogs import Watch
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -51,15 +52,16 @@ class Account(Strict):
 
     alerts: Alerts = Alerts()
     cron: Cron = Cron()
+    watch: Watch = Watch()
 
 
 def load_account(*, environ: Mapping[str, str] | None = None) -> Account:
-    """``alerts`` and ``cron`` as this person's own file and the site's have them; defaults where there is neither.
+    """``alerts``, ``cron`` and ``watch`` as this person's own file and the site's have them; defaults where there is neither.
 
     Raises ConfigError, NotPermitted.
     """
     given = os.environ if environ is None else environ
-    document = sources.read_outer(given, ("alerts", "cron"))
+    document = sources.read_outer(given, ("alerts", "cron", "watch"))
     return _anchored(validated(document, Account), (), document, sources.outer_files(given)[0].parent)
 
 
@@ -84,7 +86,7 @@ def values(run: Run) -> dict[str, Any]:
 def origins(path: Path, *, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Dotted key -> "file:line:column", "$VARIABLE (file:line:column)" or "default", for every single setting."""
     document = sources.read(path, os.environ if environ is None else environ)
-    return {dotted(key): _origin(document, key) for key in leaves(values(loaded(document, path)))}
+    return {dotted(key): origin_of(document, key) for key in leaves(values(loaded(document, path)))}
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
@@ -96,7 +98,8 @@ def leaves(value: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
     return {path: value}
 
 
-def _origin(document: Document, path: KeyPath) -> str:
+def origin_of(document: Document, path: KeyPath) -> str:
+    """Where the setting at ``path`` was said, as ``origins`` has it."""
     place = document.places.get(path)
     if place is None:
         return "default"

@@ -28,6 +28,7 @@ from ftsupervise.config.fields import (
 )
 from ftsupervise.config.guarding import GuardSettings
 from ftsupervise.config.heartbeat import HeartbeatSettings
+from ftsupervise.config.replicas import ReplicaGroups
 from ftsupervise.config.restarts import Restart
 from ftsupervise.config.slurm_options import (
     KEYS,
@@ -225,6 +226,8 @@ class Launch(Strict):
     """Nodes that are never used: "node-7", "node-[1-4,9]"."""
     restart: Restart = Restart()
     """Restarts after a failure of the command."""
+    replica_groups: ReplicaGroups | None = None
+    """The run as several copies that agree on each step, by torchft: one may fail while the others train on; null: one copy."""
     distributed: Literal["auto", "never"] = declared("launch.distributed")
     heartbeat: HeartbeatSettings | None = None
     """How the progress of a command without the guard is seen; null: it is not, inside the job."""
@@ -263,6 +266,7 @@ class Launch(Strict):
         if self.time is not None and self.warn is not None and self.warn >= self.time:
             raise wrong_at(("warn",), "the warning must come later than the start: make warn shorter than time")
         self._slurms_own()
+        self._of_groups()
         for name in self.env:
             if name.startswith(("FTSUPERVISE_", "SLURM_", "SBATCH_")):
                 raise wrong_at(("env", name), "this name belongs to Slurm or ftsupervise; take another one")
@@ -285,10 +289,11 @@ class Launch(Strict):
         if self.gpus_per_node is not None and self.gres is not None and re.search(r"(^|,)gpu\b", self.gres):
             raise wrong_at(("gres",), "gpus_per_node asks for the GPUs already; keep one of the two")
         if self.ntasks is not None:
-            if self.ntasks < self.nodes:
-                raise wrong_at(("ntasks",), f"fewer ranks than nodes ({self.nodes}): Slurm would take fewer nodes")
-            if self.tasks_per_node is not None and self.ntasks > self.nodes * self.tasks_per_node:
-                most = self.nodes * self.tasks_per_node
+            nodes = self.command_nodes
+            if self.ntasks < nodes:
+                raise wrong_at(("ntasks",), f"fewer ranks than nodes ({nodes}): Slurm would take fewer nodes")
+            if self.tasks_per_node is not None and self.ntasks > nodes * self.tasks_per_node:
+                most = nodes * self.tasks_per_node
                 raise wrong_at(("ntasks",), f"more ranks than nodes and tasks_per_node have room for ({most})")
             if self.spare_nodes and self.tasks_per_node is None:
                 raise wrong_at(("ntasks",), "with spare_nodes, write tasks_per_node: the spare nodes start no rank")
@@ -296,6 +301,32 @@ class Launch(Strict):
             key = KEYS.get(option_name(option))
             if key and getattr(self, key):
                 raise wrong_at(("sbatch", index), f"launch.{key} says this already; keep one of the two")
+
+    @property
+    def command_nodes(self) -> int:
+        """On how many nodes one start of the command runs: those of a group, where there are groups."""
+        return self.nodes if self.replica_groups is None else self.replica_groups.nodes_each
+
+    @property
+    def job_nodes(self) -> int:
+        """Of one job, without the spare ones."""
+        groups = self.replica_groups
+        return self.command_nodes * (groups.count if groups is not None and groups.in_ == "allocation" else 1)
+
+    def _of_groups(self) -> None:
+        """Refuse what has another meaning, or none, where each group has nodes of its own."""
+        if self.replica_groups is None:
+            return
+        if self.nodes not in (1, self.replica_groups.nodes_each):
+            raise wrong_at(("nodes",), "with replica_groups, write replica_groups.nodes_each: the nodes of each group")
+        if self.min_nodes is not None:
+            raise wrong_at(
+                ("min_nodes",), "a replica group needs all its nodes; write replica_groups.min: the least groups"
+            )
+        if not self.srun:
+            raise wrong_at(
+                ("srun",), "with replica_groups, ftsupervise starts each group through srun, on nodes of its own"
+            )
 
 
 class Sharing(Strict):

@@ -54,6 +54,8 @@ class IsRunning(Section):
     """How long a job may be COMPLETING before an alert."""
     pending_for: Duration | None = None
     """How long a job may wait in the queue before an alert; null: without limit."""
+    group_away_for: Duration = 30 * _M
+    """How long a replica group may be away before an alert; that too few of them run is one at once."""
 
 
 Signal = Literal["step", "beat", "checkpoint", "log", "gpu"]
@@ -259,6 +261,8 @@ class Watch(Strict):
 
     every: Span = 5 * _M
     """How often ``ftsupervise watch`` is meant to check."""
+    metrics: Path | None = None
+    """The directory of node_exporter's textfile collector, where each tick writes the run's metrics; null: nowhere."""
     is_running: IsRunning = IsRunning()
     """Is a job of the run in the queue?"""
     brake: BrakeSection = BrakeSection()
@@ -292,3 +296,6 @@ class Watch(Strict):
             if names.count(name) > 1:
                 raise ValueError(f"two plug-ins are called {name!r}")
         return value
+
+
+GENERAL = ("every", "metrics")  # the keys of ``watch`` that are no watchdog

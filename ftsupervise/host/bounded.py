@@ -70,6 +70,16 @@ def reap() -> list[tuple[int, int]]:
     return reaped
 
 
+def awaited() -> frozenset[int]:
+    """The children of this process whose end ``run`` waits for, in any thread, with those that are being started now."""
+    locked = _starting.acquire(timeout=_START_WITHIN)
+    try:
+        return frozenset(_waited_for)
+    finally:
+        if locked:
+            _starting.release()
+
+
 def _first_ended() -> int | None:
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -47,7 +47,7 @@ class HealthAnswer(NamedTuple):
 
 def ask(command: str, allocation: Allocation, nodes: Sequence[str], timeout: float) -> dict[str, HealthAnswer]:
     """node -> answer, for each of ``nodes``. Takes ``timeout`` seconds and a little; never raises."""
-    if len(allocation.nodes) < 2:
+    if not allocation.elsewhere:
         return {node: _here(command, timeout, allocation.side_env()) for node in nodes[:1]}
     words = allocation.side_step(
         nodes, "sh", "-c", _ASK, "sh", f"{timeout:g}", command, output="all", options=["--label"]

@@ -21,7 +21,7 @@ from ftsupervise.model import Cause, Claim, End, Failure, FailureKind
 from ftsupervise.nodes import health, incidents
 from ftsupervise.nodes.judging import NodeJudge
 from ftsupervise.rundir.ledger import job_id
-from ftsupervise.rundir.paths import ENV_NODES, RunDir, tell
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, ENV_NODES, RunDir, tell
 from ftsupervise.scheduler.parse import is_away, is_leaving, is_srun, on_nodes, with_fewer
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class WaitingExclusions:
         nodes, gone = self.judge.excluded(), self.allocation.last_silent
         if not job_id(self.env) or not self.env.get("SLURM_JOB_ID"):
             return
+        if self.rundir.whole is not None and not self.env.get(ENV_GROUP_JOB):
+            return  # the jobs that wait are the whole run's
         unchanged = (nodes, leaving, gone) == self._requested or not (nodes or self._requested[0])
         if unchanged and not self.outdated:
             return
@@ -126,6 +128,8 @@ class NodeSelector:
         self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge)
         self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
+        in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
+        self._after = "the group needs another one" if in_a_job_of_others else "the next member takes over"
 
     # --------------------------------------------------------------------------------------------------------- asking
 
@@ -151,7 +155,7 @@ class NodeSelector:
         self.examine(START, None)
         self.exclusions.update(None)
         command, nodes = self.command, self.allocation.nodes
-        states = self.allocation.how_they_are() if len(nodes) > 1 else {}
+        states = self.allocation.how_they_are() if self.allocation.elsewhere else {}
         found = self._place(states, self.barred())
         if found.short:
             found = self._place(states, self.barred(by_hand=False))
@@ -163,7 +167,7 @@ class NodeSelector:
         """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
         found = self._place(states, self.barred())
         if found.short:
-            return f"{found.short}: the next member takes over"
+            return f"{found.short}: {self._after}"
         here = [node for node in found.nodes if node in self.judge.excluded()]
         if here:
             self.exclusions.outdated = True  # the members that wait may have changed since the last update
@@ -173,7 +177,7 @@ class NodeSelector:
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
-            return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
+            return f"there is no node to take the place of {', '.join(gone)}: {self._after}"
         if here:
             self.exclusions.update(None)  # this job stays after all
         return found

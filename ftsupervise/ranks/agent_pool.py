@@ -157,7 +157,8 @@ class AgentStep:
                 return
             self._process = None
             self._say("the node agents have ended" + self._complaints())
-            self._due = now + _PAUSES[min(self._starts, len(_PAUSES)) - 1]
+            # those of an earlier attempt have ended: the first start for this one does not wait
+            self._due = now + _PAUSES[min(self._starts, len(_PAUSES)) - 1] if self._starts else now
         if now >= self._due and nodes:
             self._start(nodes)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 from ftsupervise.host.modes import make_folder
 from ftsupervise.model import Cause, CauseKind, NodeRanks, Standstill
@@ -31,12 +32,28 @@ RankStates = Callable[[], Sequence[RankState]]
 Ask = Callable[[Mapping[str, str], float], Mapping[str, str]]  # node -> question, bound; node -> answer
 
 
+class SeenFromOutside(NamedTuple):
+    """What is known of this attempt by those who see more than its own ranks: the other replica groups of the run."""
+
+    waits: bool = False  # for other groups: its standstill is no hang
+    hangs: bool = False  # the others wait for it
+
+
 class HangMonitor:
     """The hang monitor of one attempt. ``due`` is the time of its next check."""
 
-    def __init__(self, detector: Detector, states: RankStates, ask: Ask, folder: Path) -> None:
+    def __init__(
+        self,
+        detector: Detector,
+        states: RankStates,
+        ask: Ask,
+        folder: Path,
+        outside: Callable[[], SeenFromOutside] = SeenFromOutside,
+    ) -> None:
         self.due = time.monotonic()
-        self._detector, self._states, self._ask = detector, states, ask
+        self._last = HangVerdict(HangState.FINE)  # while a rank reported
+        self._planned: float | None = None  # when the first of the checks was due that were left out
+        self._detector, self._states, self._ask, self._outside = detector, states, ask, outside
         self._folder = folder / "evidence"
 
     def alarm(self) -> HangVerdict | None:
@@ -44,7 +61,19 @@ class HangMonitor:
         now = time.monotonic()
         if now < self.due:
             return None
-        verdict = self._detector.look(now, self._states(), self.due)
+        outside = self._outside()
+        if outside.waits:  # that time counts as time in which we did not look
+            self._planned = self.due if self._planned is None else self._planned
+            self.due = now + self._detector.limits.period
+            return None
+        planned, self._planned = self.due if self._planned is None else self._planned, None
+        verdict = self._detector.look(now, self._states(), planned)
+        if verdict.phase:
+            self._last = verdict
+        if outside.hangs:  # where no rank reports any more, what they said last counts
+            last = verdict if verdict.phase else self._last
+            waited = max(last.waited, now - last.since) if last.since else 0.0
+            verdict = last._replace(health=HangState.HUNG, how=last.how or Standstill.IDLE, waited=waited)
         took = time.monotonic() - now
         fine = verdict.health is HangState.FINE
         period = self._detector.limits.period
@@ -90,6 +119,8 @@ class HangMonitor:
     def _progressed(self, verdict: HangVerdict) -> bool:
         states, now = self._states(), time.monotonic()
         again = self._detector.look(now, states, now)
+        if not again.phase:  # no rank reports any more
+            return False
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in states if one.state in ("T", "t")}
             if not still & {one.rank for one in verdict.odd}:  # the rank was continued

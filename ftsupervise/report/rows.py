@@ -5,6 +5,7 @@ The rows are plain values: ``--json`` prints them, and ``--watch`` reads them ba
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -56,8 +57,16 @@ def my_runs() -> dict[str, Path]:
     return found
 
 
-def overview(runs: Mapping[str, Path], now: datetime, env: Mapping[str, str], *, within: float = WITHIN) -> Overview:
-    """A row for each of ``runs``, and one for each run of which only jobs are known: those that need a look first."""
+def overview(
+    runs: Mapping[str, Path],
+    now: datetime,
+    env: Mapping[str, str],
+    *,
+    here: Path | None = None,
+    within: float = WITHIN,
+) -> Overview:
+    """A row for each of ``runs``, and one for each run of which only jobs are known: that of the directory ``here`` first, then
+    those that need a look."""
     from ftsupervise.scheduler import kind_of
     from ftsupervise.scheduler.ownership import run_in_comment
 
@@ -78,6 +87,8 @@ def overview(runs: Mapping[str, Path], now: datetime, env: Mapping[str, str], *,
     for job in queues.others:
         elsewhere.setdefault(run_in_comment(job), []).append(job)
     rows += [_of_jobs(name, jobs) for name, jobs in elsewhere.items()]
+    mine = set() if here is None else {str(here), os.path.realpath(here)}
+    rows = [row._replace(here=row.directory in mine) for row in rows]
     return Overview(now, tuple(sorted(rows, key=_order)), queues.warnings)
 
 
@@ -92,11 +103,11 @@ def _of_jobs(name: str, jobs: Sequence[Job]) -> RunRow:
     return RunRow(name, where, verdict, why, members_left=waiting, ends_at=ends)
 
 
-def _order(row: RunRow) -> tuple[int, str]:
-    """Those that need a look first, those that are over last."""
+def _order(row: RunRow) -> tuple[bool, int, str]:
+    """Those that need a look first, those that are over last; the one of this place before all."""
     bad = row.verdict in ("UNKNOWN", "GONE") or row.firing or row.watch_late
     over = row.verdict in ("FINISHED", "NEW")
-    return (0 if bad and not over else 2 if over else 1, row.name)
+    return (not row.here, 0 if bad and not over else 2 if over else 1, row.name)
 
 
 class _Read(NamedTuple):

@@ -16,6 +16,8 @@ from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
@@ -24,7 +26,8 @@ from ftsupervise.run.exit_analysis import CommandSpec
 from ftsupervise.run.fencing import OrphanReaper
 from ftsupervise.run.gate import PendingWrites, SignalQueue, shut, wait_for_space
 from ftsupervise.run.log_follower import LogFollower
-from ftsupervise.run.progress_pages import ProgressWriter
+from ftsupervise.run.progress_pages import ProgressWriter, seen_by
+from ftsupervise.run.quorum import QuorumWatcher
 from ftsupervise.run.snapshots import SnapshotKeeper
 from ftsupervise.run.states import State
 from ftsupervise.rundir import ledger
@@ -36,6 +39,7 @@ from ftsupervise.rundir.paths import (
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
+    ENV_GROUP_JOB,
     ENV_GUARD,
     ENV_NODE_RANK,
     ENV_NODES,
@@ -47,6 +51,7 @@ from ftsupervise.rundir.paths import (
     ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
+    RunDir,
     tell,
 )
 from ftsupervise.scheduler.allocation import Allocation
@@ -78,7 +83,15 @@ def _meet(to: Services, now: RunProgress, given: dict[str, str]) -> bool:
         return False
     here = to.env.get("SLURMD_NODENAME", "") or os.uname().nodename
     run = str(options.rundir.root)
-    point = rendezvous.meeting_point(run, mine.number, nodes, here, to.allocation.address, to.agents.ask)
+    point = rendezvous.meeting_point(
+        run,
+        mine.number,
+        nodes,
+        here,
+        to.allocation.address,
+        to.agents.ask,
+        known_outside=options.rundir.whole is not None,
+    )
     text = text_of(command)
     given.update(point.env())
     given.update(rendezvous.torchrun_env(text, point, options.name, mine.number, to.env))
@@ -189,21 +202,24 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     )
     if (follower := _follower(to, now)) is not None:
         asked = replace(asked, last_look=follower.close)
-    one = RunningCommand(asked, _monitor(to, mine, follower))
+    quorum = QuorumWatcher(to.options.rundir, mine.number)
+    one = RunningCommand(asked, _monitor(to, mine, follower, quorum))
     to.reaper.set_attempt(mine.folder)
     used = placement.nodes or to.allocation.nodes
     in_order = [node for node in to.allocation.nodes if node in used]  # as Slurm numbers the ranks
     env.update(to.snapshots.begin(mine, in_order, mine.folder / "run.log"))
-    pages = ProgressWriter(to.options.rundir, mine, now.fence.area if now.fence is not None else None, to.agents.table)
+    area, seen = now.fence.area if now.fence is not None else None, partial(seen_by, to.agents.table)
+    pages = ProgressWriter(to.options.rundir, mine, area, seen)
     try:
         ended = one.run_to_end(env)
     finally:
         pages.close()
+        quorum.close()
     to.snapshots.ended(ended, to.agents.table.newest())
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
-    if ended.failure is not None:
+    if ended.failure is not None or _may_have_lost_all(to, ended):
         now, lost = _look_for_lost_nodes(to, now)
     ended = with_lost_nodes(ended, lost)
     if ended.failure is not None:
@@ -236,6 +252,9 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     given.update(now.fence.env() if now.fence is not None else {})
     if now.placement.nodes:
         given[ENV_NODES] = compress_hostlist(now.placement.nodes)
+    if options.rundir.whole is not None and ENV_LIGHTHOUSE in given and ENV_GROUP_JOB in given:
+        # it may have moved with its job since this one began
+        given[ENV_LIGHTHOUSE] = lighthouse_address(RunDir(options.rundir.whole).replicas) or given[ENV_LIGHTHOUSE]
     if to.end is not None:
         given[ENV_DEADLINE] = f"{to.end:.0f}"
     if now.crowded:
@@ -272,18 +291,24 @@ def _follower(to: Services, now: RunProgress) -> LogFollower | None:
     return LogFollower(options.heartbeat_log, options.heartbeat_file, options.rundir, mine.number, area, say)
 
 
-def _monitor(to: Services, mine: Claim, follower: LogFollower | None) -> HangMonitor | None:
+def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: QuorumWatcher) -> HangMonitor | None:
     if to.options.hang is None:
         return None
     newest = to.agents.table.newest
     states: RankStates = newest if follower is None else lambda: follower.believed(newest())
-    return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder)
+    return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
+
+
+def _may_have_lost_all(to: Services, ended: End) -> bool:
+    """A replica group may lose every node that it has. An srun without any node left ends with 0, like one that is done."""
+    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
+    return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:
     """Find lost nodes (a dead rank may mean a dead node), by Slurm and by the nodes themselves. node -> its state.
     On a node that Slurm has lost, processes may still be running: its agent ends them."""
-    if len(to.allocation.nodes) < 2:
+    if not to.allocation.elsewhere:
         return now, {}
     states = to.allocation.how_they_are(ended=True)
     used = now.placement.nodes or to.allocation.nodes

@@ -268,8 +268,10 @@ class RunningCommand:
     def _ours(self) -> list[int]:
         aside = self.asked.agents.pids if self.asked.agents is not None else frozenset()
         warm = self.asked.warm
-        ours = processes.below(os.getpid(), without=self.others | aside | warm.apart())
-        return [pid for pid in ours if pid != warm.serving()]
+        # a question to Slurm that another thread has asked ahead is no process of the command: its answer is needed
+        ours = processes.below(os.getpid(), without=self.others | aside | warm.apart() | bounded.awaited())
+        ours = [pid for pid in ours if pid != warm.serving()]
+        return [pid for pid in ours if pid not in bounded.awaited()] if ours else []
 
     def _gone_within(self, seconds: float) -> bool:
         until = time.monotonic() + seconds

@@ -21,8 +21,8 @@ from ftsupervise.nodes import incidents
 from ftsupervise.run import Options
 from ftsupervise.rundir import ledger, pinned
 from ftsupervise.rundir.launches import launches
-from ftsupervise.rundir.paths import RunDir, for_the_group, tell
-from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_finished, read_switch
+from ftsupervise.rundir.paths import ENV_GROUP_JOB, RunDir, for_the_group, tell
+from ftsupervise.rundir.switches import BRAKE, KILL, SAVE, read_brake, read_finished, read_switch
 from ftsupervise.scheduler import LOCAL, kind_of_job, open_scheduler
 from ftsupervise.scheduler.ownership import identify_to_change, jobs_of_run, own_job_ids
 
@@ -119,8 +119,9 @@ def reason_not_to_start(rundir: RunDir) -> str:
     """One sentence, or "" when the command may start. Raises NotPermitted, CannotWrite, NotFound when it cannot read."""
     try:
         files.among(rundir.switches)
-        finished = rundir.finished.name in os.listdir(rundir.state)
-        brake = read_brake(rundir)
+        finished = rundir.finished.name in os.listdir(rundir.finished.parent)
+        braked = rundir if rundir.whole is None or (rundir.state / BRAKE).exists() else RunDir(rundir.whole)
+        brake = read_brake(braked)
     except OSError as error:
         raise from_os_error(error, f"look into the run directory {rundir.root}") from None
     if finished:
@@ -132,7 +133,7 @@ def reason_not_to_start(rundir: RunDir) -> str:
             f"the kill switch is up, raised by {switch.who}{why}; nothing is started (ftsupervise clear {rundir.root})"
         )
     if brake is not None:
-        return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {rundir.root})"
+        return f"the brake is on: {brake.words()}; nothing is started (ftsupervise clear --brake {braked.root})"
     return ""
 
 
@@ -334,15 +335,17 @@ def _sleep(seconds: float) -> bool:
 
 def hold_pending(rundir: RunDir, env: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """Hold every waiting job of the run that the job in ``env`` belongs to. Returns their ids and the error ("" if none).
-    Never raises."""
+    Never raises. The brake of a replica group stops this group alone: of its jobs those are held that are no other group's."""
     held: list[str] = []
+    if rundir.whole is not None and not env.get(ENV_GROUP_JOB):
+        return (), ""
     try:
         records = launches(rundir)
         kind, mine = records[-1].scheduler if records else "", ledger.job_id(env)
         scheduler = open_scheduler(kind or (kind_of_job(mine) if mine else LOCAL), env)
         run = identify_to_change(rundir, records, own_job_ids(env))
         for job in jobs_of_run(run, scheduler.queue(), certain=True):
-            if job.state.waiting:
+            if job.state.waiting and (rundir.whole is None or job.base_id in own_job_ids(env)):
                 scheduler.hold(job.base_id)
                 held.append(job.base_id)
     except (Error, OSError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -59,10 +60,10 @@ def seen_by(table: RankTable) -> ProgressPage | None:
 
 
 class ProgressWriter:
-    """Writes for one attempt, from its start to ``close``. ``area``: its staging area."""
+    """Writes for one attempt, from its start to ``close``. ``area``: its staging area. ``seen``: the progress as it is now."""
 
-    def __init__(self, rundir: RunDir, mine: Claim, area: Path | None, table: RankTable) -> None:
-        self._rundir, self._mine, self._area, self._table = rundir, mine, area, table
+    def __init__(self, rundir: RunDir, mine: Claim, area: Path | None, seen: Callable[[], ProgressPage | None]) -> None:
+        self._rundir, self._mine, self._area, self._seen_now = rundir, mine, area, seen
         self._saved: tuple[int, datetime] | None = None
         self._seen: deque[tuple[float, int]] = deque()  # (monotonic time, step) of the last minute
         self._record: StepRecord | None = None
@@ -81,7 +82,7 @@ class ProgressWriter:
         while True:
             over = self._over.wait(pause)
             began = time.monotonic()
-            page = seen_by(self._table)
+            page = self._seen_now()
             if page is not None:
                 self._write(page, began, last=over)
             if over:

@@ -11,19 +11,16 @@ import re
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ftsupervise.host.ports import first_free
+from ftsupervise.host.ports import first_free, ports_of
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.nodes.selector import calls_srun
 from ftsupervise.rundir.paths import ENV_MASTER_ADDR, ENV_MASTER_PORT, ENV_NNODES, ENV_NODE_RANK
 from ftsupervise.rundir.records import as_count
 from ftsupervise.scheduler.parse import is_srun, srun_options
 
-_FIRST, _COUNT = 20_000, 10_000  # ports: below those that the kernel gives away (ip_local_port_range)
-_TRIES = 8  # ports of one attempt
 _LOOPBACK = "127.0.0.1"
 _RESOLVE = 2.0  # seconds for the name of a node; then it is believed
 _ASK = 2.0  # seconds for the agent of another node, which may just be starting
@@ -49,20 +46,23 @@ class MeetingPoint(NamedTuple):
 
 
 def meeting_point(
-    run: str, attempt: int, nodes: Sequence[str], here: str, address: Callable[[str], str], ask: Ask
+    run: str,
+    attempt: int,
+    nodes: Sequence[str],
+    here: str,
+    address: Callable[[str], str],
+    ask: Ask,
+    *,
+    known_outside: bool = False,
 ) -> MeetingPoint:
     """Where the ranks of ``attempt`` meet. ``nodes``: in the order of their ranks, () for this host alone. ``here``: our own
-    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes."""
+    node. ``address``: of a node, as Slurm has it. ``ask``: the agents of other nodes. ``known_outside``: torchft tells the
+    other replica groups, on other nodes, where the store of this one is."""
     first, ports = (nodes[0] if nodes else here), ports_of(run, attempt)
     port = first_free(ports) if first == here or not nodes else _ask_node(first, ports, ask)
-    where = _LOOPBACK if len(nodes) < 2 else _reachable(first, address)
+    alone = not nodes or (len(nodes) < 2 and not known_outside)
+    where = _LOOPBACK if alone else _reachable(first, address)
     return MeetingPoint(where, ports[0] if port is None else port, max(1, len(nodes)))
-
-
-def ports_of(run: str, attempt: int) -> list[int]:
-    """The ports that an attempt may have, the first that is free counts. Pure. ``run``: its directory."""
-    begin = zlib.crc32(run.encode()) // _TRIES * _TRIES + attempt * _TRIES
-    return [_FIRST + (begin + number) % _COUNT for number in range(_TRIES)]
 
 
 def _ask_node(node: str, ports: Sequence[int], ask: Ask) -> int | None:

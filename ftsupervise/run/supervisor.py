@@ -34,7 +34,7 @@ from ftsupervise.run.states import NEXT, Outcome, State
 from ftsupervise.rundir import ledger, switches
 from ftsupervise.rundir.fence import is_sealed, superseded
 from ftsupervise.rundir.ledger import ledger as read_ledger
-from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell
+from ftsupervise.rundir.paths import ENV_CHECKPOINT_DIR, tell, whole_run
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.units import signal_name
 from ftsupervise.warm.restarts import WarmSettings, WarmStart
@@ -60,7 +60,7 @@ class CronKeepalive:
 
     def __init__(self, run_dir: Path, env: Mapping[str, str], command: Sequence[str] = ()) -> None:
         self.pid: int | None = None
-        if not env.get("SLURM_JOB_ID"):
+        if not env.get("SLURM_JOB_ID") or whole_run(run_dir) is not None:  # a replica group's run sees to it
             return
         every = env.get(ENV_EVERY, "")
         words = command or processes.own_command("cron", "ensure", "--run", str(run_dir))

@@ -8,13 +8,17 @@
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
                           steps.json (steps and loss over time, some 80 kB at most)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
-                          one, every few seconds), resumed.json, warning, imports.json, evidence/
+                          one, every few seconds), resumed.json, warning, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
       logs/               output of the jobs
-      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short
+      watch/              journal, outbox and beats of the watches; found.json: what the last tick found, in short;
+                          events/: what happened, as JSON lines for log collectors
       checkpoints/        where FTSUPERVISE_CHECKPOINT_DIR points unless the run says otherwise
+      groups/gNNN/        a run of replica groups: each group is a run of its own with its own ledger, fence and brake, but
+                          has the switches, the finished mark, the launches and the checkpoints of the whole run
+      replicas/           of these: lighthouse.json, groups.json (state, nodes and step of each), quorum.json
 
 Laws kept here: files are written whole (temp, fsync, rename), several writers never share one file, readers survive
 a file that vanishes or is half there. Standard library only: the guard uses this inside the training loop.
@@ -58,6 +62,10 @@ ENV_SNAPSHOT_KEPT = (
 )
 ENV_SNAPSHOT_STEP = "FTSUPERVISE_SNAPSHOT_STEP"  # STEP/ATTEMPT: the snapshot that this attempt begins from
 ENV_STATE_DIR = "FTSUPERVISE_STATE_DIR"
+ENV_GROUP = "FTSUPERVISE_GROUP"  # the replica group that this process belongs to: g000, g001, ...
+ENV_GROUP_JOB = "FTSUPERVISE_GROUP_JOB"  # set: that group has a job of its own
+ENV_MIN_REPLICAS = "FTSUPERVISE_MIN_REPLICAS"  # fewer replica groups do not train on
+ENV_SLOWEST_STEP = "FTSUPERVISE_SLOWEST_STEP"  # seconds between two collectives of the slowest replica group, at most
 ENV_JOB_ID = "FTSUPERVISE_JOB_ID"  # this job's name at the local scheduler; Slurm's jobs have SLURM_JOB_ID
 ENV_GUARD = "FTSUPERVISE_GUARD_"  # + POLL, MEMORY, STOP_BEFORE, RUN_FOR: the guard's settings, from `ftsupervise run`
 
@@ -70,23 +78,39 @@ def state_dir(env: Mapping[str, str] = os.environ) -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "ftsupervise"
 
 
+GROUPS = "groups"
+
+
+def whole_run(root: Path) -> Path | None:
+    """The run directory that a replica group belongs to whose own directory is ``root``; None where that is a whole run's.
+    By the name alone: there is nothing that another account could put in its place."""
+    name = root.name
+    is_one = name[:1] == "g" and len(name) >= 4 and name[1:].isascii() and name[1:].isdigit()
+    return root.parent.parent if is_one and root.parent.name == GROUPS else None
+
+
 class RunDir:
-    """The paths of one run. Holds no state, opens nothing by itself."""
+    """The paths of one run. Holds no state, opens nothing by itself.
+
+    A replica group shares the switches, the finished mark, the launches and the checkpoints with its run.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = root = Path(root)
-        self.switches = root / "switches"
+        self.whole = whole_run(root)
+        shared = self.whole or root
+        self.switches = shared / "switches"
         self.state = root / "state"
         self.attempts = root / "attempts"
         self.staging = root / "staging"
-        self.launches = root / "launches"
+        self.launches = shared / "launches"
         self.nodes = root / "nodes"
         self.beats = root / "beats"
         self.logs = root / "logs"
         self.watch = root / "watch"
-        self.checkpoints = root / "checkpoints"
+        self.checkpoints = shared / "checkpoints"
         self.config = root / "run.yaml"
-        self.finished = self.state / FINISHED
+        self.finished = shared / "state" / FINISHED
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.root)!r})"
@@ -106,6 +130,15 @@ class RunDir:
 
     def attempt(self, number: int) -> Path:
         return self.attempts / f"{number:04d}"
+
+    def group(self, name: str) -> RunDir:
+        """The directory of one of its replica groups."""
+        return RunDir(self.root / GROUPS / name)
+
+    @property
+    def replicas(self) -> Path:
+        """What is known of all replica groups together."""
+        return self.root / "replicas"
 
 
 def write_whole(

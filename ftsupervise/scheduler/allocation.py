@@ -108,15 +108,21 @@ class Allocation:
         self._steps: Callable[[], frozenset[str]] | None = None  # as they are, for the end_steps that follows
         self._ahead: Callable[[], dict[str, str]] | None = None  # for the how_they_are that follows
         self._addresses: dict[str, tuple[str, int]] = {}
+        here = env.get("SLURMD_NODENAME", "")
         text = env.get("SLURM_JOB_NODELIST", "") if self.job else ""
         try:
             self.nodes = expand_hostlist(text) if text else ()
         except ValueError:
             self.nodes = ()
+        # may a node be lost while we go on? a replica group's only one may be
+        self.elsewhere = len(self.nodes) > 1 or bool(here and self.nodes and self.nodes != (here,))
+        self._asked = (
+            self.nodes if not here or here in self.nodes else (*self.nodes, here)
+        )  # by a connection: one answers
 
     def states(self) -> dict[str, str]:
         """node -> its state in sinfo's words ("mixed", "down*"), GONE for one the job has lost; {} without an answer."""
-        if len(self.nodes) < 2:
+        if not self.elsewhere:
             return {}
         words = ("sinfo", "-h", "-N", "-n", self._env["SLURM_JOB_NODELIST"], "-o", "%N|%T")
         asked = _beside(self._held)
@@ -135,13 +141,20 @@ class Allocation:
             return None
 
     def steps(self) -> frozenset[str]:
-        """The job's living steps, without the batch script's own and our agents'."""
+        """The job's living steps on our nodes, without the batch script's own and our agents'. A replica group has only some of
+        the job's nodes, and the steps on the others are none of its affair."""
         if not self.job:
             return frozenset()
-        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%j")
-        lines = (line.strip().partition("|") for line in out.splitlines()) if code == 0 else ()
-        found = (step for step, _, name in lines if name not in (AGENTS, STANDBYS))
+        code, out = self._ask("squeue", "-s", "-h", "-j", self.job, "-o", "%i|%N|%j")
+        lines = (line.strip().split("|", 2) for line in out.splitlines() if line.count("|") > 1) if code == 0 else ()
+        found = (step for step, nodes, name in lines if name not in (AGENTS, STANDBYS) and self._has_one_of(nodes))
         return frozenset(step for step in found if step and not step.endswith((".batch", ".extern", ".interactive")))
+
+    def _has_one_of(self, nodes: str) -> bool:
+        try:
+            return not self.nodes or not nodes or not set(self.nodes).isdisjoint(expand_hostlist(nodes))
+        except ValueError:
+            return True
 
     def lives(self, job: str) -> bool | None:
         """Does Slurm have this job, waiting, running or completing? None when that is unknown."""
@@ -181,7 +194,7 @@ class Allocation:
 
     def ask_ahead(self) -> None:
         """Ask now what the next ``how_they_are`` answers: the ranks are dead, and srun takes its time to end."""
-        if len(self.nodes) > 1:
+        if self.elsewhere:
             self._ahead = self._ask_how_they_are()
 
     def _ask_how_they_are(self) -> Callable[[], dict[str, str]]:
@@ -197,7 +210,7 @@ class Allocation:
         """Nodes of the allocation whose slurmd does not answer us, whatever Slurm thinks of them. Remembered."""
         where = self._where()
         if where:
-            self._silent = frozenset(silent(where))
+            self._silent = frozenset(silent(where)) & frozenset(self.nodes)
         return self._silent
 
     def kill_ranks(self, attempt_dir: Path, nodes: tuple[str, ...]) -> bool:
@@ -275,15 +288,20 @@ class Allocation:
 
     def address(self, node: str) -> str:
         """Where Slurm reaches a node; "" when that is unknown."""
-        return self._where().get(node, ("", 0))[0]
+        if self.nodes and not self._addresses:
+            self._learn_addresses()
+        return self._addresses.get(node, ("", 0))[0]
 
     def _where(self) -> dict[str, tuple[str, int]]:
         """node -> address and port of its slurmd, asked for once: they stay while we hold the nodes."""
-        if len(self.nodes) > 1 and not self._addresses:
-            code, shown = self._ask("scontrol", "show", "node", "-o", self._env["SLURM_JOB_NODELIST"])
-            if code == 0:
-                self._addresses = addresses(shown, self._usual_port())
-        return self._addresses
+        if self.elsewhere and not self._addresses:
+            self._learn_addresses()
+        return self._addresses if self.elsewhere else {}
+
+    def _learn_addresses(self) -> None:
+        code, shown = self._ask("scontrol", "show", "node", "-o", compress_hostlist(self._asked))
+        if code == 0:
+            self._addresses = addresses(shown, self._usual_port())
 
     def _usual_port(self) -> int:
         _, out = self._ask("scontrol", "show", "config")

@@ -219,6 +219,7 @@ class WatchedRun:
     report: RunReport | None = None
     waits: bool = False  # all its jobs wait, and the nodes excluded for them have not been reviewed
     sent: bool = False  # its messages have been sent, or cannot be in this tick
+    exported: bool = False  # its metrics have been written, or cannot be in this tick
 
 
 class TickProgress:
@@ -327,6 +328,15 @@ class MessagesSent(NamedTuple):
         for index in self.indexes:
             progress.runs[index].sent = True
         progress.delivered.append(self.delivered)
+
+
+class MetricsWritten(NamedTuple):
+    which: int
+    troubles: tuple[str, ...]
+
+    def into(self, progress: TickProgress) -> None:
+        progress.runs[self.which].exported = True
+        progress.notes += self.troubles
 
 
 class NodesReleased(NamedTuple):

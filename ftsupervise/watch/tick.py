@@ -27,7 +27,7 @@ from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.checks import QueueAnswer, Unanswered
 from ftsupervise.watch.general import KEEPS
 from ftsupervise.watch.roster import Roster, RunReport, TickProgress
-from ftsupervise.watch.tour import FINDS, READS, RELIEVES, SENDS, TickOrders, Tour
+from ftsupervise.watch.tour import EXPORTS, FINDS, READS, RELIEVES, SENDS, TickOrders, Tour
 from ftsupervise.watch.watchdogs import WATCHDOGS, load_watchdog
 
 _AT_ONCE = 8  # children
@@ -162,6 +162,11 @@ class _Children:
             progress.runs[at.item].sent = True
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {SENDS}: {why}")
             self._no_answer(at.item, seconds, at.words, why)
+        elif at.words == EXPORTS:
+            for run in progress.runs:  # all that are left: most write to one place
+                run.exported = True
+            progress.notes.append(f"{progress.roster.label(at.item)}: could not {EXPORTS}: {why}")
+            return
         elif at.words == RELIEVES:
             progress.runs[at.item].waits = False
             progress.notes.append(f"{progress.roster.label(at.item)}: could not {RELIEVES}: {why}")

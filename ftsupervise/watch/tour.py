@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.last_day import AboutRun
+from ftsupervise.alerts.outbox import due
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
-from ftsupervise.findings import EventKind, Finding
+from ftsupervise.findings import Finding
 from ftsupervise.host.ownership import user_name
-from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.probe import Probe
 from ftsupervise.rundir import heartbeat_page, pinned
 from ftsupervise.rundir.launches import people
@@ -29,13 +30,15 @@ from ftsupervise.rundir.watched import MOST, FiringAlert, WatchFound, read_found
 from ftsupervise.scheduler import SCHEDULERS, SLURM
 from ftsupervise.scheduler.ownership import own_job_ids
 from ftsupervise.truth import Health
-from ftsupervise.units import show_duration
 from ftsupervise.watch import checks
 from ftsupervise.watch import roster as rosters
 from ftsupervise.watch.checks import QueueAnswer, RunLook, ask, look_at, settings_finding, slurm_finding, write_memory
+from ftsupervise.watch.event_lines import EventLine, append, events_path, of_event, of_notice
+from ftsupervise.watch.events import Event, events
 from ftsupervise.watch.roster import (
     DirectoryFound,
     MessagesSent,
+    MetricsWritten,
     NodesReleased,
     QueuesRead,
     RunChecked,
@@ -48,87 +51,19 @@ from ftsupervise.watch.roster import (
 
 if TYPE_CHECKING:
     from ftsupervise.config.schema import Run
+    from ftsupervise.model import Job
     from ftsupervise.probe.errand import Say
     from ftsupervise.scheduler import Scheduler
-
-# The events of a run since the last tick, from its ledger: pure. Events are sent once and have no end.
-#
-# A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
-# but people want to find it in the morning: it is sent as one event with both halves in it.
-
-
-@dataclass(frozen=True)
-class Event:
-    """One event. ``dedup`` names it for ever, so that it is sent once, however many watches there are."""
-
-    kind: EventKind
-    dedup: str
-    at: datetime
-    summary: str
-    meaning: str = ""
-
-
-def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
-    """Every event of the run so far, oldest first; the journal drops those that were sent.
-
-    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
-    """
-    found: list[Event] = []
-    for before, attempt in zip([None, *attempts], attempts, strict=False):
-        found += _begin(before, attempt)
-        found += _end(attempt, raised if attempt is attempts[-1] else "")
-    if finished_at is not None:
-        last = attempts[-1] if attempts else None
-        step = f" at step {last.last_step}" if last and last.last_step is not None else ""
-        count = f", in {len(attempts)} attempt{'s' if len(attempts) > 1 else ''}" if attempts else ""
-        total = ""
-        if attempts:
-            total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
-        text = f"done{step}{total}{count}"
-        found.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
-    return tuple(found)
-
-
-def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
-    if not attempt.host:
-        return []  # claimed, and nothing was started: a full disk, or a job that died at once
-    where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
-    nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
-    if before is None:
-        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}")]
-    if attempt.first_step is None:
-        return []  # it has not come as far as a step; when it has, it has taken over
-    lost = ""
-    if before.last_step is not None and attempt.first_step <= before.last_step:
-        lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"
-    gap = ""
-    if before.ended is not None:
-        gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
-    step = f" at step {before.last_step}" if before.last_step is not None else ""
-    ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
-    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
-    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
-
-
-def _end(attempt: Attempt, raised: str) -> list[Event]:
-    """An event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
-    if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
-        return []
-    step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
-    words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
-    text = f"attempt {attempt.number} saved and stopped{step}: {words}"
-    meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
-    return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]
-
 
 _FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
+EXPORTING = 20.0  # … that it may take to write the metrics of a run
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
 FINDS, READS, STANDS = "find where it lies", "read its settings", "check its directory"
-SENDS, RELIEVES = "send its messages", "take nodes back for it"
+SENDS, RELIEVES, EXPORTS = "send its messages", "take nodes back for it", "write its metrics"
 
 
 @dataclass(frozen=True)
@@ -143,6 +78,8 @@ class TickOrders:
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
+    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None  # beside its messages
+    export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
 
 
 # ------------------------------------------------------------------------------------------------------------- the way
@@ -154,6 +91,8 @@ class Tour:
     def __init__(self, orders: TickOrders, progress: TickProgress, group: Sequence[int], say: Say) -> None:
         self.orders, self.progress, self.group, self.say = orders, progress, group, say
         self.journals: dict[int, Journal] = {}
+        self.looks: dict[int, RunLook] = {}
+        self.jobs: dict[int, tuple[Job, ...] | None] = {}  # of the runs that were looked at
 
     def tell(self, event: Any) -> None:
         self.progress.apply(event)
@@ -176,6 +115,7 @@ class Tour:
         if self.orders.send:
             self._send()
             self._relieve()
+        self._export()
 
     def _settle(self, index: int) -> None:
         name, known = self.progress.roster.names[index], self.progress.roster.known.get(index)
@@ -267,9 +207,12 @@ class Tour:
                 at=lambda name: self.say.at(index, f"check it (watchdog {name})", BOUND),
             )
             self.say.at(index, "write down what was found", BOUND)
-            report = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
+            report, news = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
             self.say.at(index, "write down that it was checked", BOUND)
-            trouble = tuple(_remember(seen, report, orders.now, orders.every))
+            trouble = tuple(_remember(seen, report, news, orders))
+            self.jobs[index] = seen.jobs
+            if seen.run.watch.metrics is not None:
+                self.looks[index] = seen
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
             self.tell(RunChecked(index, report, trouble, waits))
         except Exception as error:  # a broken directory must neither end the watch of the others nor go unnoticed
@@ -287,7 +230,18 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            self.tell(MessagesSent(tuple(mine), send(journals, settings, self.orders.now, self.say, mine)))
+            done = send(journals, settings, self.orders.now, self.say, mine, self._beside)
+            self.tell(MessagesSent(tuple(mine), done))
+
+    def _beside(self, index: int) -> AboutRun | None:
+        """For the messages of a run that this child has looked at."""
+        if self.orders.draw is None or index not in self.jobs:
+            return None
+        run = self.progress.roster.known[index].run
+        try:
+            return self.orders.draw(RunDir(str(run.run_dir)), self.jobs[index], self.orders.now)
+        except Exception:  # a picture is never worth a message
+            return None
 
     def _relieve(self) -> None:
         for index in [index for index in self.group if self.progress.runs[index].waits]:
@@ -297,20 +251,40 @@ class Tour:
                 sentences = tuple((run.name, sentence) for sentence in self.orders.relieve(run, self.orders.now))
                 self.tell(NodesReleased(index, sentences))
 
+    def _export(self) -> None:
+        """Write the metrics of those that this child has looked at. Last: a directory that hangs costs nobody a message."""
+        for index, seen in self.looks.items():
+            folder, run = seen.run.watch.metrics, self.progress.runs[index]
+            if self.orders.export is None or folder is None or run.exported or run.hung:
+                continue
+            self.say.at(index, EXPORTS, EXPORTING)
+            blind = queue_of(seen.run, self.progress.queues or {}).blind
+            self.tell(
+                MetricsWritten(index, tuple(self.orders.export(seen.rundir, seen.jobs, blind, self.orders.now, folder)))
+            )
+
 
 def _may_send(run: WatchedRun) -> bool:
     return run.storage is not None and not (run.missing or run.hung or run.sent)
 
 
 def send(
-    journals: Sequence[Journal], settings: Sequence[Any], now: datetime, say: Say, items: Sequence[int]
+    journals: Sequence[Journal],
+    settings: Sequence[Any],
+    now: datetime,
+    say: Say,
+    items: Sequence[int],
+    draw: Callable[[int], AboutRun | None] = lambda _: None,
 ) -> Delivered:
-    """Send the messages that are due in ``journals``; ``items`` has the index of each one's run."""
+    """Send the messages that are due in ``journals``; ``items`` has the index of each one's run. ``draw``: the last day of a
+    run, asked for where there is a message."""
+    beside: dict[str, AboutRun] = {}
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
-        journal.read()
+        if due(journal.read(), now) and (found := draw(item)) is not None:
+            beside[journal.home] = found
     say.at(-1, "send messages", SENDING)
-    return deliver(journals, settings, now)
+    return deliver(journals, settings, now, beside=beside)
 
 
 def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:
@@ -333,16 +307,20 @@ def slurm_queue(progress: TickProgress) -> QueueAnswer | None:
     return next((queue for queue in (progress.queues or {}).values() if queue.kind == SLURM), None)
 
 
-def _notify(seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]) -> RunReport:
+def _notify(
+    seen: RunLook, journal: Journal, now: datetime, *, beside: Sequence[Finding]
+) -> tuple[RunReport, list[EventLine]]:
     recorded = record(journal, seen.findings, seen.run.alerts, now, run_name=seen.run.name, beside=beside)
-    said = []
+    said, news = [], [of_notice(notice, seen.rundir) for notice in recorded.notices]
     for event in _events(seen):
         look = f"ftsupervise status {seen.rundir.quoted()}"
         finding = event_finding(seen.run.name, event.kind, event.summary, now, look=look, meaning=event.meaning)
         if announce(journal, seen.run.alerts, event.kind, event.dedup, finding):
             said.append(f"{event.kind.value}: {event.summary}")
+            news.append(of_event(event.kind.value, finding, seen.rundir, event.at))
     shown = tuple(finding for finding in seen.findings if finding.health is not Health.OK)
-    return RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
+    report = RunReport(seen.run.name, shown, recorded.firing, recorded.notices, tuple(said), len(seen.findings))
+    return report, news
 
 
 def _events(seen: RunLook) -> tuple[Event, ...]:
@@ -357,14 +335,19 @@ def _events(seen: RunLook) -> tuple[Event, ...]:
     return events(seen.attempts, finished_at=None if mark is None else mark.at, raised=raised)
 
 
-def _remember(seen: RunLook, report: RunReport, now: datetime, every: timedelta | None) -> list[str]:
-    """Write the watchdogs' memory, what was found, and this watch's own beat, which the run's guard and other watches read."""
+def _remember(seen: RunLook, report: RunReport, news: Sequence[EventLine], orders: TickOrders) -> list[str]:
+    """Write the watchdogs' memory, what was found, this watch's own beat, which the run's guard and other watches read, and the
+    events for log collectors."""
     try:
-        write_found(seen.rundir, _found(seen, report, now))
+        write_found(seen.rundir, _found(seen, report, orders.now))
         write_memory(seen.rundir, seen.memory)
-        heartbeat_page.write_watcher(seen.rundir, now, every)
+        heartbeat_page.write_watcher(seen.rundir, orders.now, orders.every)
     except OSError as error:
         return [f"{seen.run.name}: cannot write {seen.rundir.watch}: {error.strerror}"]
+    try:
+        append(events_path(seen.rundir), news)
+    except OSError as error:
+        return [f"{seen.run.name}: cannot write {events_path(seen.rundir)}: {error.strerror}"]
     return []
 
 

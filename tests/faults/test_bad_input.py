@@ -56,6 +56,7 @@ def small(folder: Path) -> Iterator[Path]:
     [
         (["launch", "nowhere.yaml"], 66, "nowhere.yaml"),
         (["status", "no-such-run"], 66, "no run called 'no-such-run'"),
+        (["status", "."], 66, "has not been launched yet"),
         (["status"], 66, "has not been launched yet"),
         (["kill", "--yes"], 66, "has not been launched yet"),
         (["watch", "/nonexistent/dir"], 66, "/nonexistent/dir"),
@@ -107,7 +108,7 @@ def test_an_unreadable_run_directory_is_said_to_be_that(folder: Path) -> None:
     for name in ("switches", "state", "attempts", "launches", "beats", "logs", "watch"):
         (folder / "runs/tr11" / name).mkdir(parents=True)
     (folder / "runs/tr11/switches").chmod(0o700)
-    assert as_nobody(folder, "status") == (77, True)
+    assert as_nobody(folder, "status", ".") == (77, True)
     assert as_nobody(folder, "launch") == (77, True)
     assert as_nobody(folder, "kill", "--yes") == (77, True)
 

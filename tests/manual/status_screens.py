@@ -19,9 +19,22 @@ from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.watched import FiringAlert, WatchFound
 from ftsupervise.truth import Health, OutputPart, SwitchState
+from ftsupervise.watch.event_lines import EventLine
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 RUN = RunDir("/scratch/ada/train-10b")
+EVENT = EventLine(
+    at=NOW,
+    run="train-10b",
+    directory=str(RUN.root),
+    event="fired",
+    severity="critical",
+    watchdog="is-running",
+    subject="queue",
+    summary="no job of train-10b is in the queue",
+    since=NOW - timedelta(minutes=5),
+    alert="3f9a1c",
+)
 
 
 def before(**ago: float) -> datetime:

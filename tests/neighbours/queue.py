@@ -32,7 +32,7 @@ elif name == "squeue":
         facts = {{"i": id, "F": id.partition("_")[0], "A": id.partition("_")[0], "T": "PENDING", "D": str(job.get("nodes", 1)),
                  "P": "p", "x": listed(job["excluded"]), "f": "(null)", "r": job.get("reason", "Dependency"),
                  "k": job.get("comment", "ftsupervise:x:t0"), "u": {user!r}, "E": "(null)", "N": "",
-                 "j": "x", "Z": "/"}}
+                 "j": "x", "Z": "/", **job.get("facts", {{}})}}
         print(re.sub("%([a-zA-Z])", lambda m: facts.get(m[1], "N/A"), form))
 elif words[:2] == ["show", "job"]:
     those = (job for id, job in state["jobs"].items() if id.partition("_")[0] == words[-1])
@@ -45,7 +45,9 @@ elif name == "scontrol":
 
 
 class Queue:
-    """``jobs``: id -> {excluded: [...], reason: ...}. ``env`` is what who asks it needs."""
+    """``jobs``: id -> {excluded: [...], reason: ..., facts: {"T": "RUNNING"}}, with squeue's letters.
+
+    ``env`` is what who asks it needs."""
 
     def __init__(self, folder: Path, nodes: list[str], jobs: dict[str, dict[str, Any]], *, away: bool = False) -> None:
         self._page = folder / "queue.json"

@@ -85,13 +85,19 @@ def state() -> Callable[[Sandbox, str], str]:
 @pytest.fixture
 def scene(
     request: pytest.FixtureRequest, make_sandbox: Callable[..., Sandbox], short_tmp: Path
-) -> Callable[..., Scene]:
+) -> Iterator[Callable[..., Scene]]:
+    made: list[Scene] = []
+
     def make(**shape: Any) -> Scene:
         name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[5:35]
         while (folder := short_tmp / name).exists():  # of another parameter
             name += "x"
         shutil.copytree(EXAMPLE, folder)
         shutil.rmtree(folder / "runs", ignore_errors=True)
-        return Scene(folder, make_sandbox(**shape), name)
+        made.append(Scene(folder, make_sandbox(**shape), name))
+        return made[-1]
 
-    return make
+    yield make
+    for one in made:  # shown when the test has failed: what the supervisor said is the only witness
+        for log in sorted(one.rundir.root.glob("attempts/*/run.log")) + sorted(one.rundir.logs.glob("*.out")):
+            print(f"--- {log.relative_to(one.rundir.root)}\n{log.read_text(errors='replace')[-6000:]}")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def test_another_period_moves_the_chain_to_the_new_slots(one: OneCron, until: Un
     installed = need_installed(one.cron)
 
     def moved() -> bool:
-        slots = [slot_of(job.comment, installed.id) for job in one.slurm().queue() if job.state.waiting]
+        jobs = one.slurm().queue()
+        print(f"{datetime.now():%T}", *(f"{job.id} {job.state} {job.comment};" for job in jobs))  # shown if it fails
+        slots = [slot_of(job.comment, installed.id) for job in jobs if job.state.waiting]
         mine = [slot.timestamp() for slot in slots if slot is not None]
         return len(mine) == 3 and all(at % 600 == 0 for at in mine)
 

@@ -143,13 +143,13 @@ def test_status_and_check_agree_about_a_job_that_somebody_wrapped_by_hand(desk: 
     job = desk.sandbox.run(script).strip()
     try:
         until(lambda: list(desk.folder.glob("runs/*/attempts/*/start.json")), "the attempt")
-        assert json.loads(desk.type("status", "--json").stdout)["verdict"] == "running"
-        assert f"RUNNING (job {job})" in desk.type("status").stdout
+        assert json.loads(desk.type("status", ".", "--json").stdout)["verdict"] == "running"
+        assert f"RUNNING (job {job})" in desk.type("status", ".").stdout
         done = desk.type("check", "is-running")
         assert f"job {job} is RUNNING" in done.stdout, done.stdout
     finally:
         desk.sandbox.run(["scancel", job])
-    until(lambda: "GONE" in desk.type("status").stdout, "the job to be gone")
+    until(lambda: "GONE" in desk.type("status", ".").stdout, "the job to be gone")
     assert desk.type("check", "is-running").returncode == 2
 
 

@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from ftsupervise.rundir.resumed import write_resumed
 from ftsupervise.truth import Resumed
 from tests.neighbours.supervised import SupervisedRun
 
+Until = Callable[..., Any]
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
 
 
@@ -101,12 +104,20 @@ with Guard(signals=(), rank=rank, world=world) as guard:
 """
 
 
-def save(folder: Path, rank: int, world: int, step: int, *more: str, later: bool = False) -> int:
-    """A save without a supervisor. ``later``: by a clock that is two days ahead."""
+def save(folder: Path, rank: int, world: int, step: int, *more: str, later: bool = False) -> subprocess.Popen[bytes]:
+    """A rank that saves, without a supervisor. ``later``: by a clock that is two days ahead."""
     clock = [shutil.which("faketime") or "", "-f", "+2d"] if later else []
     env = {**os.environ, "FTSUPERVISE_CHECKPOINT_DIR": str(folder), "NO_FAKE_STAT": "1"}
     words = [*clock, sys.executable, "-c", SAVE, str(rank), str(world), str(step), *more]
-    return subprocess.run(words, env=env, check=False, timeout=60, capture_output=True).returncode
+    return subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def save_both(folder: Path, step: int, until: Until, *, later: bool = False) -> list[int]:
+    """Rank 1 has written when rank 0 commits, and hears of it. The codes with which they exit."""
+    first = save(folder, 1, 2, step, later=later)
+    written = f".staging/alone-2/step-{step:08}/rank-1.pt"
+    until((folder / written).exists, "rank 1's file")
+    return [save(folder, 0, 2, step, later=later).wait(60), first.wait(60)]
 
 
 def staged(folder: Path) -> list[str]:
@@ -114,16 +125,18 @@ def staged(folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (apt-get install faketime)")
-def test_what_a_killed_save_of_several_ranks_left_without_a_supervisor_goes_after_a_day(tmp_path: Path) -> None:
+def test_what_a_killed_save_of_several_ranks_left_without_a_supervisor_goes_after_a_day(
+    tmp_path: Path, until: Until
+) -> None:
     for rank in range(2):
-        assert save(tmp_path, rank, 2, 1, "dies") == 9
+        assert save(tmp_path, rank, 2, 1, "dies").wait(60) == 9
     assert staged(tmp_path) == ["alone-2/step-00000001"]
-    for rank in (1, 0):
-        assert save(tmp_path, rank, 2, 2) == 0
+    assert save_both(tmp_path, 2, until) == [0, 0]
     assert staged(tmp_path) == ["alone-2/step-00000001"], "its ranks may still write there"
-    assert save(tmp_path, 1, 2, 3, later=True) == 0
+    first = save(tmp_path, 1, 2, 3, later=True)
+    until((tmp_path / ".staging/alone-2/step-00000003/rank-1.pt").exists, "rank 1's file")
     assert staged(tmp_path) == ["alone-2/step-00000001", "alone-2/step-00000003"], "rank 0 alone takes it away"
-    assert save(tmp_path, 0, 2, 3, later=True) == 0
+    assert [save(tmp_path, 0, 2, 3, later=True).wait(60), first.wait(60)] == [0, 0]
     assert staged(tmp_path) == []
     assert leftovers(None, tmp_path, time.time() + 2 * A_DAY) == ()
     assert sorted(path.name for path in tmp_path.glob("step-*/rank-*")) == [
@@ -134,11 +147,12 @@ def test_what_a_killed_save_of_several_ranks_left_without_a_supervisor_goes_afte
     ]
 
 
-def test_what_a_killed_save_of_four_ranks_left_is_no_part_of_the_same_step_saved_by_two(tmp_path: Path) -> None:
+def test_what_a_killed_save_of_four_ranks_left_is_no_part_of_the_same_step_saved_by_two(
+    tmp_path: Path, until: Until
+) -> None:
     for rank in range(4):
-        assert save(tmp_path, rank, 4, 1, "dies") == 9
-    for rank in (1, 0):
-        assert save(tmp_path, rank, 2, 1) == 0
+        assert save(tmp_path, rank, 4, 1, "dies").wait(60) == 9
+    assert save_both(tmp_path, 1, until) == [0, 0]
     manifest = read_manifest(tmp_path / "step-00000001")
     assert manifest is not None and [entry.path for entry in manifest.files] == ["rank-0.pt", "rank-1.pt"]
     assert leftovers(None, tmp_path, time.time() + A_DAY + 60) == (".staging/alone-4/step-00000001",)

@@ -44,14 +44,15 @@ class Desk:
     def cron(self) -> Path:
         return self.home / ".config" / "ftsupervise" / "cron"
 
-    def type(self, *words: str, code: int = 0) -> str:
+    def type(self, *words: str, code: int | None = 0) -> str:
+        """``code``: the exit code that it must have; None: any."""
         argv = [sys.executable, "-m", "ftsupervise", *words]
         done = subprocess.run(
             argv, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=120, check=False
         )
         said = done.stdout + done.stderr
         assert "Traceback" not in said, said
-        assert done.returncode == code, said
+        assert code in (None, done.returncode), said
         return said
 
     def drop(self, folder: str, name: str, body: str) -> Path:
@@ -235,7 +236,8 @@ def test_without_slurm_a_dropped_job_script_runs_on_this_machine(desk: Desk, unt
 
     def over() -> str:
         desk.type("cron", "tick")
-        (entry,) = json.loads(desk.type("cron", "status", "--json"))["entries"]
+        # slots of a second are missed where two commands take longer than that, and status calls it dead
+        (entry,) = json.loads(desk.type("cron", "status", "--json", code=None))["entries"]
         return entry["last"]["output"] if entry["state"] == "ok" else ""
 
     assert Path(until(over, "the end of the local job")).read_text() == "made a report\n"

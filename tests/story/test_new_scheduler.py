@@ -80,7 +80,7 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
 
     assert "srun" not in say("launch", "--dry-run"), "that is Slurm's"
     assert "submitted as job pen-1" in say("launch")
-    assert "1 waiting to take over" in say("status")
+    assert "1 waiting to take over" in say("status", ".")
     assert "t is in the queue already: pen-1" in say("launch", code=75)
     assert "after job pen-1" in say("launch", "--after", "pen-1")
     job = {**env, "FTSUPERVISE_JOB_ID": "pen-1"}
@@ -88,7 +88,7 @@ def test_a_third_scheduler_is_one_file_and_one_line(tmp_path: Path) -> None:
         ["bash", tmp_path / "runs/t/launches/0001/train.sbatch"], cwd=tmp_path, env=job, check=True, timeout=60
     )
     assert (tmp_path / "trained").exists()
-    assert "pen-1" in say("status"), "the attempt ran in it"
+    assert "pen-1" in say("status", "."), "the attempt ran in it"
 
     config.write_text(config.read_text().replace("scheduler: pen", "scheduler: pem"))
     assert "'pen'" in say("config", "show", code=78)

@@ -48,7 +48,7 @@ def test_a_chain_that_fails_at_once_keeps_its_members_and_one_alert_says_why(
     until(lambda: [j.reason for j in Local().queue()] == ["JobHeldUser"], "one member, held")
     assert len(ledger(rundir)) == 3, "two attempts in the first member, the third in the second"
     assert typed("check", "brake").returncode == 2
-    seen = typed("status").stdout
+    seen = typed("status", ".").stdout
     assert "STOPPED" in seen and "clear --brake" in seen
     checked = typed("watch", "--quiet")
     assert checked.returncode == 2, checked.stdout
@@ -117,9 +117,9 @@ def test_a_chain_of_which_no_job_got_as_far_as_an_attempt_is_gone_and_not_new(
     (tmp_path / "ftsupervise.yaml").write_text(
         "name: burnt\nscheduler: local\nlaunch:\n  command: echo never\n  setup: echo no such module >&2; exit 3\n  jobs: 2\n"
     )
-    assert typed("status").returncode == 66 or "NEW" in typed("status").stdout
+    assert typed("status", ".").returncode == 66 or "NEW" in typed("status", ".").stdout
     assert typed("launch").returncode == 0
     until(lambda: not Local().queue(), "the end of the chain")
-    seen = typed("status").stdout
+    seen = typed("status", ".").stdout
     assert "GONE" in seen and f"read what they wrote: tail {tmp_path}/runs/burnt/logs/" in seen, seen
     assert not ledger(RunDir(tmp_path / "runs" / "burnt"))

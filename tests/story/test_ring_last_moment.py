@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from time import monotonic
+from threading import Thread
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ftsupervise.errors import Error
+from ftsupervise.host import bounded
 from ftsupervise.ranks.protocol import RankExit
 from ftsupervise.ranks.rank_table import first_failure
 from ftsupervise.run import Options, gate, supervisor
@@ -22,7 +24,7 @@ from ftsupervise.run.gate import SignalQueue, wait_unless_stopped
 from ftsupervise.run.states import AttemptProgress, AttemptState, Ending
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
-from tests.neighbours.supervised import outside_a_job
+from tests.neighbours.supervised import alive, outside_a_job
 
 
 def options(tmp_path: Path, *command: str, in_place: int) -> Options:
@@ -46,6 +48,32 @@ def test_a_signal_that_comes_as_the_command_ends_is_heard_and_nothing_is_started
     (only,) = ledger(asked.rundir)
     assert only.words == "cancelled or preempted (SIGTERM)"
     assert only.sign == ""
+
+
+def test_a_question_that_is_asked_while_the_command_ends_is_answered_whatever_the_command_has_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the questions to Slurm about the nodes: without their answers the next attempt took a node that the job had lost."""
+    read, answers = RunningCommand.read_the_last_events, []
+
+    def question() -> None:
+        answers.append(bounded.run(["sh", "-c", "sleep 0.5; echo node-1"], timeout=30))
+
+    asking = Thread(target=question)
+
+    def ask_ahead(self: RunningCommand) -> None:
+        if not asking.ident:
+            asking.start()
+            while not bounded.awaited():
+                sleep(0.001)
+        read(self)
+
+    monkeypatch.setattr(RunningCommand, "read_the_last_events", ask_ahead)
+    left = f"sleep 600 & echo $! > {tmp_path}/pid"
+    assert supervisor.run(options(tmp_path, "sh", "-c", left, in_place=0), outside_a_job()) == 0
+    asking.join()
+    assert not alive(int((tmp_path / "pid").read_text()))
+    assert [(one.code, one.stdout) for one in answers] == [(0, "node-1\n")]
 
 
 @pytest.mark.parametrize("in_place", [0, 5])

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.host.ports import ports_of
 from ftsupervise.model import ended
 from ftsupervise.ranks.rpc import answer
 from ftsupervise.run.exit_analysis import first_death, root_error
-from ftsupervise.run.rendezvous import ports_of
 from tests.neighbours.supervised import SupervisedRun
 
 Until = Callable[..., Any]

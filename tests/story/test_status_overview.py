@@ -17,19 +17,24 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from ftsupervise.cli.status import record
 from ftsupervise.cli.status_live import read_rows
+from ftsupervise.report.published import SCHEMA_VERSION, json_schema
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage, write_progress
 from ftsupervise.rundir.records import write_json
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, read_found, write_found
+from tests.manual.status_screens import detail as screen
 from tests.neighbours.queue import Queue
 from tests.neighbours.supervised import outside_a_job
 
 Until = Callable[..., Any]
 FT = [sys.executable, "-m", "ftsupervise"]
 NOW = datetime.now(timezone.utc)
+ROOT = Path(__file__).parents[2]
 
 
 class Desk:
@@ -127,10 +132,51 @@ def test_where_slurm_does_not_answer_runs_are_unknown_with_their_age(desk: Desk)
     assert "last seen" in done.stdout
 
 
-def test_a_directory_that_names_a_run_shows_that_run_and_all_runs_at_request(desk: Desk) -> None:
+def test_the_run_of_this_directory_stands_first_and_is_shown_in_full_by_a_dot(desk: Desk) -> None:
     (desk.here / "ftsupervise.yaml").write_text(f"name: pretrain\nrun_dir: {desk.folder}/runs/pretrain\n")
-    assert desk.type("status").stdout.startswith("pretrain: WAITING")
-    assert desk.type("status", "--all").stdout.startswith("RUN ")
+    lines = desk.type("status").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["RUN", "pretrain", "ablation", "elsewhere"]
+    assert lines[1].startswith("pretrain (here)") and "(here)" not in "".join(lines[2:])
+    assert desk.type("status", ".").stdout.startswith("pretrain: WAITING")
+
+
+def test_a_run_that_only_this_directory_knows_stands_first_and_one_not_launched_is_named(desk: Desk) -> None:
+    unknown = desk.run("unknown")
+    (desk.folder / "state/runs/unknown").unlink()
+    settings = desk.here / "ftsupervise.yaml"
+    settings.write_text(f"name: unknown\nrun_dir: {unknown.root}\n")
+    assert desk.type("status").stdout.splitlines()[1].startswith("unknown (here)")
+    in_a_job = desk.type("status", "--json", FTSUPERVISE_RUN_DIR=f"{desk.folder}/runs/pretrain")
+    assert [(row.name, row.here) for row in read_rows(in_a_job.stdout)][:2] == [("pretrain", True), ("ablation", False)]
+    settings.write_text("name: fresh\n")
+    done = desk.type("status")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 4
+    assert "note: fresh has not been launched yet" in done.stderr
+
+
+def test_json_keeps_to_the_published_schema(desk: Desk) -> None:
+    """With no field that the schema does not name, for one run, for several and for all."""
+    strict = jsonschema.Draft202012Validator(json_schema(strict=True), format_checker=jsonschema.FormatChecker())
+    for words in ((), ("pretrain",), ("pretrain", "ablation")):
+        strict.validate(json.loads(desk.type("status", *words, "--json").stdout))
+    full = {"schema_version": SCHEMA_VERSION, **json.loads(json.dumps(record(screen())))}
+    strict.validate(full)
+    assert full["ledger"][0]["cause"]["kind"] == "exit" and full["time"]["goodput"]["least"] > 0.5
+    for damage in ({"step": "7"}, {"schema_version": 2}, {"time": None}, {"at": 7}):
+        assert not strict.is_valid({**full, **damage}), damage
+    printed = json.loads(desk.type("status", "--schema").stdout)
+    assert printed == json_schema()
+    assert not strict.is_valid({**full, "later": 1}) and jsonschema.Draft202012Validator(printed).is_valid(
+        {**full, "later": 1}
+    )
+
+
+def test_the_schema_in_the_repository_is_the_one_that_status_prints() -> None:
+    page = ROOT / "docs" / "status.schema.json"
+    text = json.dumps(json_schema(), ensure_ascii=False, indent=1) + "\n"
+    if os.environ.get("UPDATE_MANUAL"):
+        page.write_text(text)
+    assert page.read_text() == text, "rewrite it: UPDATE_MANUAL=1 pytest tests/story/test_status_overview.py"
 
 
 def test_an_account_without_runs_is_told_how_to_begin(tmp_path: Path) -> None:

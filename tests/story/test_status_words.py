@@ -79,7 +79,7 @@ def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_pat
     by_hand = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
     try:
         until(lambda: list(tmp_path.glob("runs/wrapped/attempts/*/start.json")), "the attempt")
-        found = json.loads(typed(tmp_path, "status", "--json").stdout)
+        found = json.loads(typed(tmp_path, "status", ".", "--json").stdout)
         assert (found["verdict"], found["why"]) == ("running", "attempt 1, outside the queue")
         done = typed(tmp_path, "check", "is-running")
         assert done.returncode == 0, done.stdout
@@ -87,7 +87,7 @@ def test_status_and_check_agree_about_a_command_that_was_started_by_hand(tmp_pat
     finally:
         by_hand.kill()
         by_hand.wait(60)
-    assert "no job of it is in the queue" in typed(tmp_path, "status").stdout
+    assert "no job of it is in the queue" in typed(tmp_path, "status", ".").stdout
     assert typed(tmp_path, "check", "is-running").returncode == 2
 
 

@@ -48,6 +48,7 @@ launch:
     {in_place: 5, same_failure: 4, budgets: {node: 20}, back_off: 5s, stop_within: 5m, warm: auto,
      hang: {at_least: 20s, factor: 4, start: 1h, unknown: 20m}}
   distributed: never
+  replica_groups: null
   heartbeat: {log: 'step (\\d+)', file: train.log}
   requeue: true
   output: logs/%x-%A_%a.out

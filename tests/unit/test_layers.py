@@ -28,9 +28,10 @@ ROOMS = (
         "config",
         "nodes",
         "guard",
-        "integrations",
         "ranks",
         "warm",
+        "replicas",
+        "integrations",
     ),
     *("alerts", "watch", "launch", "crontab", "report", "sandbox", "run"),
     *("cli", "start", "__main__"),
@@ -273,7 +274,7 @@ def test_no_function_takes_more_than_eight_arguments() -> None:
 
 
 # Theirs that begin with an underscore, and are public all the same.
-PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit"}
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_exit", "_quorum"}
 
 
 def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -308,7 +309,8 @@ def offers(module: str, name: str) -> bool:
     if not module.startswith("ftsupervise.integrations."):
         return hasattr(import_module(module), name)
     defined = ast.parse(modules()[module.removeprefix("ftsupervise.")].read_text("utf-8")).body
-    return name in {getattr(one, "name", "") for one in defined}
+    passed_on = {alias.name for one in defined if isinstance(one, ast.ImportFrom) for alias in one.names}
+    return name in {getattr(one, "name", "") for one in defined} | passed_on
 
 
 def test_imports_that_stand_in_texts_can_be_made() -> None:

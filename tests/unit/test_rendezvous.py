@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ftsupervise.host.ports import first_free
+from ftsupervise.host.ports import first_free, ports_of
 from ftsupervise.model import Cause, CauseKind, FailureKind
 from ftsupervise.run.cause import failure
 from ftsupervise.run.rendezvous import (
@@ -15,7 +15,6 @@ from ftsupervise.run.rendezvous import (
     in_each_rank,
     in_rank_order,
     meeting_point,
-    ports_of,
     torchrun_env,
     wants_names,
 )

@@ -12,7 +12,7 @@ from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, e
 from ftsupervise.printable import log_line
 from ftsupervise.run.cause import failure
 from ftsupervise.run.exit_analysis import Output, plain, root_error
-from ftsupervise.watch.tour import events
+from ftsupervise.watch.events import events
 
 NOW = datetime(2026, 11, 22, 3, tzinfo=timezone.utc)
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

@@ -29,7 +29,7 @@ PLAIN = 4000  # characters of a mail that was refused for what it said
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """The mail as it will be sent."""
     message = parcel.message
-    seen: View = view(message, parcel.now)
+    seen: View = view(message, parcel.now, beside=parcel.beside)
     mail = EmailMessage()
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)
@@ -51,7 +51,8 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     if message.plain and len(text) > PLAIN:  # cut off, it would leave out the last of several
         text = in_short(seen)
     mail.set_content(text, charset="utf-8")
-    if settings.html and not message.plain:
+    wanted = seen.day is not None if settings.html is None else settings.html
+    if wanted and not message.plain:
         mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
     return mail
 
@@ -79,13 +80,7 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
     mail = compose(parcel, settings)
     hidden = [password]
     try:
-        server = _connect(settings)
-        try:
-            if settings.user is not None:
-                server.login(settings.user, password)
-            refused = server.send_message(mail, settings.from_, to)
-        finally:
-            _leave(server)
+        refused = _converse(mail, settings, to, password)
     except smtplib.SMTPAuthenticationError as error:
         raise _by_code(error.smtp_code, error.smtp_error, "login", hidden, certain=_LOGIN) from None
     except smtplib.SMTPRecipientsRefused as error:
@@ -116,6 +111,27 @@ def send(parcel: Parcel, settings: Email) -> dict[str, str]:
         raise Partly(why, left=(*later, *behind), refused=gone, waits=not later)
     receipt = {"message_id": str(mail["Message-ID"])}
     return {**receipt, "refused": gone} if gone else receipt
+
+
+def post(mail: EmailMessage, settings: Email) -> str:
+    """Send a mail that tells of no alert, once. Returns the recipients that were refused, and why. Raises TryLater, Broken."""
+    password = read_secret(settings, "password")
+    try:
+        refused = _converse(mail, settings, settings.to, password)
+    except (OSError, smtplib.SMTPException) as error:
+        raise TryLater(redact(f"{settings.host}: {error or type(error).__name__}", [password])) from None
+    return _answers(refused.items(), [password])
+
+
+def _converse(mail: EmailMessage, settings: Email, to: tuple[str, ...], password: str) -> dict[str, Any]:
+    """One SMTP conversation: the recipients that were refused. Raises what smtplib raises."""
+    server = _connect(settings)
+    try:
+        if settings.user is not None:
+            server.login(settings.user, password)
+        return dict(server.send_message(mail, settings.from_, to))
+    finally:
+        _leave(server)
 
 
 def _connect(settings: Email) -> smtplib.SMTP:

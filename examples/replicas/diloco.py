@@ -1,0 +1,42 @@
+"""Replica groups with DiLoCo: each trains by itself, and every few steps an outer optimizer takes the average of their ways.
+
+The lines marked GROUPS are what makes replica groups of it; the rest is what any such training has.
+"""
+
+from __future__ import annotations
+
+import torch
+from common import arguments, digits, network, slowly, started, told
+from torch import nn
+from torchft.local_sgd import DiLoCo  # GROUPS
+
+from ftsupervise.integrations.torchft import ReplicaManager  # GROUPS
+
+BATCH = 32
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    started(args)
+    images, labels = digits()
+    net = network()
+    inner = torch.optim.AdamW(net.parameters(), lr=0.003)
+    outer = torch.optim.SGD(net.parameters(), lr=0.7, momentum=0.9, nesterov=True)  # GROUPS
+    seen = {"batches": 0}
+    manager = ReplicaManager(use_async_quorum=False, model=net, optimizer=inner, seen=seen)  # GROUPS
+
+    with DiLoCo(manager, [net], inner, outer, sync_every=args.sync_every):  # GROUPS
+        for _ in manager.steps(args.steps // args.sync_every, save_every=args.save_every):  # GROUPS
+            batch = torch.Generator().manual_seed(args.seed * 1_000_003 + seen["batches"] * 1009 + manager.index)
+            rows = torch.randint(len(images), (BATCH,), generator=batch)
+            inner.zero_grad()
+            loss = nn.functional.cross_entropy(net(images[rows]), labels[rows])
+            slowly(args)
+            loss.backward()
+            seen["batches"] += 1
+            inner.step()  # synchronises when it is due
+            told(args, manager, loss, net)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""``ftsupervise metrics``: runs as metrics for Prometheus, printed or written for node_exporter's textfile collector."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ftsupervise.cli.output import say
+
+if TYPE_CHECKING:
+    from ftsupervise.report.reading import RunReading
+    from ftsupervise.report.textfile import RunMetrics
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write a file for each run into this directory, as the watch does with watch.metrics.",
+)
+def metrics(runs: tuple[str, ...], folder: Path | None) -> None:
+    """Print RUN as metrics in Prometheus's text format. RUN is a directory, an ftsupervise.yaml, or a name; default: all runs
+    of this account.
+
+    The watch writes them by itself where watch.metrics names the directory of node_exporter's textfile collector.
+    """
+    from ftsupervise.config.find_run import find_run
+    from ftsupervise.errors import CannotWrite, Error
+    from ftsupervise.report.metrics import text_of
+    from ftsupervise.report.queues import ask_queues
+    from ftsupervise.report.reading import read_run
+    from ftsupervise.report.rows import my_runs
+    from ftsupervise.report.textfile import measure, sweep, write
+    from ftsupervise.rundir.paths import RunDir
+
+    now, troubles = datetime.now(timezone.utc), list[str]()
+    places = [find_run(run) for run in runs] if runs else [RunDir(place) for place in my_runs().values()]
+    read: list[RunReading] = []
+    for place in places:
+        try:
+            read.append(read_run(place, now, row=True))
+        except Error as error:
+            if len(places) == 1:
+                raise
+            troubles.append(error.message)
+    made: dict[tuple[str, str], RunMetrics] = {}
+    for one, queue in zip(read, ask_queues(read, os.environ).of, strict=True):
+        found = measure(one.rundir, queue.jobs, queue.blind, now)
+        if other := made.get((found.name, found.user)):
+            troubles.append(f"{found.root} is left out: {other.root} is called {found.name} too")
+        else:
+            made[found.name, found.user] = found
+    if folder is None:
+        say(text_of(sample for one in made.values() for sample in one.samples).rstrip("\n"))
+    else:
+        troubles += [trouble for one in made.values() if (trouble := write(folder, one))]
+        sweep(folder)
+    for trouble in troubles:
+        say(f"note: {trouble}", err=True)
+    if folder is not None and troubles:
+        raise CannotWrite(f"{len(troubles)} of {len(places)} runs could not be written to {folder}")

@@ -1,0 +1,65 @@
+"""The address of this host at which another one reaches it, in numbers.
+
+A host name is no answer: on Debian it leads to 127.0.1.1, and on a cluster with several networks to the slow one as often as
+not. The kernel knows from which address it would send to another node. Nothing is sent to find that out.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+LOOPBACK = "127.0.0.1"
+_ELSEWHERE = "192.0.2.1"  # a host that is nowhere (RFC 5737): it has the route of all that have none of their own
+_RESOLVE = 2.0  # seconds for a name
+
+
+def own_address(nodes: Iterable[str]) -> str:
+    """From which address of this host ``nodes`` (names or addresses) are reached: 127.0.0.1 where all of them are this host.
+
+    Where no name of them can be resolved, the address by which this host reaches the outside.
+    """
+    found = ""
+    for node in nodes:
+        there = resolve(node)
+        here = _towards(there) if there else ""
+        if here and not ip_address(here).is_loopback:
+            return here
+        found = here or found
+    if found:
+        return LOOPBACK
+    here = _towards(_ELSEWHERE) or resolve(socket.gethostname())
+    return here or LOOPBACK
+
+
+def resolve(name: str) -> str:
+    """The first address of ``name``, IPv4 if it has one; "" where it has none, or the name server does not answer in time."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        pass
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            every = [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError):
+            return
+        found.extend(sorted(every, key=lambda one: ":" in one))
+
+    thread = threading.Thread(target=ask, name="resolving", daemon=True)
+    thread.start()
+    thread.join(_RESOLVE)
+    return found[0].partition("%")[0] if found else ""
+
+
+def _towards(address: str) -> str:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
+            one.connect((address, 9))
+            return str(one.getsockname()[0])
+    except OSError:
+        return ""

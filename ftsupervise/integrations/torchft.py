@@ -1,0 +1,316 @@
+"""torchft: replica groups that train on while one of them is down.
+
+    from torchft import Optimizer
+    from ftsupervise.integrations.torchft import DistributedDataParallel, ReplicaManager
+
+    manager = ReplicaManager(model=net, optimizer=inner)
+    model, optimizer = DistributedDataParallel(manager, net), Optimizer(manager, inner)
+    for step in manager.steps(10_000, save_every=500):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+``ReplicaManager`` is torchft's ``Manager`` with the addresses and timeouts of ``ftsupervise launch``, and with the guard: what
+all groups must agree on travels with the training (torchft_votes.py), and a group that comes back gets it with the weights.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from importlib import import_module
+from math import ceil, inf
+from typing import Any
+
+from ftsupervise.errors import ConfigError
+from ftsupervise.guard import Decision, Guard
+from ftsupervise.guard.loop_checkpoints import name_of
+from ftsupervise.guard.process_group import find_process_group
+from ftsupervise.guard.settings import Voice, place
+from ftsupervise.integrations.torchft_limits import GroupLimits
+from ftsupervise.integrations.torchft_mended import (
+    DistributedDataParallel,
+    HTTPTransport,
+    MendedManager,
+    ProcessGroupGloo,
+    torch,
+    torchft,
+)
+from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.truth import Health
+
+dist = torch.distributed
+_RETRIES = 20  # failed commits in a row after which the group ends, and is started again
+_TURN = 120.0  # seconds for which a group waits until the one before it has saved
+_SILENCE = 12  # a source of weights may be silent for this part of the time that their copy may take: 5 s
+_ANSWER = 2.0  # seconds for an answer of the lighthouse, when all have come or their time is over
+_POLL = 0.2
+
+
+class ReplicaManager(MendedManager):
+    """The manager of this rank's group. Make it on every rank, after ``init_process_group`` where a group has several.
+
+    state             what a group that joins gets from a healthy one, and what checkpoints hold: objects with ``state_dict``
+                      and ``load_state_dict`` (the module itself, the inner optimizer, a schedule), or a dict
+    use_async_quorum  as torchft has it; False for DiLoCo
+    pg                torchft's process group; default: NCCL where there is a GPU, else gloo, with the timeout of the run
+    guard             options of ``Guard``: ``memory``, ``run_for`` …
+
+    Raises ConfigError, which says what to set, where torchft's version or the timeouts do not fit.
+    """
+
+    def __init__(
+        self, *, use_async_quorum: bool = True, pg: Any = None, guard: Mapping[str, Any] | None = None, **state: Any
+    ) -> None:
+        self.limits = found = GroupLimits.from_environment(os.environ)
+        self.stopped: Decision | None = None  # why the loop ended before the last step
+        self.group, self.index, self.groups = found.group, found.number, found.groups
+        self._place = place(os.environ, None, None, None)
+        self._voice = Voice(self._place.rank, self._place.world)
+        self.guard = Guard(**(guard or {}))
+        self._state = state
+        self._agreed = Agreed()
+        self._began = inf  # when this group began to compute by itself
+        self._committed: bool | None = None  # of the iteration that runs; None: it has not come to a commit
+        address, port = _store(self._place.rank, self._place.world)
+        seconds = found.timeouts
+        super().__init__(
+            while_waiting=self._waits_no_longer,
+            again=seconds.join + _ANSWER,
+            pg=pg or _process_group(seconds.process_group),
+            load_state_dict=None,
+            state_dict=None,
+            min_replica_size=found.minimum,
+            use_async_quorum=use_async_quorum,
+            timeout=timedelta(seconds=seconds.manager),
+            quorum_timeout=timedelta(seconds=seconds.quorum),
+            quorum_retries=seconds.retries,
+            rank=self._place.rank,
+            world_size=self._place.world,
+            store_addr=address,
+            store_port=port,
+            lighthouse_addr=found.lighthouse,
+            replica_id=found.group,
+            max_retries=_RETRIES,
+            checkpoint_transport=HTTPTransport(
+                timedelta(seconds=seconds.manager), timedelta(seconds=seconds.manager / _SILENCE)
+            ),
+        )
+        for name, one in state.items():
+            self.register_state_dict_fn(name, *_of(name, one))
+        self.register_state_dict_fn("ftsupervise", self._hear, lambda: {"stop": self._agreed.to_come()})
+
+    def steps(self, last: int, *, save_every: int | None = None) -> Iterator[int]:
+        """``for step in manager.steps(10_000)``: the number of committed steps so far, until ``last`` are committed or all
+        groups stop. It begins from the newest good checkpoint, or with the weights of the groups that train already.
+
+        One iteration ends with one ``optimizer.step()``. With LocalSGD and DiLoCo a step is one synchronisation, and takes many
+        iterations. ``save_every``: steps between two checkpoints, besides those that somebody asks for; one group writes them.
+        Raises OSError where the checkpoints cannot be read or written.
+        """
+        self._begin()
+        while self.current_step() < last:
+            self._began = time.monotonic()
+            yield self.current_step()
+            committed, self._committed = self._committed, None
+            if self.left:
+                break
+            if committed is None:  # LocalSGD, between two synchronisations
+                self.guard.beat()
+            elif committed and self._after(self.current_step(), save_every, last):
+                break
+        else:
+            self.guard.finished(self.current_step())
+        self.guard.close()
+        self.shutdown(wait=False)
+
+    def start_quorum(self, *arguments: Any, **named: Any) -> None:
+        self._compare()
+        super().start_quorum(*arguments, **named)
+        self._began = time.monotonic()
+
+    def allreduce(self, tensor: Any, *arguments: Any, **named: Any) -> Any:
+        self._compare()
+        return super().allreduce(tensor, *arguments, **named)
+
+    def should_commit(self, timeout: Any = None) -> bool:
+        self._agree()
+        self._committed = super().should_commit(timeout)
+        return self._committed
+
+    @property
+    def has_committed(self) -> bool:
+        """Has this iteration ended with a step that counts?"""
+        return bool(self._committed)
+
+    # -------------------------------------------------------------------------------------------------- begin and end
+
+    def _begin(self) -> None:
+        """Each group loads the newest checkpoint. If they differ, all go on from the newest one of them: torchft gives the
+        others the weights of the group that is furthest."""
+        names = [name for name in self._user_state_dicts if name != "ftsupervise"]
+        objects = {name: self._state.get(name) or _Registered(self, name) for name in names}
+        start = self.guard.restore(**{"torchft": _Counters(self), **objects})  # type: ignore[arg-type]
+        if start is not None:
+            _draw_otherwise(f"{self.group}/{start}/{self._place.rank}")
+
+    def _after(self, step: int, save_every: int | None, last: int) -> bool:
+        """The group has committed ``step``: is the loop to end?"""
+        decision = self.guard.step(step, self._agreed.vote(step))
+        if decision.stop:
+            self.stopped = decision
+        ends = decision.stop or step >= last
+        if decision.stop and self._agreed.own:
+            return True  # the others train on, and have the weights
+        if decision.save or step >= last or bool(save_every and step % save_every == 0 and not decision.stop):
+            self._save(step, wait=ends)
+        return decision.stop
+
+    def _save(self, step: int, *, wait: bool) -> None:
+        """The first of the groups that took part saves. ``wait``: at the end, each waits for those before it, and saves itself
+        if they did not."""
+        turn = self.participating_rank()
+        if turn == 0:
+            self.guard.save(step)
+            return
+        if not wait or turn is None:
+            return
+        until = time.monotonic() + turn * _TURN
+        path = self._place.checkpoints / name_of(step)
+        while self._in_group(int(not path.exists()))[0]:
+            if self._in_group(int(time.monotonic() > until))[0]:
+                self.guard.save(step)
+                return
+            self.guard.beat(phase="save")
+            time.sleep(_POLL)
+
+    # ------------------------------------------------------------------------------------------------- the other groups
+
+    def _agree(self) -> None:
+        """Before each commit. What fails here keeps the step from being committed, as in any other reduction."""
+        if self.left:
+            return
+        decided = self._agreed.to_come()
+        number, own = self._in_group(*propose(self.guard.vote(), self.current_step(), decided, self.limits.own_causes))
+        box = torch.tensor([number], dtype=torch.int64, device=self._device())
+        self.allreduce(box, reduce_op=dist.ReduceOp.MAX).wait()
+        self._agreed = Agreed(decided if self.errored() else max(decided, int(box)), own)
+
+    def _compare(self) -> None:
+        """All timeouts are derived from the time that a group takes until it meets the others."""
+        seconds, self._began = time.monotonic() - self._began, inf
+        if seconds > self.limits.slowest_step:
+            self._voice.once(
+                f"{self.group} took {seconds:.1f} s for a step, and the timeouts are for {self.limits.slowest_step:g} s: "
+                f"set launch.replica_groups.slowest_step to {ceil(seconds)}s or more, or no step may be committed any more"
+            )
+
+    def _hear(self, state: Mapping[str, Any]) -> None:
+        self._agreed = Agreed(max(self._agreed.to_come(), int(state["stop"])), self._agreed.own)
+
+    def _waits_no_longer(self, waited: float) -> bool:
+        """A group that waits is alive. It leaves when the run is over, and the others have gone."""
+        self.guard.beat()
+        if waited < self.limits.patience:
+            return False
+        why = self._over()
+        if why:
+            self._voice.once(f"{why}: leaving, after {waited:.0f} s without the other groups")
+        return bool(why)
+
+    def _over(self) -> str:
+        """Why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
+        decision, rundir = self.guard.check(), self._place.rundir
+        if not decision.stop and rundir is not None:
+            if read_switch(rundir, KILL).health is Health.BAD:
+                decision = Decision(2, "kill switch")
+            elif rundir.has_finished():
+                return "the run has finished"
+        if decision.stop:
+            self.stopped = decision
+        return decision.reason
+
+    def _in_group(self, *values: int) -> list[int]:
+        """The maxima over the ranks of this group."""
+        ranks = find_process_group() if self._place.world > 1 else None
+        return list(values) if ranks is None else ranks.maximum(*values)
+
+    def _device(self) -> str:
+        return "cuda" if "nccl" in self._pg.getBackendName() else "cpu"
+
+
+class _Counters:
+    """How many steps and batches are committed: torchft's own state."""
+
+    def __init__(self, manager: ReplicaManager) -> None:
+        self._manager = manager
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._manager.state_dict())
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._manager.load_state_dict(state)
+
+
+class _Registered:
+    """What something else has registered at the manager (DiLoCo: its outer optimizer, and the weights of the last
+    synchronisation)."""
+
+    def __init__(self, manager: ReplicaManager, name: str) -> None:
+        self.state_dict = manager._user_state_dicts[name]
+        self.load_state_dict = manager._load_state_dict_fns[name]
+
+
+def _of(name: str, one: Any) -> tuple[Callable[[Any], object], Callable[[], Any]]:
+    """How it is loaded and taken."""
+    if isinstance(one, dict):
+
+        def load(state: dict[Any, Any]) -> None:
+            one.clear()
+            one.update(state)
+
+        return load, lambda: dict(one)
+    if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
+        return one.load_state_dict, one.state_dict
+    raise TypeError(f"ReplicaManager({name}=…): {type(one).__name__} has no state_dict; keep such values in a dict")
+
+
+def _process_group(seconds: float) -> Any:
+    kind = torchft.ProcessGroupNCCL if torch.cuda.is_available() else ProcessGroupGloo
+    return kind(timeout=timedelta(seconds=seconds))
+
+
+def _store(rank: int, world: int) -> tuple[str, int]:
+    """The address of the group's store, which the other groups reach too. A group of one rank makes its own."""
+    address, port = os.environ.get("MASTER_ADDR") or socket.gethostname(), int(os.environ.get("MASTER_PORT") or 0)
+    if world > 1 or (dist.is_available() and dist.is_initialized()):
+        if not dist.is_initialized() or not port:
+            raise ConfigError(
+                f"a group of {world} ranks: call torch.distributed.init_process_group before ReplicaManager, with MASTER_ADDR "
+                "and MASTER_PORT set, as `ftsupervise launch` does"
+            )
+        return address, port
+    _stores.append(dist.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False))
+    return address, _stores[-1].port
+
+
+_stores: list[Any] = []  # they end with the process
+
+
+def _draw_otherwise(stream: str) -> None:
+    """All groups loaded one group's random generators: each draws numbers of its own from here on."""
+    seed = zlib.crc32(stream.encode())
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        import_module("numpy.random").seed(seed)
+
+
+__all__ = ["DistributedDataParallel", "ReplicaManager"]

@@ -1,0 +1,152 @@
+"""How long each part of a run of replica groups may wait, derived from its slowest step.
+
+torchft's own defaults are 60 seconds everywhere, so that every long fault is a race: with four groups, one hung process ends
+all of them. Only unequal values are safe. In seconds, T being the longest healthy time between two collectives:
+
+    process_group   an all-reduce between groups; shorter than T, no step ever succeeds
+    join            how long a quorum waits for a group that is alive and does not ask: the price of a hang between collectives
+    manager         the calls inside a group, and the copy of the weights to a group that comes back
+    quorum          how long a group waits for a quorum before it ends itself: longer than all of the above together
+    hang            without a step for so long, a group is ended: before the others end themselves
+
+Measured with torchft 0.2.0. Pure, and free of torchft.
+"""
+
+from __future__ import annotations
+
+from math import ceil, isfinite
+from typing import NamedTuple
+
+from ftsupervise.units import show_duration, show_size
+
+ENV_PROCESS_GROUP = (
+    "FTSUPERVISE_PROCESS_GROUP_TIMEOUT"  # torchft reads none: the constructor gets it from our integration
+)
+HEARTBEAT_INTERVAL = 0.1  # seconds between two heartbeats of a group, torchft's default
+COPY_SPEED = 500_000_000  # bytes a second of weights from one group to another, at least
+
+_SOON = 10.0  # seconds: the least for a quorum and for an all-reduce, however short the steps are
+_MANAGER, _QUORUM = 60.0, 600.0  # the least for these, in seconds
+_LOST_HEARTBEATS = 10  # in a row, before a group counts as dead
+_MANY = 100  # groups: 500 that ask at once are answered within 0.8 s, on two slow cores
+
+
+class Timeouts(NamedTuple):
+    """In seconds, but for ``retries``. ``hang`` 0: hung groups are not ended."""
+
+    process_group: float
+    heartbeat: float
+    join: float
+    manager: float
+    quorum: float
+    retries: int  # of a call to the lighthouse, spread over ``quorum``: one a second
+    hang: float
+
+
+def majority(groups: int) -> int:
+    """The fewest groups that may train on, so that no two halves ever train apart."""
+    return groups // 2 + 1
+
+
+def derive(
+    slowest_step: float, state_bytes: int = 0, groups: int = 0, *, sync_period: float = 0.0, all_reduce: float = 0.0
+) -> Timeouts:
+    """The timeouts of a run.
+
+    ``slowest_step``: the longest healthy time between two collectives of the slowest group, with its evaluations and saves, in
+    seconds. ``state_bytes``: what a group copies when it comes back. ``groups``: of hundreds, the lighthouse hears a heartbeat
+    late. ``sync_period``: the seconds between two quorums of LocalSGD and DiLoCo. ``all_reduce``: the seconds that one takes.
+    """
+    process_group = max(_SOON, 2 * slowest_step) + all_reduce
+    join = max(_SOON, 1.5 * slowest_step)
+    manager = max(_MANAGER, 2 * process_group, 3 * state_bytes / COPY_SPEED)
+    quorum = float(ceil(max(_QUORUM, 3 * (join + process_group + manager)) + sync_period))
+    return Timeouts(
+        process_group=process_group,
+        heartbeat=_LOST_HEARTBEATS * HEARTBEAT_INTERVAL * (1 if groups <= _MANY else 2),
+        join=join,
+        manager=manager,
+        quorum=quorum,
+        retries=int(quorum) - 1,
+        hang=min(join + process_group + 2 * slowest_step + sync_period, quorum / 2 - 1),
+    )
+
+
+def problems(timeouts: Timeouts, slowest_step: float, groups: int, state_bytes: int = 0) -> list[str]:
+    """What would go wrong with these values, one sentence each with the value to set; none: the run can start."""
+    if odd := [name for name, value in timeouts._asdict().items() if not isfinite(value) or value < 0]:
+        return [f"{name} must be a finite number, from 0" for name in odd]
+    process_group, heartbeat, join, manager, quorum, retries, _ = timeouts
+    wanted = derive(slowest_step, state_bytes, groups)
+    steps = f"the slowest step takes {show_duration(slowest_step)}"
+    together = join + process_group + manager
+    found = []
+    if process_group <= slowest_step:
+        found.append(
+            f"{steps}, and an all-reduce may take {show_duration(process_group)}: no step would ever be committed; "
+            f"set process_group to {_seconds(wanted.process_group)}"
+        )
+    if heartbeat < _LOST_HEARTBEATS * HEARTBEAT_INTERVAL:
+        found.append(
+            f"a group counts as dead after {show_duration(heartbeat)} without a heartbeat, and a busy machine is that late; "
+            f"set heartbeat to {_seconds(wanted.heartbeat)}"
+        )
+    if join <= slowest_step:
+        found.append(
+            f"{steps}, and a quorum waits {show_duration(join)} for a group that is alive: the slowest group would be left out "
+            f"of every step; set join to {_seconds(wanted.join)}"
+        )
+    if manager < state_bytes / COPY_SPEED:
+        found.append(
+            f"the weights of a group ({show_size(state_bytes)}) are not copied within {show_duration(manager)}: a group that "
+            f"died would never come back; set manager to {_seconds(wanted.manager)}"
+        )
+    if quorum <= together:
+        found.append(
+            f"a group ends itself after {show_duration(quorum)} without a quorum, and one fault takes up to "
+            f"{show_duration(together)} (join + process_group + manager): all groups would end; "
+            f"set quorum to {_seconds(ceil(3 * together))}"
+        )
+    if retries < 1:
+        found.append(
+            "a call to the lighthouse is not repeated (retries 0): all groups would end when it is restarted; "
+            f"set retries to {max(1, int(quorum) - 1)}"
+        )
+    return found + _hang_problems(timeouts, slowest_step, groups, wanted)
+
+
+def _hang_problems(timeouts: Timeouts, slowest_step: float, groups: int, wanted: Timeouts) -> list[str]:
+    hang, quorum = timeouts.hang, timeouts.quorum
+    if not hang:
+        waits = (
+            f"with {groups} groups there is no quorum while one of them hangs, and hung groups are not ended (hang 0): "
+            f"set hang to {_seconds(wanted.hang)}, or use 3 groups"
+        )
+        return [] if groups >= 3 else [waits]
+    found = []
+    if hang <= slowest_step:
+        found.append(
+            f"a group is ended after {show_duration(hang)} without a step, and the slowest step takes "
+            f"{show_duration(slowest_step)}: healthy groups would be ended; set hang to {_seconds(wanted.hang)}"
+        )
+    if hang >= quorum / 2:
+        found.append(
+            f"a hung group is ended after {show_duration(hang)}, and the others end themselves after {show_duration(quorum)}: "
+            f"that is too close; set quorum to {_seconds(ceil(2 * hang) + 2)}"
+        )
+    return found
+
+
+def _seconds(value: float) -> str:
+    """As a person types it: "10s", "2.5s"."""
+    return f"{round(value, 1):g}s"
+
+
+def environment(timeouts: Timeouts) -> dict[str, str]:
+    """What the ranks of every group get. torchft reads whole numbers only, and ends itself at any other."""
+    return {
+        "TORCHFT_TIMEOUT_SEC": str(ceil(timeouts.manager)),
+        "TORCHFT_QUORUM_TIMEOUT_SEC": str(ceil(timeouts.quorum)),
+        "TORCHFT_QUORUM_RETRIES": str(timeouts.retries),
+        ENV_PROCESS_GROUP: f"{timeouts.process_group:g}",
+    }

@@ -1,0 +1,312 @@
+"""All that a report of one run is made of, read once: ``ReportFacts``. What could not be read stands there with the reason.
+
+Places that may hang by themselves (checkpoints, shared directories of nodes) are read by threads that are left behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from ftsupervise.config import sources
+from ftsupervise.errors import Error
+from ftsupervise.printable import printable
+from ftsupervise.report.costs import CostItem, cost_items
+from ftsupervise.report.detail import RunDetail, detail, runs_now
+from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.slow import SlowPeriod, StepRate, paces, paces_of, slow_periods, usual_rate
+from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.steps import StepRecord, read_steps
+from ftsupervise.secrecy import masked
+
+if TYPE_CHECKING:
+    from ftsupervise.alerts.outbox import JournalState
+    from ftsupervise.config.schema import Run
+    from ftsupervise.nodes.judging import Judgement
+
+T = TypeVar("T")
+WITHIN = 4.0  # seconds for a place that may hang
+_MOST_CHECKPOINTS, _MOST_NOTICES, _MOST_NODES = 200, 200, 300
+
+
+class NodeRow(NamedTuple):
+    name: str
+    state: str  # "excluded", "by hand", "trusted", "left in", ""
+    score: float
+    faults: int  # incidents of the run that happened there
+    incidents: int  # that count against it, of all runs that share the directory
+    why: str = ""
+    last: datetime | None = None
+
+
+class AlertRow(NamedTuple):
+    """An alert, or a message about one."""
+
+    at: datetime | None
+    word: str  # "firing", "resolved" …
+    severity: str
+    name: str  # watchdog and subject
+    summary: str
+    told: tuple[str, ...] = ()  # receivers
+    note: str = ""  # acknowledged by, silenced
+
+
+class CheckpointRow(NamedTuple):
+    name: str
+    step: int | None
+    at: datetime | None
+    size: int | None = None
+    note: str = ""  # "set aside, because …", "no manifest"
+
+
+class SettingRow(NamedTuple):
+    key: str
+    value: str  # JSON
+    origin: str
+
+
+class PlanRow(NamedTuple):
+    """One thing that was planned, or is usual, beside what it is."""
+
+    what: str
+    plan: str
+    actual: str
+    worse: bool = False
+
+
+class Listed(NamedTuple):
+    """Rows of a kind. ``problem``: why there are none, or not all."""
+
+    rows: tuple[NamedTuple, ...] = ()
+    problem: str = ""
+
+
+class ReportFacts(NamedTuple):
+    detail: RunDetail
+    steps: StepRecord
+    paces: tuple[StepRate, ...]
+    slow: tuple[SlowPeriod, ...]
+    incidents: tuple[RunIncident, ...]
+    costs: tuple[CostItem, ...]
+    nodes: Listed  # NodeRow
+    alerts: Listed  # AlertRow: what fires first, then what was sent, newest first
+    checkpoints: Listed  # CheckpointRow, newest first
+    settings: Listed  # SettingRow
+    run: Run | None = None  # its settings, where they can be read
+    folder: str = ""  # of its checkpoints
+
+    @property
+    def usual(self) -> float | None:
+        """Steps a second."""
+        return self.detail.row.usual or usual_rate(self.paces)
+
+
+def report_of(
+    rundir: RunDir, now: datetime, env: Mapping[str, str], extend: Callable[[float], None] = lambda _: None
+) -> ReportFacts:
+    """``extend`` is told how many seconds the next part may take. Raises NotFound, NotPermitted when the run directory cannot
+    be read."""
+    found = detail(rundir, now, env)
+    extend(4 * WITHIN)
+    record = read_steps(rundir)
+    attempts = found.status.attempts
+    rates = paces_of(attempts, paces(record, [one.started.timestamp() for one in attempts]))
+    slow = slow_periods(rates)
+    ended = incidents(attempts, found.account, running=runs_now(found.status))
+    ends = tuple(harmless(one) for one in ended)
+    run, settings = _settings(rundir, found.status.run.records, env)
+    folder = _checkpoint_folder(rundir, run)
+    return ReportFacts(
+        detail=found,
+        steps=record,
+        paces=rates,
+        slow=slow,
+        incidents=ends,
+        costs=cost_items(attempts, found.account, ends, slow),
+        nodes=_in_time(lambda: _nodes(rundir, ends, now), "the incidents of the nodes"),
+        alerts=_in_time(lambda: _alerts(rundir), "the journal of the alerts"),
+        checkpoints=_in_time(lambda: _checkpoints(folder, run), str(folder)),
+        settings=settings,
+        run=run,
+        folder=str(folder),
+    )
+
+
+def in_time(work: Callable[[], T], seconds: float) -> T | None:
+    """What ``work`` returns; None where it has not returned in time. Raises what it raises."""
+    done: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    return done[0] if done else None
+
+
+def _in_time(work: Callable[[], Listed], what: str) -> Listed:
+    try:
+        found = in_time(work, WITHIN)
+    except (Error, OSError, ValueError) as error:
+        return Listed(problem=printable(f"{what} cannot be read: {error}", 500))
+    return found if found is not None else Listed(problem=f"{what}: no answer within {WITHIN:g} s")
+
+
+def harmless(one: RunIncident) -> RunIncident:
+    """A report is passed on to others: what has the form of a secret is left out."""
+    return one._replace(evidence=masked(printable(one.evidence, 600)), cause=masked(printable(one.cause, 600)))
+
+
+def _nodes(rundir: RunDir, ends: Iterable[RunIncident], now: datetime) -> Listed:
+    from ftsupervise.nodes.judging import judge, of_run_dir
+
+    faults: dict[str, list[RunIncident]] = {}
+    for one in ends:
+        for name in one.nodes if not one.planned else ():
+            faults.setdefault(name, []).append(one)
+    seen: Judgement = judge(*of_run_dir(rundir), now)
+    rows = {
+        one.name: NodeRow(
+            one.name,
+            one.state,
+            one.score,
+            len(faults.get(one.name, ())),
+            one.incidents,
+            masked(one.why),
+            one.last.at if one.last is not None else one.since,
+        )
+        for one in seen.nodes
+    }
+    for name, those in faults.items():
+        if name not in rows:
+            rows[name] = NodeRow(name, "", 0.0, len(those), 0, those[-1].cause, those[-1].at)
+    order = sorted(rows.values(), key=lambda row: (-row.score, -row.faults, row.name))
+    problem = "; ".join(seen.known.problems[:3])
+    return Listed(tuple(order[:_MOST_NODES]), printable(problem, 500))
+
+
+def _alerts(rundir: RunDir) -> Listed:
+    from ftsupervise.alerts.journal import Journal
+
+    if not (rundir.watch / "journal").is_dir():
+        return Listed()
+    journal = Journal(rundir.watch / "journal")
+    state: JournalState = journal.read()
+    rows = [*_firing(state), *_told(state)]
+    return Listed(tuple(rows[:_MOST_NOTICES]), printable("; ".join(journal.problems[:3]), 500))
+
+
+def _firing(state: JournalState) -> list[AlertRow]:
+    from ftsupervise.findings import AlertState
+
+    firing = [one for one in state.alerts.values() if one.state in (AlertState.FIRING, AlertState.PENDING)]
+    firing.sort(key=lambda one: (one.state is not AlertState.FIRING, -one.finding.severity))
+    rows = []
+    for one in firing:
+        acked = f"acknowledged by {one.acked_by}" if one.acked_by else ""
+        rows.append(
+            AlertRow(
+                one.since,
+                one.state.value,
+                one.finding.severity.word,
+                f"{one.finding.watchdog} {one.finding.subject}".strip(),
+                one.finding.summary,
+                one.notified_to,
+                "; ".join(filter(None, (acked, one.muted))),
+            )
+        )
+    return rows
+
+
+def _told(state: JournalState) -> list[AlertRow]:
+    """What was sent, or waits to be, newest first; a notice that several receivers got is one row."""
+    rows: dict[str, AlertRow] = {}
+    for message in (*state.posts.values(), *state.outbox):
+        who = message.receiver if message.sent is not None else f"{message.receiver} (waits)"
+        for one in message.notices:
+            old = rows.get(one.key)
+            name = f"{one.finding.watchdog} {one.finding.subject}".strip()
+            row = AlertRow(one.at, one.reason.value, one.finding.severity.word, name, one.finding.summary, (), one.note)
+            told = (*(old.told if old is not None else ()), who)
+            rows[one.key] = row._replace(told=tuple(dict.fromkeys(told)))
+    return sorted(rows.values(), key=lambda row: row.at.timestamp() if row.at is not None else 0.0, reverse=True)
+
+
+def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str, str]) -> tuple[Run | None, Listed]:
+    """The settings that the run was launched with, and where each was said: in the file it was launched from, where that still
+    says the same, else in the run directory."""
+    import json
+
+    from ftsupervise.config.json_schema import shown
+    from ftsupervise.config.load import leaves, loads, values
+    from ftsupervise.config.strict_yaml import dotted
+
+    if not rundir.config.is_file():
+        return None, Listed(problem=f"there is no {rundir.config}: no launch has made this run")
+    try:
+        run, where = _loaded(rundir.config, env)
+    except (Error, OSError) as error:
+        return None, Listed(problem=printable(f"the settings cannot be read: {error}", 500))
+    real = leaves(values(run))
+    usual = leaves(values(loads("name: default\nlaunch: {command: default}\n")))
+    where |= {dotted(path): "default" for path, value in real.items() if usual.get(path) == value}
+    given = Path(next((one.config for one in reversed(records) if one.config), ""))
+    if given.is_absolute() and given.is_file() and not sources.of_strangers(given):
+        try:
+            written, places = _loaded(given, env)
+            same = {path for path, value in leaves(values(written)).items() if real.get(path) == value}
+            where |= {dotted(path): places[dotted(path)] for path in same if dotted(path) in places}
+        except (Error, OSError):  # it has been changed since, and is wrong now
+            pass
+    rows = (
+        SettingRow(dotted(path), json.dumps(value, ensure_ascii=False), where.get(dotted(path), ""))
+        for path, value in leaves(shown(run)).items()
+    )
+    return run, Listed(tuple(rows))
+
+
+def _loaded(path: Path, env: Mapping[str, str]) -> tuple[Run, dict[str, str]]:
+    """The settings in ``path``, and the origin of each. No variable of this account is filled into another account's."""
+    from ftsupervise.config.load import leaves, loaded, origin_of, values
+    from ftsupervise.config.strict_yaml import dotted
+
+    document = sources.read(path, env, strangers=bool(sources.of_strangers(path)))
+    run = loaded(document, path)
+    return run, {dotted(key): origin_of(document, key) for key in leaves(values(run))}
+
+
+def _checkpoint_folder(rundir: RunDir, run: Run | None) -> Path:
+    path = run.checkpoints.path if run is not None else None
+    return rundir.checkpoints if path is None else Path(path)
+
+
+def _checkpoints(folder: Path, run: Run | None) -> Listed:
+    from ftsupervise.checkpoints.find import checkpoints_in
+    from ftsupervise.checkpoints.quarantine import quarantined
+
+    pattern = run.checkpoints.pattern if run is not None else "*"
+    found = checkpoints_in(folder, pattern=pattern)
+    rows = [
+        CheckpointRow(
+            one.path.name,
+            one.step,
+            one.at,
+            one.head.size if one.head is not None else None,
+            "" if one.head is not None else "a damaged manifest" if one.committed else "no manifest",
+        )
+        for one in found[:_MOST_CHECKPOINTS]
+    ]
+    aside = [CheckpointRow(one.name, None, one.at, None, f"set aside: {one.reason}") for one in quarantined(folder)]
+    more = f"{len(found) - _MOST_CHECKPOINTS} older ones are not listed" if len(found) > _MOST_CHECKPOINTS else ""
+    return Listed((*rows, *aside), more)

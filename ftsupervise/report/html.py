@@ -1,0 +1,316 @@
+"""The report of a run as one HTML file that needs no network: values in, text out.
+
+Texts come from strangers (names of nodes and jobs, lines of logs). They are made printable and escaped where they enter the
+page, nothing of them stands in a script, and the page's own policy lets no other script run than ours, by its digest.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ftsupervise import __version__
+from ftsupervise.printable import printable_lines
+from ftsupervise.report import drawing, summary
+from ftsupervise.report.account import Spent
+from ftsupervise.report.costs import CostItem
+from ftsupervise.report.drawing import KINDS, Axis, Line
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
+from ftsupervise.report.incidents import RunIncident, costs_of
+from ftsupervise.report.summary import percent, stamp
+from ftsupervise.units import show_duration, show_size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MEANINGS = {
+    Spent.TRAIN: "steps made for the first time",
+    Spent.SAVE: "checkpoints that the training waited for",
+    Spent.REDO: "steps made again after a fault",
+    Spent.DETECT: "from the last progress to the end of the attempt",
+    Spent.RESTART: "from a start to the first step",
+    Spent.QUEUE: "no attempt, and a job waited",
+    Spent.HELD: "kept from running by the brake or a person",
+    Spent.UNKNOWN: "it cannot be told",
+}
+_LONGEST = 600  # characters of a text in a cell
+_COSTS = 8  # items that are listed
+_FEW_FAULTS = 80  # that are drawn into the curves
+_TONES = {
+    "firing": "bad",
+    "escalated": "bad",
+    "fired": "bad",
+    "repeated": "watch",
+    "pending": "watch",
+    "resolved": "good",
+}
+_NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
+
+
+def page(report: ReportFacts) -> str:
+    """The whole file."""
+    axis = drawing.axis_of(report.detail.account)
+    lines = _lines(report, axis)
+    return rendered("report.html.j2", _view(report, axis, lines), _data(report, axis, lines))
+
+
+def rendered(template: str, view: Mapping[str, Any], data: Mapping[str, Any] | None) -> str:
+    """A template with ``view`` as ``r``, the style, and, for a page with ``data``, the script."""
+    style, script = _resource("report.css"), _resource("report.js") if data is not None else ""
+    from markupsafe import Markup
+
+    scripts = f"script-src {_digest(script)}" if script else "script-src 'none'"
+    # what a policy in the page itself can say; the digests are of the very text between the tags
+    policy = f"default-src 'none'; style-src {_digest(style)}; {scripts}; base-uri 'none'; form-action 'none'"
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            r=view,
+            style=Markup(style),
+            script=Markup(script),
+            data=Markup(_json(data or {})),
+            policy=Markup(policy),
+            version=__version__,
+        )
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """JSON that may stand between script tags, whatever is in it."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _resource(name: str) -> str:
+    return (resources.files("ftsupervise.templates") / name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def harmless(value: object) -> object:
+        return printable_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    return Environment(
+        loader=FunctionLoader(_resource),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=harmless,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the view
+
+
+def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+    seen, of = report.detail.status, report.detail.account
+    found = drawing.buckets(of)
+    faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
+    few = faults.count("M") <= _FEW_FAULTS
+    usual = [row for row in report.settings.rows if isinstance(row, SettingRow) and row.origin == "default"]
+    return {
+        "name": seen.name,
+        "at": stamp(seen.at),
+        "span": f"of {show_duration(of.total)} since {stamp(of.since)}" if of.total >= 1 else "",
+        "directory": str(seen.rundir.root),
+        "tracker": report.detail.tracker,
+        "nav": _NAV,
+        "head": summary.headline(report),
+        "said": tuple(summary.sentences(report)),
+        "tiles": summary.tiles(report),
+        "costs": tuple(cost_row(one, of.total, report.costs[0].seconds) for one in report.costs[:_COSTS]),
+        "strip": drawing.strip(of.stretches, axis),
+        "flags": faults,
+        "faults": faults if few else "",
+        "time_words": ", ".join(f"{kind.value} {percent(share)}" for kind, share in of.shares().items() if share > 0),
+        "ticks": drawing.time_ticks(axis),
+        "bars": drawing.bars(found),
+        "bar_ticks": drawing.time_ticks(Axis(found[0].begin, found[-1].end)) if found else (),
+        "bucket": _unit(found[0].end - found[0].begin) if found else "",
+        "kinds": kind_rows(of.seconds()),
+        "ratios": summary.definitions(of),
+        "lines": [{"name": name, "title": title, "label": label, "line": line} for name, title, label, line in lines],
+        "slow": _slow(report),
+        "incidents": [incident_row(one) for one in reversed(report.incidents)],
+        "incident_kinds": [(one.kind, one.times) for one in costs_of(report.incidents)],
+        "nodes": [_node(row) for row in report.nodes.rows if isinstance(row, NodeRow)],
+        "nodes_problem": report.nodes.problem,
+        "alerts": [_alert(row) for row in report.alerts.rows if isinstance(row, AlertRow)],
+        "alerts_problem": report.alerts.problem,
+        "folder": report.folder,
+        "checkpoints": [_checkpoint(row) for row in report.checkpoints.rows if isinstance(row, CheckpointRow)],
+        "checkpoints_problem": report.checkpoints.problem,
+        "plan": tuple(summary.plan_rows(report)),
+        "settings": [
+            {"key": row.key, "value": cut(row.value), "origin": row.origin, "usual": row.origin == "default"}
+            for row in report.settings.rows
+            if isinstance(row, SettingRow)
+        ],
+        "defaults": len(usual),
+        "settings_problem": report.settings.problem,
+    }
+
+
+_NAV = (
+    ("summary", "Summary"),
+    ("costs", "What cost most"),
+    ("time", "Time"),
+    ("progress", "Progress"),
+    ("incidents", "Interruptions"),
+    ("nodes", "Nodes"),
+    ("alerts", "Alerts"),
+    ("checkpoints", "Checkpoints"),
+    ("plan", "Plan"),
+    ("settings", "Settings"),
+)
+
+
+def cost_row(one: CostItem, total: float, most: float) -> dict[str, Any]:
+    return {
+        "took": show_duration(one.seconds),
+        "share": percent(one.seconds / total) if total > 0 else "",
+        "name": one.name,
+        "times": f"{one.times} times" if one.times > 1 else "once" if one.times else "",
+        "fault": one.fault,
+        "wide": max(4, round(1000 * one.seconds / max(most, one.seconds))),
+        "why": cut(summary.explained(one)),
+    }
+
+
+def kind_rows(seconds: Mapping[Spent, float]) -> list[dict[str, str]]:
+    """The kinds of time with their sums, those that there were."""
+    whole = sum(seconds.values())
+    return [
+        {
+            "kind": kind.value,
+            "meaning": MEANINGS[kind],
+            "time": show_duration(seconds[kind]),
+            "share": percent(seconds[kind] / whole),
+        }
+        for kind in KINDS
+        if seconds[kind] > 0
+    ]
+
+
+def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
+    """The curves that there are: name, title, words for those who do not see them."""
+    found = []
+    starts = [one.started.timestamp() for one in report.detail.status.attempts]
+    rate = drawing.rate_line(report.paces, axis, starts)
+    for name, title, line in (
+        ("step", "Step", drawing.step_line(report.steps, axis, starts)),
+        ("rate", "Speed, steps a second", rate),
+        ("loss", "Loss", drawing.loss_line(report.steps, axis, starts)),
+    ):
+        if line is not None:
+            values = [value for _, value in line.points]
+            ends = f"from {values[0]:.5g} to {values[-1]:.5g}, at least {min(values):.5g}, at most {max(values):.5g}"
+            label = f"{title} over time: {ends}. Arrow keys read it."
+            found.append((name, title, label, line))
+    return found
+
+
+def _slow(report: ReportFacts) -> str:
+    if not report.slow:
+        return ""
+    worst = max(report.slow, key=lambda one: one.lost)
+    share = f"{100 * worst.rate / worst.usual:.0f} %"
+    return f"Slowest: from {stamp(_at(report, worst.begin))} to {stamp(_at(report, worst.end))}, at {share} of its usual speed."
+
+
+def _at(report: ReportFacts, epoch: float) -> Any:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(epoch, report.detail.status.at.tzinfo)
+
+
+def _unit(seconds: float) -> str:
+    names = {60.0: "minute", 3600.0: "hour", 86400.0: "day", 604800.0: "week"}
+    return names.get(seconds, show_duration(seconds))
+
+
+def incident_row(one: RunIncident) -> dict[str, Any]:
+    ranks = f"rank{'' if one.ranks.isdigit() else 's'} {one.ranks}" if one.ranks else ""
+    split = ", ".join(f"{kind.value} {show_duration(seconds)}" for kind, seconds in one.spent if seconds >= 1)
+    steps = one.steps_lost
+    return {
+        "attempt": one.attempt,
+        "kind": one.kind,
+        "planned": int(one.planned),
+        "job": f"job {cut(one.job_id, 40)}" if one.job_id else "",
+        "at": stamp(one.at),
+        "at_seconds": round(one.at.timestamp()),
+        "cause": cut(summary.cause_of(one)),
+        "evidence": cut(one.evidence),
+        "ranks": cut(ranks, 60),
+        "nodes": cut(", ".join(one.nodes[:8]), 120),
+        "steps": f"{steps:,}" if steps else "0" if steps == 0 else "",
+        "steps_value": -1 if steps is None else steps,
+        "done": cut(one.done, 200),
+        "cost": show_duration(one.whole) if one.whole >= 1 else "",
+        "lost": round(one.whole),
+        "split": split if len(one.spent) > 1 else one.spent[0][0].value if one.spent else "",
+    }
+
+
+def _node(row: NodeRow) -> dict[str, Any]:
+    tone = _NODE_TONES.get(row.state, "plain")
+    return {**row._asdict(), "tone": tone, "score": f"{row.score:.2f}", "last": stamp(row.last), "why": cut(row.why)}
+
+
+def _alert(row: AlertRow) -> dict[str, Any]:
+    told = ", ".join(row.told) or ("nobody yet" if row.word in ("firing", "pending") else "")
+    tone = _TONES.get(row.word, "plain")
+    tone = "watch" if tone == "bad" and row.severity != "critical" else tone
+    return {**row._asdict(), "at": stamp(row.at), "told": told, "tone": tone, "summary": cut(row.summary)}
+
+
+def _checkpoint(row: CheckpointRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "step": "" if row.step is None else f"{row.step:,}",
+        "step_value": -1 if row.step is None else row.step,
+        "at": stamp(row.at),
+        "size": "" if row.size is None else show_size(row.size),
+        "bytes": -1 if row.size is None else row.size,
+        "note": cut(row.note),
+    }
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+# ------------------------------------------------------------------------------------------------------------ the data
+
+
+def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+    """What the pointer reads; times are seconds since the begin."""
+    found = drawing.buckets(report.detail.account)
+    curves = {
+        name: [[round(at - axis.begin), float(f"{value:.7g}")] for at, value in line.points]
+        for name, _, _, line in lines
+    }
+    return {
+        "begin": round(axis.begin),
+        "end": round(axis.begin) + max(1, round(axis.end - axis.begin)),
+        "kinds": [kind.value for kind in KINDS],
+        "stretches": drawing.readable(report.detail.account.stretches, axis),
+        "buckets": [[one.text, *(round(seconds) for seconds in one.seconds)] for one in found],
+        "ends": {str(one.attempt): one.kind for one in report.incidents},
+        **curves,
+    }

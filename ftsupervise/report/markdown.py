@@ -1,0 +1,133 @@
+"""The report of a run as Markdown, for a pull request, a wiki or the text of a mail: values in, text out.
+
+Texts of strangers are put between backticks, or lose what Markdown, HTML and mentions of people are made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ftsupervise.printable import printable
+from ftsupervise.report import summary
+from ftsupervise.report.account import Spent
+from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
+from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.summary import percent, stamp
+from ftsupervise.units import show_duration
+
+_INCIDENTS, _ROWS, _COSTS = 15, 10, 6
+_LONGEST = 160  # characters of a cell
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$^])")  # within a line
+_BAR = 30  # characters
+
+
+def as_markdown(report: ReportFacts) -> str:
+    """The verdict first, then what cost most, the account, and the newest of each kind."""
+    return "\n".join(_lines(report)).rstrip("\n") + "\n"
+
+
+def _lines(report: ReportFacts) -> Iterator[str]:
+    seen, of, head = report.detail.status, report.detail.account, summary.headline(report)
+    yield f"# {plain(seen.name)}: {head.verdict}"
+    yield ""
+    yield f"**{plain(head.sentence, 600)}**"
+    yield ""
+    yield " ".join(plain(words, 600) for words in summary.sentences(report))
+    yield ""
+    yield from table(
+        ("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in summary.tiles(report))
+    )
+    if report.costs:
+        yield "## What cost most"
+        yield ""
+        for number, item in enumerate(report.costs[:_COSTS], 1):
+            yield f"{number}. {plain(summary.cost_sentence(item, of.total), 600)}"
+        yield ""
+    yield "## Where the time went"
+    yield ""
+    seconds = of.seconds()
+    whole = sum(seconds.values())
+    rows = [
+        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
+        for kind in Spent
+        if seconds[kind] > 0
+    ]
+    yield from table(("kind", "time", "share", ""), rows)
+    yield from table(("ratio", "value", "definition"), summary.definitions(of))
+    yield from _incidents(report.incidents)
+    yield from _nodes(report)
+    yield from _alerts(report)
+    rows_of_plan = [(plain(one.what), plain(one.plan), plain(one.actual)) for one in summary.plan_rows(report)]
+    if rows_of_plan:
+        yield "## Plan and actual"
+        yield ""
+        yield from table(("", "planned, or usual", "actual"), rows_of_plan)
+    if report.detail.tracker is not None:
+        yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
+        yield ""
+    yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
+
+
+def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
+    if not found:
+        return
+    yield "## Interruptions"
+    yield ""
+    rows = []
+    for one in list(reversed(found))[:_INCIDENTS]:
+        evidence = f" {code(one.evidence)}" if one.evidence else ""
+        cause = ": ".join(filter(None, (one.kind, summary.cause_of(one))))
+        cost = show_duration(one.whole) if one.whole >= 1 else ""
+        where = ", ".join(one.nodes[:4])
+        rows.append((stamp(one.at), str(one.attempt), f"{plain(cause)}{evidence}", plain(where), plain(one.done), cost))
+    yield from table(("when", "attempt", "cause and evidence", "where", "done", "cost"), rows)
+    if len(found) > _INCIDENTS:
+        yield f"{len(found) - _INCIDENTS} earlier ones are not listed."
+        yield ""
+
+
+def _nodes(report: ReportFacts) -> Iterator[str]:
+    rows = [row for row in report.nodes.rows if isinstance(row, NodeRow)][:_ROWS]
+    if rows:
+        yield "## Nodes with a history"
+        yield ""
+        cells = ((plain(one.name), one.state, f"{one.score:.2f}", str(one.faults), plain(one.why)) for one in rows)
+        yield from table(("node", "state", "score", "faults here", "why"), cells)
+
+
+def _alerts(report: ReportFacts) -> Iterator[str]:
+    rows = [row for row in report.alerts.rows if isinstance(row, AlertRow)][:_ROWS]
+    if rows:
+        yield "## Alerts"
+        yield ""
+        cells = (
+            (stamp(one.at), one.word, f"{plain(one.name)}: {plain(one.summary)}", plain(", ".join(one.told)))
+            for one in rows
+        )
+        yield from table(("when", "state", "alert", "notified"), cells)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table, and an empty line behind it. The cells are Markdown."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def plain(text: str, longest: int = _LONGEST) -> str:
+    """``text`` as words and nothing else: no markup, no link, no mention, one line."""
+    apart = printable(text, longest).replace("@", "@\u200b").replace("://", ":\u200b//")  # by what no eye sees
+    return _SPECIAL.sub(r"\\\1", apart)
+
+
+def code(text: str) -> str:
+    """``text`` between backticks, in a cell of a table."""
+    inside = printable(text, _LONGEST).replace("`", "'").replace("|", "¦").strip()
+    return f"`{inside}`" if inside else ""
+
+
+def bar(share: float) -> str:
+    return "█" * round(_BAR * share) or "▏"

@@ -1,0 +1,332 @@
+"""A report's first words: how the run is, what it reached, what cost most; and what was planned beside what came. Pure.
+
+The sentences are made once, here, for the page, the Markdown and the mail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from ftsupervise.report.account import Ettr, Spent, TimeAccount
+from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
+from ftsupervise.report.everything import AlertRow, PlanRow, ReportFacts
+from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.slow import SLOW
+from ftsupervise.units import show_duration
+
+_STALL = 300.0  # seconds without progress that are worth a word
+
+
+_MEANINGS = {
+    QUEUE: "No job of the run was running.",
+    HELD: "Nobody had launched it, or a person kept it from running.",
+    UNKNOWN: "Nothing on record says what happened.",
+    SAVES: "The training waited for its checkpoints.",
+    STANDS: "The job runs, and no rank makes a step.",
+    BLIND: "It may have been training.",
+    FIRST: "From the start of the command to its first step.",
+    PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
+}
+
+
+class Headline(NamedTuple):
+    verdict: str
+    tone: str  # "good", "watch", "bad", "unknown"
+    sentence: str
+
+
+class Tile(NamedTuple):
+    title: str
+    value: str
+    more: str = ""
+    tone: str = ""
+
+
+def headline(report: ReportFacts) -> Headline:
+    """The verdict of ``status`` and one sentence."""
+    seen, row = report.detail.status, report.detail.row
+    verdict = seen.verdict
+    if verdict == "FINISHED":
+        step = reached(report)
+        words = "" if step is None else f": step {step:,} is made"
+        return Headline(verdict, "good", f"The training is complete{words}.")
+    if verdict == "UNKNOWN":
+        return Headline(verdict, "unknown", f"Its state could not be seen: {seen.why}.")
+    if verdict == "NEW":
+        return Headline(verdict, "unknown", "Nothing was launched yet.")
+    if verdict == "GONE":
+        return Headline(verdict, "bad", f"It does not run, and nothing waits to go on with it: {seen.why}.")
+    if verdict in ("STOPPED", "STOPPING"):
+        return Headline(verdict, "bad", f"It {'is stopped' if verdict == 'STOPPED' else 'stops'}: {seen.why}.")
+    if verdict == "WAITING":
+        last = report.detail.account.stretches[-1:]
+        waits = f" for {show_duration(last[0].seconds)}" if last and last[0].kind is Spent.QUEUE else ""
+        return Headline(verdict, "watch", f"It has waited in the queue{waits}{f' ({seen.why})' if seen.why else ''}.")
+    worst = row.alerts[0] if row.alerts else None
+    stands = _stands(report)
+    if stands >= _STALL:
+        if worst is not None and worst.watchdog == "hang":
+            return Headline(verdict, "bad", f"It hangs: {worst.summary}.")
+        return Headline(verdict, "bad", f"Its job runs, but it has made no progress for {show_duration(stands)}.")
+    if worst is not None:
+        tone = "bad" if worst.severity == "critical" else "watch"
+        return Headline(verdict, tone, f"It runs, and the alert {worst.watchdog} fires: {worst.summary}.")
+    if row.rate is not None and report.usual:
+        share = row.rate / report.usual
+        if share < SLOW:
+            return Headline(verdict, "watch", f"It trains, at {100 * share:.0f} % of its usual speed.")
+        return Headline(verdict, "good", "It trains at its usual speed.")
+    return Headline(verdict, "good", f"It runs{f' ({seen.why})' if seen.why else ''}.")
+
+
+def sentences(report: ReportFacts) -> Iterator[str]:
+    """How far it came, and in what time; at most four."""
+    of, row = report.detail.account, report.detail.row
+    if of.total < 1:
+        return
+    meta, seconds = of.ettr_meta(), of.seconds()
+    share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
+    yield f"In the {show_duration(of.total)} since its launch it trained for {show_duration(seconds[Spent.TRAIN])}{share}."
+    faults = sum(1 for one in report.incidents if not one.planned)
+    planned = len(report.incidents) - faults
+    lost = sum(one.lost for one in report.incidents if not one.planned)
+    if faults:
+        ends = f"; {count(planned, 'planned restart')} besides" if planned else ""
+        yield f"{count(faults, 'fault')} interrupted it and cost {show_duration(lost)}{ends}."
+    elif report.incidents:
+        yield f"No fault interrupted it; there were {count(planned, 'planned restart')}."
+    else:
+        yield "Nothing has interrupted it."
+    if row.done_at is not None and _stands(report) < _STALL:
+        left = show_duration(round((row.done_at - report.detail.status.at).total_seconds()))
+        yield f"At its usual speed step {row.last_step:,} is made in {left}, at {stamp(row.done_at)}."
+    if of.blind:
+        blind = "One attempt" if len(of.blind) == 1 else f"{len(of.blind)} attempts"
+        yield f"{blind} had no guard in the loop, so that what those did is not known."
+
+
+def cost_sentence(item: CostItem, total: float) -> str:
+    """One line about what time was lost to: "7h 12m (9.4 %) waiting in the queue"."""
+    share = f" ({percent(item.seconds / total)})" if total > 0 else ""
+    words = f"{show_duration(item.seconds)}{share}: {item.name}"
+    if item.times:
+        words += f", {item.times} times" if item.times > 1 else ", once"
+    return f"{words}. {why}" if (why := explained(item)) else words
+
+
+def explained(item: CostItem) -> str:
+    """A clause on what an item is, or its dearest case."""
+    words = _example(item)
+    return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
+
+
+def _example(item: CostItem) -> str:
+    words = _MEANINGS.get(item.name, "")
+    if item.slowest is not None:
+        slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
+        begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
+        return f"The dearest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
+    if item.name == HELD and item.example is not None:
+        one = item.example
+        why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
+        return f"It was kept from running after attempt {one.attempt}: {why}"
+    if words or item.example is None:
+        return words
+    one = item.example
+    where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
+    said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
+    begins = "The dearest" if item.times > 1 else "It was"
+    return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
+
+
+def cause_of(one: RunIncident) -> str:
+    """The cause in words, without the kind that stands beside it; "" where that says all."""
+    return one.cause.removeprefix(one.kind).lstrip(": ")
+
+
+def tiles(report: ReportFacts) -> tuple[Tile, ...]:
+    return tuple(
+        filter(
+            None, (_effective(report), _step(report), _speed(report), _faults(report), _saved(report), _alerts(report))
+        )
+    )
+
+
+def _effective(report: ReportFacts) -> Tile | None:
+    of = report.detail.account
+    meta, byterobust, last = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
+    if meta is None:
+        return None
+    hour = f"; last hour {ratio(last)}" if last is not None and of.total > 7200 else ""
+    least, most = min(meta, byterobust or meta)
+    tone = "good" if least >= 0.9 else "watch" if most >= 0.6 else "bad"
+    return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
+
+
+def _step(report: ReportFacts) -> Tile:
+    step, goal = reached(report), report.detail.row.last_step
+    if step is None:
+        return Tile("Step", "none yet", "no rank has reported one")
+    loss = report.detail.row.loss
+    more = [f"{percent(step / goal)} of {goal:,}"] if goal else []
+    more += [f"loss {loss:.4g}"] if loss is not None else []
+    return Tile("Step", f"{step:,}", ", ".join(more))
+
+
+def _speed(report: ReportFacts) -> Tile | None:
+    rate, usual = report.detail.row.rate, report.usual
+    if rate is None:
+        return Tile("Usual speed", pace(usual), "it does not run now") if usual else None
+    share = rate / usual if usual else None
+    more = f"{100 * share:.0f} % of usual ({pace(usual)})" if share is not None else ""
+    return Tile("Speed now", pace(rate), more, "watch" if share is not None and share < SLOW else "")
+
+
+def _faults(report: ReportFacts) -> Tile:
+    faults = [one for one in report.incidents if not one.planned]
+    planned = len(report.incidents) - len(faults)
+    lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none"
+    besides = f"; {count(planned, 'planned restart')}" if planned else ""
+    return Tile("Faults", str(len(faults)), f"{lost}{besides}", "watch" if faults else "good")
+
+
+def _saved(report: ReportFacts) -> Tile:
+    row, now = report.detail.row, report.detail.status.at
+    if row.saved is None:
+        return Tile("Newest checkpoint", "none", "no rank has reported one")
+    age = "" if row.saved_at is None else f"{show_duration(max(0.0, (now - row.saved_at).total_seconds()))} ago"
+    behind = 0 if row.step is None else max(0, row.step - row.saved)
+    risk = f"{count(behind, 'step')} would be lost" if behind else ""
+    return Tile("Checkpoint at step", f"{row.saved:,}", "; ".join(filter(None, (age, risk))))
+
+
+def _alerts(report: ReportFacts) -> Tile:
+    row = report.detail.row
+    if row.firing:
+        return Tile("Alerts", f"{row.firing} firing", row.alerts[0].watchdog if row.alerts else "", "bad")
+    if row.watch_late:
+        return Tile("Alerts", "not watched", "the watch is late", "watch")
+    return Tile("Alerts", "none", "" if row.watched_at is not None else "no watch has looked")
+
+
+# ------------------------------------------------------------------------------------------------------ plan and actual
+
+
+def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
+    """What the settings or the run's own past promise, beside what came."""
+    row, of, run = report.detail.row, report.detail.account, report.run
+    step = reached(report)
+    if row.last_step:
+        came = f"step {step:,} ({percent(step / row.last_step)})" if step is not None else "no step yet"
+        yield PlanRow("Last step", f"step {row.last_step:,}", came)
+    trained, whole = of.seconds()[Spent.TRAIN], of.total
+    if report.usual and step is not None and whole > 0:
+        first = next((one.first_step for one in report.detail.status.attempts if one.first_step is not None), step)
+        made, ideal = step - first + 1, report.usual * whole
+        words = f"{made:,} steps; {show_duration(made / report.usual)} of work at the usual speed"
+        yield PlanRow("Steps since the launch", f"{ideal:,.0f} without any loss", words, made < 0.8 * ideal)
+    if report.usual and row.rate is not None:
+        yield PlanRow("Speed", f"{pace(report.usual)} (usual)", pace(row.rate), row.rate < SLOW * report.usual)
+    if trained > 0:
+        lost = sum(one.lost for one in report.slow)
+        if report.slow:
+            yield PlanRow(
+                "Time below 80 % of the usual speed", "none", f"{show_duration(lost)} lost", lost > 0.02 * whole
+            )
+    if run is not None:
+        yield from _of_settings(report)
+
+
+def _of_settings(report: ReportFacts) -> Iterator[PlanRow]:
+    run, ends = report.run, report.incidents
+    assert run is not None
+    launch = run.launch
+    limit = f", each of at most {show_duration(launch.time.total_seconds())}" if launch.time else ""
+    jobs = len(dict.fromkeys(one.job_id for one in report.detail.status.attempts if one.job_id))
+    left = report.detail.row.members_left
+    waits = "" if left is None else f", {left} wait"
+    yield PlanRow(
+        "Jobs", f"{launch.jobs}{limit}", f"{jobs} ran{waits}", left == 0 and report.detail.status.verdict == "RUNNING"
+    )
+    nodes = next((len(one.nodes) for one in reversed(report.detail.status.attempts) if one.nodes), None)
+    if nodes is not None:
+        spares = f" and {launch.spare_nodes} spare" if launch.spare_nodes else ""
+        yield PlanRow("Nodes", f"{launch.nodes}{spares}", str(nodes), nodes < launch.nodes)
+    lost = [one.steps_lost for one in ends if one.steps_lost is not None and not one.planned]
+    if lost:
+        yield PlanRow(
+            "Steps made again",
+            "0",
+            f"{sum(lost):,} after {count(len(lost), 'fault')}, at most {max(lost):,}",
+            sum(lost) > 0,
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _stands(report: ReportFacts) -> float:
+    """Seconds for which the attempt that runs has made no progress."""
+    last = report.detail.status.run.last
+    if last is None or last.ended is not None:
+        return 0.0
+    mine = (one for one in report.detail.account.stretches if one.attempt == last.number)
+    return sum(one.seconds for one in mine if one.kind is Spent.DETECT)
+
+
+def reached(report: ReportFacts) -> int | None:
+    """The highest step of any attempt."""
+    steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
+    return max((step for step in steps if step is not None), default=None)
+
+
+def firing(report: ReportFacts) -> tuple[AlertRow, ...]:
+    return tuple(one for one in report.alerts.rows if isinstance(one, AlertRow) and one.word in ("firing", "pending"))
+
+
+def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
+    """Each ratio with its name, value and definition."""
+    return (
+        (
+            "ETTR, Meta",
+            ratio(of.ettr_meta()),
+            "train / all time but held (Kokolis et al., HPCA 2025); the queue counts",
+        ),
+        (
+            "ETTR, ByteRobust",
+            ratio(of.ettr_byterobust()),
+            "train / all time since the first attempt began (SOSP 2025); the first wait does not count",
+        ),
+        ("ETTR of the last hour", ratio(of.ettr_last()), "the same of the last hour: ByteRobust's sliding window"),
+        ("Goodput", ratio(of.goodput()), "train / all time since the launch"),
+    )
+
+
+def ratio(ettr: Ettr | None) -> str:
+    if ettr is None:
+        return "unknown"
+    if ettr.most - ettr.least < 0.0005:
+        return percent(ettr.least)
+    return f"{percent(ettr.least)} to {percent(ettr.most)}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if 0.0005 <= share < 0.9995 or share in (0, 1) else f"{100 * share:.2g} %"
+
+
+def pace(rate: float | None) -> str:
+    """Steps a second, or where they are slow seconds a step."""
+    if not rate:
+        return "none"
+    return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s/step"
+
+
+def stamp(at: datetime | None) -> str:
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def count(number: int, what: str) -> str:
+    """ "1 fault", "3 faults"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

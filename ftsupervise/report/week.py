@@ -1,0 +1,174 @@
+"""The last days of several runs in one report: what each trained, what interrupted them, what cost most over all of them.
+
+A directory that does not answer is a row that says so, and delays no other for longer than some seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from ftsupervise.errors import Error
+from ftsupervise.printable import printable
+from ftsupervise.report import Status
+from ftsupervise.report.account import Ettr, Spent, TimeAccount
+from ftsupervise.report.costs import CostItem, cost_items
+from ftsupervise.report.detail import account_of, runs_now
+from ftsupervise.report.everything import harmless, in_time
+from ftsupervise.report.incidents import RunIncident, incidents
+from ftsupervise.report.reading import read_run
+from ftsupervise.report.row import RunRow
+from ftsupervise.report.rows import overview
+from ftsupervise.report.slow import paces, paces_of, slow_periods
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.steps import StepRecord, read_steps
+
+DAYS = 7
+_WITHIN = 4.0  # seconds for a run
+_AT_ALL = 60.0  # seconds for all of them
+_NODES = 10
+
+
+class WeekRow(NamedTuple):
+    """A run that had time in these days, or could not be read (``problem``)."""
+
+    row: RunRow
+    account: TimeAccount | None = None  # of these days
+    incidents: tuple[RunIncident, ...] = ()  # whose cost lies in these days, at least in part
+    costs: tuple[CostItem, ...] = ()
+    steps: int | None = None  # made, those made again not counted
+    problem: str = ""
+
+    @property
+    def faults(self) -> int:
+        return sum(1 for one in self.incidents if not one.planned)
+
+
+class NodeFaults(NamedTuple):
+    name: str
+    faults: int
+    runs: tuple[str, ...]
+
+
+class WeekReport(NamedTuple):
+    begin: datetime
+    end: datetime
+    rows: tuple[WeekRow, ...]
+    idle: int = 0  # runs that had no time in these days
+
+    @property
+    def seconds(self) -> dict[Spent, float]:
+        """Over all runs."""
+        found = dict.fromkeys(Spent, 0.0)
+        for one in self.rows:
+            for kind, seconds in one.account.seconds().items() if one.account is not None else ():
+                found[kind] += seconds
+        return found
+
+    def ettr(self) -> Ettr | None:
+        """Meta's, over all runs: their training by all their time but what was held."""
+        spent = self.seconds
+        whole = sum(spent.values()) - spent[Spent.HELD]
+        return (
+            None
+            if whole <= 0
+            else Ettr(spent[Spent.TRAIN] / whole, (spent[Spent.TRAIN] + spent[Spent.UNKNOWN]) / whole)
+        )
+
+    def costs(self) -> tuple[CostItem, ...]:
+        """Of all runs together, the dearest first."""
+        merged: dict[str, CostItem] = {}
+        for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
+            old = merged.get(item.name)
+            if old is None:
+                merged[item.name] = item
+                continue
+            dearer = item if item.seconds > old.seconds else old
+            merged[item.name] = dearer._replace(seconds=old.seconds + item.seconds, times=old.times + item.times)
+        return tuple(sorted(merged.values(), key=lambda item: -item.seconds))
+
+    def nodes(self) -> tuple[NodeFaults, ...]:
+        """Where most faults happened, over all runs."""
+        seen: dict[str, list[str]] = {}
+        for one in self.rows:
+            for name in (node for fault in one.incidents if not fault.planned for node in fault.nodes):
+                seen.setdefault(name, []).append(one.row.name)
+        found = [NodeFaults(name, len(runs), tuple(dict.fromkeys(runs))) for name, runs in seen.items()]
+        return tuple(sorted(found, key=lambda node: (-node.faults, node.name))[:_NODES])
+
+
+def week_of(
+    runs: Mapping[str, Path],
+    now: datetime,
+    env: Mapping[str, str],
+    *,
+    days: float = DAYS,
+    extend: Callable[[float], None] = lambda _: None,
+) -> WeekReport:
+    """``extend`` is told how many seconds the next part may take. Raises Error where no queue can be asked."""
+    import time
+
+    begin = now - timedelta(days=days)
+    seen = overview(runs, now, env)
+    found: list[WeekRow] = []
+    idle, until = 0, time.monotonic() + _AT_ALL
+    for row in seen.rows:
+        if row.name not in runs:  # only its jobs are known
+            continue
+        if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
+            found.append(WeekRow(row, problem=row.why))
+            continue
+        extend(2 * _WITHIN)
+        one = _in_time(row, begin, now, min(_WITHIN, max(0.1, until - time.monotonic())))
+        if one.problem or (one.account is not None and one.account.total > 0):
+            found.append(one)
+        else:
+            idle += 1
+    found.sort(key=lambda one: (-_lost(one.costs), one.row.name))
+    return WeekReport(begin, now, tuple(found), idle)
+
+
+def _lost(costs: Iterable[CostItem]) -> float:
+    return sum(item.seconds for item in costs)
+
+
+def _in_time(row: RunRow, begin: datetime, now: datetime, seconds: float) -> WeekRow:
+    try:
+        found = in_time(lambda: _of_run(row, begin, now), seconds)
+    except (Error, OSError, ValueError) as error:
+        return WeekRow(row, problem=printable(str(error), 300))
+    return found if found is not None else WeekRow(row, problem=f"no answer within {seconds:.0f} s")
+
+
+def _of_run(row: RunRow, begin: datetime, now: datetime) -> WeekRow:
+    rundir = RunDir(row.directory)
+    run = read_run(rundir, now)
+    seen = Status(run, row.verdict, row.why, None, "")
+    whole = account_of(seen)
+    first, last = begin.timestamp(), now.timestamp()
+    if whole.until.timestamp() <= first:
+        return WeekRow(row)
+    part = whole.within(first, last)
+    ends = tuple(
+        harmless(one)
+        for one in incidents(run.attempts, part, running=runs_now(seen))
+        if one.at.timestamp() >= first or one.whole > 0
+    )
+    record = read_steps(rundir)
+    rates = paces_of(run.attempts, paces(record, [one.started.timestamp() for one in run.attempts]))
+    slow = tuple(one for one in slow_periods(rates) if one.begin >= first)
+    return WeekRow(row, part, ends, cost_items(run.attempts, part, ends, slow), _made(record, first))
+
+
+def _made(record: StepRecord, begin: float) -> int | None:
+    """Steps since ``begin``, without those made again. None: nothing is on record."""
+    before = _highest(record, lambda at: at < begin)
+    since = _highest(record, lambda at: at >= begin)
+    return None if since is None else max(0, since - (before or 0))
+
+
+def _highest(record: StepRecord, wanted: Callable[[float], bool]) -> int | None:
+    steps: Sequence[int] = [span.step for span in record.spans if wanted(span.number * record.every)]
+    return max(steps, default=None)

@@ -1,0 +1,161 @@
+"""The report of several runs over some days, as one HTML file and as Markdown: values in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftsupervise.report import drawing
+from ftsupervise.report.account import Spent
+from ftsupervise.report.drawing import Axis
+from ftsupervise.report.html import cost_row, cut, incident_row, kind_rows, rendered
+from ftsupervise.report.incidents import RunIncident
+from ftsupervise.report.markdown import code, plain, table
+from ftsupervise.report.summary import Tile, cause_of, cost_sentence, count, percent, ratio, stamp
+from ftsupervise.report.week import WeekReport, WeekRow
+from ftsupervise.units import show_duration
+
+_COSTS, _INCIDENTS = 8, 20
+_TONES = {"RUNNING": "good", "FINISHED": "good", "WAITING": "watch", "STOPPED": "bad", "STOPPING": "bad", "GONE": "bad"}
+
+
+def title(week: WeekReport) -> str:
+    return f"Training runs, {week.begin:%Y-%m-%d} to {week.end:%Y-%m-%d}"
+
+
+def lead(week: WeekReport) -> str:
+    """The days in one sentence or two."""
+    if not week.rows:
+        return "No run had any time in these days."
+    spent = week.seconds
+    ettr = week.ettr()
+    share = f", {ratio(ettr)} of the time in which they could have run" if ettr is not None else ""
+    words = f"{count(len(week.rows), 'run')} trained for {show_duration(spent[Spent.TRAIN])} in all{share}."
+    costs = week.costs()
+    if costs:
+        words += f" What cost most: {costs[0].name}, {show_duration(costs[0].seconds)}."
+    return words
+
+
+def page(week: WeekReport) -> str:
+    """The whole file. It has no script."""
+    total, costs = sum(week.seconds.values()), week.costs()
+    axis = Axis(week.begin.timestamp(), week.end.timestamp())
+    view = {
+        "title": title(week),
+        "begin": stamp(week.begin),
+        "end": stamp(week.end),
+        "idle": f"{count(week.idle, 'other run')} had no time in these days." if week.idle else "",
+        "lead": lead(week),
+        "tiles": tiles(week),
+        "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
+        "runs": [_run(one, axis) for one in week.rows],
+        "kinds": kind_rows(week.seconds),
+        "incidents": [{**incident_row(one), "run": name} for name, one in _dearest(week)],
+        "nodes": week.nodes(),
+    }
+    return rendered("report.week.html.j2", view, None)
+
+
+def tiles(week: WeekReport) -> tuple[Tile, ...]:
+    faults = sum(one.faults for one in week.rows)
+    lost = sum(one.lost for row in week.rows for one in row.incidents if not one.planned)
+    steps = sum(row.steps or 0 for row in week.rows)
+    unwell = sum(
+        1 for row in week.rows if row.problem or row.row.verdict in ("STOPPED", "GONE", "UNKNOWN") or row.row.firing
+    )
+    return (
+        Tile("Effective training time", ratio(week.ettr()), "ETTR as Meta has it, over all runs"),
+        Tile(
+            "Runs",
+            str(len(week.rows)),
+            f"{unwell} need a look" if unwell else "all well",
+            "watch" if unwell else "good",
+        ),
+        Tile("Steps", f"{steps:,}", "made for the first time"),
+        Tile("Faults", str(faults), f"{show_duration(lost)} lost" if faults else "none", "watch" if faults else "good"),
+    )
+
+
+def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
+    of = one.account
+    return {
+        "name": one.row.name,
+        "verdict": one.row.verdict,
+        "tone": "watch" if one.row.firing and one.row.verdict == "RUNNING" else _TONES.get(one.row.verdict, "unknown"),
+        "strip": drawing.strip(of.stretches, axis) if of is not None else (),
+        "words": ""
+        if of is None
+        else ", ".join(f"{kind.value} {percent(s)}" for kind, s in of.shares().items() if s > 0),
+        "ettr": ratio(of.ettr_meta()) if of is not None else "",
+        "steps": "" if one.steps is None else f"{one.steps:,}",
+        "faults": one.faults if of is not None else "",
+        "dearest": f"{one.costs[0].name}, {show_duration(one.costs[0].seconds)}" if one.costs else "",
+        "problem": cut(one.problem),
+    }
+
+
+def _dearest(week: WeekReport) -> list[tuple[str, RunIncident]]:
+    found = [(row.row.name, one) for row in week.rows for one in row.incidents]
+    found.sort(key=lambda pair: -pair[1].whole)
+    return found[:_INCIDENTS]
+
+
+# ------------------------------------------------------------------------------------------------------------ Markdown
+
+
+def as_markdown(week: WeekReport) -> str:
+    return "\n".join(_lines(week)).rstrip("\n") + "\n"
+
+
+def _lines(week: WeekReport) -> Iterator[str]:
+    yield f"# {title(week)}"
+    yield ""
+    yield f"**{plain(lead(week), 600)}**"
+    yield ""
+    if not week.rows:
+        return
+    yield from table(("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in tiles(week)))
+    total, costs = sum(week.seconds.values()), week.costs()
+    if costs:
+        yield "## What cost most, over all runs"
+        yield ""
+        for number, item in enumerate(costs[:_COSTS], 1):
+            yield f"{number}. {plain(cost_sentence(item, total), 600)}"
+        yield ""
+    yield "## Runs"
+    yield ""
+    rows = (_run(one, Axis(0.0, 1.0)) for one in week.rows)
+    cells = (
+        (
+            plain(one["name"]),
+            one["verdict"],
+            one["ettr"],
+            one["steps"],
+            str(one["faults"]),
+            plain(one["problem"] or one["dearest"]),
+        )
+        for one in rows
+    )
+    yield from table(("run", "state", "ETTR", "steps", "faults", "dearest"), cells)
+    dearest = _dearest(week)
+    if dearest:
+        yield "## The dearest interruptions"
+        yield ""
+        rows_of = (
+            (
+                stamp(one.at),
+                plain(name),
+                f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
+                show_duration(one.whole),
+            )
+            for name, one in dearest[:10]
+        )
+        yield from table(("when", "run", "cause and evidence", "cost"), rows_of)
+    nodes = week.nodes()
+    if nodes:
+        yield "## Nodes with most faults"
+        yield ""
+        yield from table(
+            ("node", "faults", "runs"), ((plain(n.name), str(n.faults), plain(", ".join(n.runs))) for n in nodes)
+        )

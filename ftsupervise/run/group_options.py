@@ -1,0 +1,124 @@
+"""What ``ftsupervise groups run`` was asked for, in values; and a group that a person lets leave, or join again."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.config.grouping import least_of
+from ftsupervise.errors import NotFound, Refused, UsageError, from_os_error
+from ftsupervise.host.modes import make_folder
+from ftsupervise.replicas.groups import read_table
+from ftsupervise.replicas.timeouts import Timeouts, derive, problems
+from ftsupervise.run.group_process import LEAVE
+from ftsupervise.run.hang_bounds import hang_bounds
+from ftsupervise.rundir.paths import ENV_ATTEMPT_DIR, ENV_RUN, ENV_RUN_DIR, GROUPS, RunDir, write_whole
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """The options of ``ftsupervise groups run``. Times are in seconds."""
+
+    rundir: RunDir
+    name: str
+    launched: str
+    count: int
+    nodes_each: int
+    least: int
+    settings: tuple[str, ...]  # of each group's ``ftsupervise run``
+    command: tuple[str, ...]
+    timeouts: Timeouts | None = None  # None: torchft is not used
+    slowest_step: float = 0.0
+    apart: bool = False  # each group has jobs of its own
+
+
+def group_options(
+    env: Mapping[str, str], values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
+) -> GroupOptions:
+    """Of ``groups run``. ``values`` by parameter (``config/grouping.py``). Raises UsageError, Refused."""
+    root = env.get(ENV_RUN_DIR)
+    if not root or not env.get(ENV_ATTEMPT_DIR):
+        raise UsageError(
+            "groups run is the command of a supervised run",
+            hint="ftsupervise run --run-dir DIR -- ftsupervise groups run --count 4 -- COMMAND; launch writes it so",
+        )
+    rundir = RunDir(Path(root).absolute())
+    return options_of_groups(rundir, env.get(ENV_RUN) or rundir.root.name, values, settings, command)
+
+
+def options_of_groups(
+    rundir: RunDir, name: str, values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
+) -> GroupOptions:
+    """Of all groups of the run in ``rundir``. Raises UsageError, Refused."""
+    if not command:
+        raise UsageError("no command for the groups", hint="ftsupervise groups run --count 4 -- COMMAND")
+    count, slowest = values["count"], values["slowest_step"]
+    least = least_of(values["min"], count)
+    if not count // 2 < least <= count:
+        raise UsageError(f"--min {least}: of {count} groups, {count // 2 + 1} to {count} make sense")
+    timeouts = None
+    if values["lighthouse"] == "torchft":
+        timeouts = derive(slowest, values["state_bytes"], count, sync_period=values["sync_period"])
+        if wrong := problems(timeouts, slowest, count, values["state_bytes"]):
+            raise Refused("the timeouts of the groups do not fit together: " + "; ".join(wrong))
+        settings = (*hang_bounds(timeouts, settings), *settings, "--snapshot-every", "off")
+    if not any(word.partition("=")[0] == "--nodes-dir" for word in settings):
+        settings = (*settings, "--nodes-dir", str(rundir.nodes))  # a bad node is bad for every group
+    return GroupOptions(
+        rundir=rundir,
+        name=name,
+        launched=values["launched"],
+        count=count,
+        nodes_each=values["nodes_each"],
+        least=least,
+        settings=tuple(settings),
+        command=tuple(command),
+        timeouts=timeouts,
+        slowest_step=slowest,
+        apart=values["in"] == "jobs",
+    )
+
+
+# Leave for good, and join again: a file in the group's own directory, which the process that starts the groups reads.
+
+
+def let_leave(run: RunDir, group: str) -> str:
+    """Returns what was done, as a sentence. Raises NotFound, CannotWrite, NotPermitted."""
+    mark = _of(run, group).state / LEAVE
+    if (table := read_table(run)) is not None and table.place == "jobs":
+        raise Refused(
+            f"{group} has jobs of its own, and `groups leave` cannot end them yet",
+            hint=f"scancel its array: squeue --me shows it as {group}; the others train on",
+        )
+    try:
+        make_folder(mark.parent, parents=True)
+        write_whole(mark, "")
+    except OSError as error:
+        raise from_os_error(error, f"write {mark}") from None
+    again = f"ftsupervise groups join {group} {run.quoted()}"
+    return f"{group} leaves for good, and the others train on; to let it join again: {again}"
+
+
+def let_join(run: RunDir, group: str) -> str:
+    mark = _of(run, group).state / LEAVE
+    try:
+        os.unlink(mark)
+    except FileNotFoundError:
+        return f"{group} has not left"
+    except OSError as error:
+        raise from_os_error(error, f"remove {mark}") from None
+    return f"{group} joins again as soon as it has nodes"
+
+
+def _of(run: RunDir, group: str) -> RunDir:
+    if not re.fullmatch(r"g\d{3,6}", group, re.ASCII):
+        raise UsageError(f"{group!r} is no group: they are called g000, g001 …")
+    found = run.group(group)
+    if not found.root.is_dir():
+        there = sorted(one.name for one in (run.root / GROUPS).glob("g*"))
+        raise NotFound(f"{run.root.name} has no group {group}", hint=f"it has {', '.join(there) or 'none'}")
+    return found

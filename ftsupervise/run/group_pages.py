@@ -1,0 +1,190 @@
+"""What others read of the replica groups: their table, what they have to know of each other, the progress of the whole run."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.errors import Error
+from ftsupervise.nodes.judging import judge, of_run_dir
+from ftsupervise.replicas.groups import (
+    GroupState,
+    GroupTable,
+    Hung,
+    QuorumPage,
+    slower_one,
+    write_quorum,
+    write_table,
+)
+from ftsupervise.run.group_options import GroupOptions
+from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_away
+
+_TABLE_EVERY = 2.0  # seconds between two tables
+_QUORUM_EVERY = 5.0  # seconds between two pages about the quorum that say the same
+_NODES_EVERY = 5.0  # seconds between two looks at the nodes
+_STILL = 8.0  # seconds without a step after which a node that does not answer counts as lost under its group
+_FAR = 2  # steps: a group that much behind the first one is named
+
+
+class NodesSeen:
+    """The nodes of the job, and which of them are lost: asked in a thread, because Slurm may not answer."""
+
+    def __init__(self, allocation: Allocation, rundir: RunDir) -> None:
+        self.all = frozenset(allocation.nodes)
+        self.scores: Mapping[str, float] = {}  # how bad the past of each is
+        self._allocation, self._rundir = allocation, rundir
+        self._states: Mapping[str, str] = {}
+        self._over = threading.Event()
+        if len(self.all) > 1:
+            threading.Thread(target=self._look_on, name="nodes", daemon=True).start()
+
+    def lost(self) -> frozenset[str]:
+        return frozenset(node for node, state in self._states.items() if is_away(state))
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_NODES_EVERY):
+            found = self._allocation.how_they_are()
+            if found:  # no answer is no news
+                self._states = found
+            try:
+                self.scores = {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
+            except (OSError, Error):
+                continue
+
+
+class GroupPages:
+    """The pages of one job's groups."""
+
+    def __init__(
+        self,
+        asked: GroupOptions,
+        groups: Sequence[GroupProcess],
+        nodes: NodesSeen,
+        say: Callable[[str], None],
+        area: Path | None,
+    ) -> None:
+        self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
+        self._below: datetime | None = None
+        self._written = self._quorum_written = 0.0
+        self._quorum = QuorumPage()
+        self._slow = ""
+        self.lighthouse_restarted: float | None = None  # monotonic
+        self.moved: datetime | None = None  # when the lighthouse began at another address
+
+    def write(self, over: str, *, last: bool = False) -> None:
+        """``over``: why no group is started any more."""
+        now, at = _now(), time.monotonic()
+        why = self._below_the_least(over, now)
+        quorum = QuorumPage(now, bool(why), why, self._hung())
+        try:
+            same = quorum._replace(at=self._quorum.at) == self._quorum
+            if last or not same or at >= self._quorum_written + _QUORUM_EVERY:
+                write_quorum(self._asked.rundir, quorum, self._area)
+                self._quorum, self._quorum_written = quorum, at
+            if last or not same or at >= self._written + _TABLE_EVERY:
+                write_table(self._asked.rundir, self._table(now), self._area)
+                self._written = at
+        except OSError:  # a full disk, or a newer attempt: the groups go on
+            return
+
+    def _below_the_least(self, over: str, now: datetime) -> str:
+        """Why the groups that run wait; "" when they do not."""
+        least, wanted = self._asked.least, self._asked.count
+        running = sum(1 for group in self._groups if group.row.state is GroupState.RUNNING)
+        why = f"{running} of {wanted} groups run, and fewer than {least} do not train on: they wait"
+        if over or running >= least:
+            if self._below is not None and not over:
+                self._say(f"{running} of {wanted} groups run again: the run goes on")
+            self._below = None
+            return ""
+        if self._below is None:
+            self._below = now
+            self._say(why)
+        return why
+
+    def _hung(self) -> tuple[Hung, ...]:
+        """Groups that their own supervisors cannot judge: their node does not answer and reports nothing; or they wait for a
+        quorum in which the others train without them."""
+        lost, found = self._nodes.lost(), list[Hung]()
+        for group in self._groups:
+            row = group.row
+            gone = [node for node in row.nodes if node in lost]
+            if not group.alive:
+                continue
+            if gone and (row.stalled is None or row.stalled >= _STILL):
+                found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
+                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
+            elif why := self._left_out(group):
+                found.append(Hung(row.name, row.attempt, why))
+        return tuple(found)
+
+    def _left_out(self, group: GroupProcess) -> str:
+        """Why it is to be started again: torchft has lost its call for a quorum, as at a restart of the lighthouse."""
+        timeouts, stalled = self._asked.timeouts, group.row.stalled
+        if timeouts is None or stalled is None or stalled < timeouts.hang:
+            return ""
+        others = [one.row.stalled for one in self._groups if one is not group and one.alive]
+        if sum(1 for one in others if one is not None and one < timeouts.hang / 2) < self._asked.least:
+            return ""
+        after = self.lighthouse_restarted is not None and time.monotonic() - self.lighthouse_restarted < 2 * stalled
+        return f"the others train on without it{' since the lighthouse was restarted' if after else ''}"
+
+    def _table(self, now: datetime) -> GroupTable:
+        rows = tuple(group.row for group in self._groups)
+        used = {node for row in rows for node in row.nodes}
+        slow = slower_one(rows)
+        if slow and slow.partition(" ")[0] != self._slow:
+            self._slow = slow.partition(" ")[0]
+            self._say(f"a slower group: {slow}")
+        return GroupTable(
+            at=now,
+            host=os.uname().nodename,
+            wanted=self._asked.count,
+            least=self._asked.least,
+            place="jobs" if self._asked.apart else "allocation",
+            groups=rows,
+            spares=tuple(sorted(self._nodes.all - used - self._nodes.lost())),
+            below=self._below,
+            slow=slow,
+        )
+
+    def progress(self) -> ProgressPage | None:
+        """The groups as one: the step that the first of them has reached counts, because one that comes back begins there."""
+        pages = [(group.row.name, page) for group in self._groups if group.alive and (page := group.page)]
+        if not pages:
+            return None
+        every, now = [page for _, page in pages], _now()
+        first = max(every, key=_reached)
+        name, last = min(pages, key=lambda one: _reached(one[1]))
+        ages = [page.stepped + (now - page.at).total_seconds() for page in every if page.stepped is not None]
+        return first._replace(
+            at=now,
+            ranks=sum(page.ranks for page in every),
+            step=first.ahead,
+            slowest=f"group {name}" if _reached(first) - _reached(last) > _FAR else "",
+            stepped=round(max(0.0, min(ages)), 3) if ages else None,
+            first=min((page.first for page in every if page.first is not None), default=None),
+            first_at=min((page.first_at for page in every if page.first_at is not None), default=None),
+            active_at=max((page.active_at for page in every if page.active_at is not None), default=None),
+            saved=max((page.saved for page in every if page.saved is not None), default=None),
+        )
+
+
+def _reached(page: ProgressPage) -> int:
+    return -1 if page.ahead is None else page.ahead
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

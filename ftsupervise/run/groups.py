@@ -1,0 +1,231 @@
+"""``ftsupervise groups run``: the replica groups of one job. It is the command of an ordinary ``ftsupervise run``.
+
+That one has the gate, the ledger of the whole run and its fence; this process starts the lighthouse and one supervisor for each
+group, on nodes of its own. A group whose supervisor ends because a node is lost gets a spare one and comes back; nothing
+is done to the others. While too few run, those that are left wait: that is said, and it ends by itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ftsupervise.errors import Refused
+from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.processes import own_command
+from ftsupervise.model import Claim
+from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
+from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
+from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
+from ftsupervise.run.group_lighthouse import GroupLighthouse
+from ftsupervise.run.group_options import GroupOptions
+from ftsupervise.run.group_pages import GroupPages, NodesSeen
+from ftsupervise.run.group_process import GroupProcess, log_name
+from ftsupervise.run.progress_pages import ProgressWriter
+from ftsupervise.rundir import ledger
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, tell
+from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.parse import is_srun, on_nodes
+from ftsupervise.truth import Health
+
+_TICK = 0.5  # seconds between two looks at all groups
+_NODES_EVERY = 5.0  # seconds between two looks at the nodes
+
+
+class GroupsOfJob:
+    """All groups of one job."""
+
+    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
+        """Raises Refused where the command cannot run in groups."""
+        self.asked, self.env, self.signals = asked, env, signals
+        self.lighthouse: GroupLighthouse | None = None
+        self.job, now = ledger.job_id(env), _now()
+        self.allocation = allocation = Allocation(env)
+        if allocation.nodes and not is_srun(asked.command):
+            raise Refused(
+                "the command of replica groups begins with srun on Slurm, so that each group starts on its own nodes",
+                hint="launch.srun: true puts it there",
+            )
+        nodes = first_nodes(allocation.nodes, asked.count, asked.nodes_each)
+        self.groups = [
+            GroupProcess(name, number, asked.rundir.group(name), mine, now)
+            for number, (name, mine) in enumerate(nodes.items())
+        ]
+        self.nodes = NodesSeen(allocation, asked.rundir)
+        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
+        self.told = 0  # the signal that asked us to stop
+        self.pages = GroupPages(asked, self.groups, self.nodes, self.say, self.area)
+
+    def go(self) -> int:
+        """The exit code: 0 when the run has finished or was asked to stop, 1 when no group can go on. Raises OSError, and what
+        keeps the lighthouse from being started."""
+        make_folder(self.asked.rundir.replicas, FOLDER)
+        if self.asked.timeouts is not None:
+            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
+        writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
+        try:
+            while True:
+                over = self._over()
+                for group in self.groups:
+                    self._look_after(group, over)
+                if self.lighthouse is not None:
+                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
+                    self.pages.lighthouse_restarted = self.lighthouse.restarted
+                self.pages.write(over)
+                if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
+                    return 0 if over else 1
+                for number in self.signals.wait(_TICK):
+                    self._on_signal(number)
+        finally:
+            self._end_all()
+            writer.close()
+            self.pages.write("ended", last=True)
+            self.nodes.close()
+            if self.lighthouse is not None:
+                self.lighthouse.stop()
+
+    def say(self, text: str) -> None:
+        tell(self.attempt.folder / "run.log", text)
+
+    # ----------------------------------------------------------------------------------------------------------- one group
+
+    def _look_after(self, group: GroupProcess, over: str) -> None:
+        now, at = _now(), time.monotonic()
+        for one in group.look(now):
+            step = f" at step {one.last_step}" if one.last_step is not None else ""
+            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
+        code = group.ended(at)
+        if code is not None:
+            self._after_its_end(group, code, over, now)
+        if group.alive:
+            if group.leaves and group.move(GroupState.RUNNING, "is leaving", now):
+                self.say(f"{group.row.name}: leaves for good; it is told to stop")
+                group.signal(signal.SIGTERM)
+            return
+        state, why = self._state(group, over)
+        if group.move(state, why, now) and why:
+            self.say(f"{group.row.name}: {state.value}: {why}")
+        if state is GroupState.WAITING and at >= group.due and (nodes := self._place(group, now)) is not None:
+            self._start(group, nodes, now, at)
+
+    def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
+        gone = self.nodes.lost()
+        group.lost = tuple(node for node in group.row.nodes if node in gone)
+        fine = code == 0 and not group.has_failed
+        if fine and not over and not group.leaves and not self._braked(group):
+            group.move(GroupState.OVER, "its command has ended by itself", now)
+        elif not over:
+            group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
+
+    def _state(self, group: GroupProcess, over: str) -> tuple[GroupState, str]:
+        """Of a group whose supervisor does not run."""
+        if over:
+            return GroupState.OVER, over
+        if group.leaves:
+            return (
+                GroupState.LEFT,
+                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
+            )
+        if why := self._braked(group):
+            return GroupState.STOPPED, why
+        if group.row.state is GroupState.OVER:
+            return group.row.state, group.row.why
+        return GroupState.WAITING, group.row.why
+
+    def _braked(self, group: GroupProcess) -> str:
+        try:
+            on = read_brake(group.rundir)
+        except OSError:
+            return ""
+        return (
+            ""
+            if on is None
+            else f"{on.words()}; fix the cause, then: ftsupervise clear --brake {group.rundir.quoted()}"
+        )
+
+    def _place(self, group: GroupProcess, now: datetime) -> tuple[str, ...] | None:
+        """Its nodes, once it has enough of them and its older copy is gone for sure; () on this machine."""
+        nodes: tuple[str, ...] | None = ()
+        lost = self.nodes.lost()
+        if self.nodes.all:
+            free = self.nodes.all - {node for one in self.groups if one is not group for node in one.row.nodes}
+            nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost, self.nodes.scores)
+        if nodes is None:
+            gone = ", ".join(node for node in group.row.nodes if node in lost)
+            self._wait(group, f"no node to take the place of {gone}" if gone else "too few nodes in this job", now)
+            return None
+        heard = self.lighthouse.heard(group.row.name) if group.lost and self.lighthouse is not None else False
+        if heard is not False:
+            words = "still answers" if heard else "may still run: the lighthouse does not answer"
+            self._wait(group, f"its older copy on {', '.join(group.lost)} {words}", now)
+            return None
+        return nodes
+
+    def _start(self, group: GroupProcess, nodes: tuple[str, ...], now: datetime, at: float) -> None:
+        name, asked = group.row.name, self.asked
+        if nodes != group.row.nodes and group.row.attempt:
+            self.say(f"{name}: goes on on {', '.join(nodes)} instead of {', '.join(group.row.nodes)}")
+        group.lost, group.row = (), group.row._replace(nodes=nodes)
+        address = self.lighthouse.address if self.lighthouse is not None else ""
+        given = environment_of(
+            group.number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, self.job
+        )
+        command = on_nodes(asked.command, nodes) if nodes else asked.command
+        words = ["run", "--run-dir", str(group.rundir.root), "--name", f"{asked.name}-{name}", *asked.settings]
+        words += ["--launched", asked.launched] if asked.launched else []
+        env = on_its_nodes(for_group(self.env, given), nodes)
+        try:
+            group.start(own_command(*words, "--", *command), env, log_name(asked.name, self.job), now, at)
+        except OSError as error:
+            group.due = at + _NODES_EVERY
+            self._wait(group, f"its supervisor cannot be started: {error.strerror}", now)
+
+    def _wait(self, group: GroupProcess, why: str, now: datetime) -> None:
+        group.due = time.monotonic() + 1.0
+        if group.move(GroupState.WAITING, why, now):
+            self.say(f"{group.row.name}: waits: {why}")
+
+    # ------------------------------------------------------------------------------------------------------------- all
+
+    def _over(self) -> str:
+        """Why no group is started any more; "" while they are."""
+        if self.told:
+            return f"asked to stop ({signal.Signals(self.told).name})"
+        if self.asked.rundir.has_finished():
+            return "the run has finished"
+        switch = read_switch(self.asked.rundir, KILL)
+        if switch.health is Health.BAD:
+            return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
+        return ""
+
+    def _may_go_on(self) -> bool:
+        """May a group that does not run now come back by itself?"""
+        return any(group.row.state is GroupState.WAITING for group in self.groups)
+
+    def _on_signal(self, number: int) -> None:
+        if number in STOP or number in PASS_ON:
+            if number != signal.SIGCONT:
+                self.told = self.told or number
+                self.say(f"{signal.Signals(number).name}: passed on to the groups; none is started any more")
+            for group in self.groups:
+                group.signal(number)
+
+    def _end_all(self) -> None:
+        """Nothing of ours stays behind us, whatever went wrong."""
+        for group in self.groups:
+            group.signal(signal.SIGTERM)
+        while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
+            self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+        for group in self.groups:
+            group.look(_now())
+            if group.row.state is GroupState.RUNNING:
+                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

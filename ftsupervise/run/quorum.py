@@ -1,0 +1,43 @@
+"""A replica group's supervisor reads what is known of all groups: does its own wait for others, or do the others wait for it?
+
+While too few groups run, those that are left wait for a quorum and make no step: no hang, however long it takes. And a group
+for which all others wait is hung long before its own clock says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timezone
+
+from ftsupervise.ranks.hang_monitor import SeenFromOutside
+from ftsupervise.replicas.groups import read_quorum
+from ftsupervise.rundir.paths import RunDir
+
+_EVERY = 0.5  # seconds between two looks
+_FRESH = 15.0  # seconds: what an older page says is not known any more
+
+
+class QuorumWatcher:
+    """A thread that reads the page, because a file system may hang. A run without groups has none."""
+
+    def __init__(self, rundir: RunDir, attempt: int) -> None:
+        self._now = SeenFromOutside()
+        self._over = threading.Event()
+        if rundir.whole is not None:
+            where = (RunDir(rundir.whole), rundir.root.name, attempt)
+            threading.Thread(target=self._look_on, args=where, name="watch-quorum", daemon=True).start()
+
+    def seen(self) -> SeenFromOutside:
+        return self._now
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _look_on(self, run: RunDir, group: str, attempt: int) -> None:
+        while not self._over.wait(_EVERY):
+            page, now = read_quorum(run), datetime.now(timezone.utc)
+            if page is None or abs((now - page.at).total_seconds()) > _FRESH:
+                self._now = SeenFromOutside()
+                continue
+            hangs = any((one.group, one.attempt) == (group, attempt) for one in page.hung)
+            self._now = SeenFromOutside(waits=page.waits and not hangs, hangs=hangs)

@@ -1,0 +1,79 @@
+"""The events of a run since the last tick, from its ledger: pure. Events are sent once and have no end.
+
+A fault that is over before the next tick (an attempt dies, the next array member takes over within seconds) is no alert,
+but people want to find it in the morning: it is sent as one event with both halves in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ftsupervise.findings import EventKind
+from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.units import show_duration
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. ``dedup`` names it for ever, so that it is sent once, however many watches there are."""
+
+    kind: EventKind
+    dedup: str
+    at: datetime
+    summary: str
+    meaning: str = ""
+
+
+def events(attempts: Sequence[Attempt], *, finished_at: datetime | None, raised: str = "") -> tuple[Event, ...]:
+    """Every event of the run so far, oldest first; the journal drops those that were sent.
+
+    ``raised``: a person's name and reason for the kill switch that is up now; the newest attempt has answered it.
+    """
+    found: list[Event] = []
+    for before, attempt in zip([None, *attempts], attempts, strict=False):
+        found += _begin(before, attempt)
+        found += _end(attempt, raised if attempt is attempts[-1] else "")
+    if finished_at is not None:
+        last = attempts[-1] if attempts else None
+        step = f" at step {last.last_step}" if last and last.last_step is not None else ""
+        count = f", in {len(attempts)} attempt{'s' if len(attempts) > 1 else ''}" if attempts else ""
+        total = ""
+        if attempts:
+            total = f" after {show_duration(max(0.0, (finished_at - attempts[0].started).total_seconds()))}"
+        text = f"done{step}{total}{count}"
+        found.append(Event(EventKind.FINISHED, "finished", finished_at, text, "Members still queued leave at once."))
+    return tuple(found)
+
+
+def _begin(before: Attempt | None, attempt: Attempt) -> list[Event]:
+    if not attempt.host:
+        return []  # claimed, and nothing was started: a full disk, or a job that died at once
+    where = f"job {attempt.job_id}" if attempt.job_id else f"host {attempt.host}"
+    nodes = f" on {len(attempt.nodes)} nodes" if len(attempt.nodes) > 1 else ""
+    if before is None:
+        return [Event(EventKind.STARTED, "started", attempt.started, f"{where}{nodes}")]
+    if attempt.first_step is None:
+        return []  # it has not come as far as a step; when it has, it has taken over
+    lost = ""
+    if before.last_step is not None and attempt.first_step <= before.last_step:
+        lost = f"; {before.last_step - attempt.first_step + 1} steps are done again"
+    gap = ""
+    if before.ended is not None:
+        gap = f" {show_duration(max(0.0, (attempt.started - before.ended).total_seconds()))} after"
+    step = f" at step {before.last_step}" if before.last_step is not None else ""
+    ended = f"attempt {before.number} ended{step} ({before.why() or 'cause unknown'})"
+    text = f"attempt {attempt.number} ({where}) goes on from step {attempt.first_step},{gap or ' where'} {ended}{lost}"
+    return [Event(EventKind.RESUMED, f"resumed-{attempt.number}", attempt.started, text)]
+
+
+def _end(attempt: Attempt, raised: str) -> list[Event]:
+    """An event for an end after which no job takes over. A failure belongs to the recovery watchdog until it is over."""
+    if attempt.cause is None or attempt.cause.kind is not CauseKind.KILL_SWITCH:
+        return []
+    step = f" at step {attempt.last_step}" if attempt.last_step is not None else ""
+    words = ", ".join(filter(None, ("kill switch", raised, attempt.note)))
+    text = f"attempt {attempt.number} saved and stopped{step}: {words}"
+    meaning = "Queued members leave at once; nothing trains until the switch is cleared and the run launched again."
+    return [Event(EventKind.STOPPED, f"ended-{attempt.number}", attempt.ended or attempt.started, text, meaning)]

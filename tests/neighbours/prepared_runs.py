@@ -1,0 +1,320 @@
+"""Runs with a prepared past: what a report and ``status`` are tried on.
+
+    python -m tests.neighbours.prepared_runs FOLDER [NAME]...   makes them, and says how to look at them
+
+Six stories have one trouble each (``STORIES``); ``nine_days`` has some of each, for the pictures of the manual; ``ninety_days``
+has a thousand incidents; ``hostile`` has the worst text in every field that others can write.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from ftsupervise.findings import Severity
+from ftsupervise.model import Cause, CauseKind, Failure, FailureKind, NodeRanks, Standstill
+from ftsupervise.rundir.ledger import START
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.switches import Brake, write_brake
+from ftsupervise.rundir.tracker import TrackerPage, write_tracker
+from tests.neighbours.prepared_run import DAY, HOUR, MINUTE, PreparedRun
+from tests.neighbours.queue import Queue
+
+# ---------------------------------------------------------------------------------------------------- the six stories
+
+Story = tuple[RunDir, dict[str, Any]]
+
+
+def fine(folder: Path, now: datetime) -> Story:
+    """Four days, two orderly changes of jobs, one node that failed: nothing to worry about."""
+    run = PreparedRun(folder, "fine")
+    run.queue(12 * MINUTE)
+    for _ in range(2):
+        run.start()
+        run.train(19.6 * HOUR)
+        run.time_limit(4 * MINUTE)
+    run.start()
+    run.train(11 * HOUR)
+    where = (NodeRanks("node-17", "130"),)
+    run.fault(Cause(CauseKind.NODE, where), Failure(FailureKind.NODE, "node failure", "NODE_FAIL: node-17"), after=70)
+    run.start(80)
+    run.train(7 * HOUR)
+    run.time_limit(9 * MINUTE)
+    run.start()
+    run.train(9.5 * HOUR)
+    run.write(now, running=True, current=0.99)
+    run.blame(now, "node-17", "node", 18 * HOUR, evidence="Slurm lost it")
+    return run.rundir, run.jobs(now, running=True)
+
+
+def crash_loop(folder: Path, now: datetime) -> Story:
+    """It trained for a day; since somebody changed the code it fails at its start, and the brake came on."""
+    run = PreparedRun(folder, "crash-loop")
+    run.queue(8 * MINUTE)
+    run.start()
+    run.train(14 * HOUR)
+    run.end(Cause(CauseKind.KILL_SWITCH, text="raised by grace: new data loader"), None, then="stopped")
+    run.queue(40 * MINUTE)
+    run.job = ""
+    missing = Failure(
+        FailureKind.CODE, "exit 1", "ModuleNotFoundError: No module named 'webdataset'", "ModuleNotFoundError"
+    )
+    for turn in range(5):
+        run.start(45)
+        last = turn == 4
+        run.end(Cause(CauseKind.EXIT, (NodeRanks("node-03", "17"),), code=1), missing, after=3, braked=last,
+                then="stopped: the same failure 5 times" if last else "restarted in place")  # fmt: skip
+        run.clock += 0 if last else 30 * 2**turn
+    run.queue(6 * HOUR)
+    run.write(now, running=False)
+    brake = Brake(missing.words(), "the same failure 5 times without a step", 5, run.number, at=_hours_ago(now, 6))
+    write_brake(run.rundir, brake)
+    run.alert(now, "brake", "", Severity.CRITICAL, f"the brake is on: {brake.words()}", 6 * HOUR - 120)
+    return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
+
+
+def hang(folder: Path, now: datetime) -> Story:
+    """One rank has stopped, and all others have waited for it for fifty minutes. Two hangs before were ended and restarted."""
+    run = PreparedRun(folder, "hang")
+    run.queue(5 * MINUTE)
+    run.start()
+    for waited in (31 * MINUTE, 33 * MINUTE):
+        run.train(6 * HOUR)
+        where = (NodeRanks("node-21", "163"),)
+        cause = Cause(CauseKind.HANG, where, how=Standstill.IDLE, phase="train", step=run.step, waited=waited)
+        run.fault(cause, Failure(FailureKind.HANG, "hang", "rank 163 waits in ncclAllReduce"), after=waited)
+        run.start(4 * MINUTE)
+    run.train(5 * HOUR)
+    run.clock += 50 * MINUTE
+    run.write(now, running=True, current=0.0)
+    write_tracker(run.rundir.attempt(3), TrackerPage("https://wandb.ai/lab/pretrain/runs/8f3k", "W&B"))
+    run.blame(now, "node-21", "hang", 12.5 * HOUR, 6 * HOUR, evidence="rank 163 stood still")
+    run.alert(now, "hang", "", Severity.CRITICAL, f"no progress for 50m, at step {run.step}; rank 163 on node-21 stands still",
+              45 * MINUTE)  # fmt: skip
+    return run.rundir, run.jobs(now, running=True)
+
+
+def slow_node(folder: Path, now: datetime) -> Story:
+    """For nine hours it has trained at 62 % of its usual speed: one node's clock is throttled."""
+    run = PreparedRun(folder, "slow-node")
+    run.queue(10 * MINUTE)
+    run.start()
+    run.train(16 * HOUR)
+    run.train(9 * HOUR, speed=0.62)
+    run.write(now, running=True, current=0.61)
+    run.alert(
+        now, "throughput", "", Severity.WARNING, "221 steps an hour, usually 357; node-40 is the slowest", 8 * HOUR
+    )
+    return run.rundir, run.jobs(now, running=True)
+
+
+def queue_bound(folder: Path, now: datetime) -> Story:
+    """Short jobs, long waits."""
+    run = PreparedRun(folder, "queue-bound", nodes=256)
+    run.queue(9 * HOUR)
+    for waited in (7.5, 11, 6):
+        run.start(6 * MINUTE)
+        run.train(3.7 * HOUR)
+        run.time_limit(waited * HOUR)
+    run.start(6 * MINUTE)
+    run.train(3.7 * HOUR)
+    run.time_limit(8 * HOUR)
+    run.write(now, running=False)
+    return run.rundir, run.jobs(now, running=False, reason="Priority")
+
+
+def disk_full(folder: Path, now: datetime) -> Story:
+    """The file system is full: three attempts died while they saved."""
+    run = PreparedRun(folder, "disk-full")
+    run.queue(6 * MINUTE)
+    run.start()
+    run.train(15 * HOUR)
+    where = (NodeRanks("node-01", "0"),)
+    full = Failure(
+        FailureKind.DISK, "no space left on device", "OSError: [Errno 28] No space left on device: 'model.distcp'"
+    )
+    for turn in range(3):
+        last = turn == 2
+        run.end(Cause(CauseKind.EXIT, where, code=1), full, after=12, braked=last,
+                then="stopped: the disk is full" if last else "restarted in place")  # fmt: skip
+        if not last:
+            run.clock += 60
+            run.start(4 * MINUTE)
+            run.train(38 * MINUTE)
+    run.queue(3 * HOUR)
+    run.write(now, running=False)
+    write_brake(run.rundir, Brake(full.sign, "the disk is full", 3, run.number, run.step, at=_hours_ago(now, 3)))
+    run.alert(now, "disk", "/scratch", Severity.CRITICAL, "/scratch is full: 0 bytes of 50 TB are free", 3.5 * HOUR)
+    return run.rundir, run.jobs(now, running=False, reason="JobHeldUser")
+
+
+STORIES: dict[str, Callable[[Path, datetime], Story]] = {
+    "fine": fine,
+    "crash-loop": crash_loop,
+    "hang": hang,
+    "slow-node": slow_node,
+    "queue-bound": queue_bound,
+    "disk-full": disk_full,
+}
+
+
+def _hours_ago(now: datetime, hours: float) -> str:
+    return (now - timedelta(hours=hours)).isoformat()
+
+
+# ------------------------------------------------------------------------------------------------------ others
+
+
+def nine_days(folder: Path, now: datetime) -> Story:
+    """A bit of everything, for the pictures of the manual."""
+    run = PreparedRun(folder, "train-10b")
+    node = NodeRanks("node-17", "130")
+    run.queue(3 * HOUR)
+    run.start(6 * MINUTE)
+    run.train(19 * HOUR)
+    run.time_limit(1.5 * HOUR)
+    run.start(5 * MINUTE)
+    run.train(11 * HOUR)
+    fault = Failure(
+        FailureKind.CODE, "exit 1", "RuntimeError: CUDA error: uncorrectable ECC error encountered", "RuntimeError"
+    )
+    run.fault(Cause(CauseKind.EXIT, (node,), code=1), fault, after=40, hardware="NVRM: Xid 94: uncorrectable ECC error")
+    run.start(4 * MINUTE)
+    run.train(8 * HOUR)
+    run.time_limit(7.2 * HOUR)
+    run.start(5 * MINUTE)
+    run.train(13 * HOUR)
+    still = Cause(
+        CauseKind.HANG, (NodeRanks("node-40", "317"),), how=Standstill.IDLE, phase="train", step=run.step, waited=1830
+    )
+    run.fault(still, Failure(FailureKind.HANG, "hang", "rank 317 waits in ncclAllReduce"), after=31 * MINUTE)
+    run.start(4 * MINUTE)
+    run.train(6 * HOUR)
+    run.time_limit(40 * MINUTE)
+    run.start(5 * MINUTE)
+    run.train(9 * HOUR)
+    run.train(10 * HOUR, speed=0.66)
+    run.time_limit(2 * HOUR)
+    run.start(5 * MINUTE)
+    run.train(15 * HOUR)
+    run.fault(Cause(CauseKind.NODE, (node,)), Failure(FailureKind.NODE, "node failure", "NODE_FAIL: node-17"), after=80)
+    run.start(5 * MINUTE)
+    run.train(4 * HOUR)
+    run.time_limit(HOUR)
+    for _ in range(4):
+        run.start(5 * MINUTE)
+        run.train(19.5 * HOUR)
+        run.time_limit(run.random.uniform(0.1, 3) * HOUR)
+    run.start(5 * MINUTE)
+    run.train(7.6 * HOUR)
+    run.write(now, running=True, current=0.98)
+    run.blame(now, "node-17", "hardware", 6.9 * DAY, 4.1 * DAY, evidence="NVRM: Xid 94: uncorrectable ECC error")
+    run.blame(now, "node-40", "hang", 5.6 * DAY, evidence="rank 317 stood still")
+    run.alert(now, "disk", "/scratch", Severity.WARNING, "/scratch: full in 2d 6h at 1.3 TB a day (24h)", 2 * HOUR)
+    return run.rundir, run.jobs(now, running=True)
+
+
+_FAULTS: tuple[tuple[Cause, Failure], ...] = (
+    (Cause(CauseKind.NODE), Failure(FailureKind.NODE, "node failure", "NODE_FAIL")),
+    (Cause(CauseKind.SIGNAL, signal=9), Failure(FailureKind.SIGNAL, "killed by SIGKILL", "slurmstepd: task 12 killed")),
+    (
+        Cause(CauseKind.EXIT, code=1),
+        Failure(FailureKind.CODE, "exit 1", "RuntimeError: NCCL error: unhandled system error"),
+    ),
+    (
+        Cause(CauseKind.MEMORY),
+        Failure(FailureKind.MEMORY, "out of memory", "torch.OutOfMemoryError: CUDA out of memory"),
+    ),
+    (Cause(CauseKind.HANG, phase="train", waited=1800), Failure(FailureKind.HANG, "hang", "collective timed out")),
+)
+
+
+def ninety_days(folder: Path, now: datetime, faults: int = 1000, name: str = "ninety-days") -> Story:
+    """About ``faults`` interruptions in 90 days, of which some change the job."""
+    run = PreparedRun(folder, name, last_step=None, sample=15 * MINUTE, nodes=512)
+    each = 90 * DAY / (faults + 1)
+    run.queue(HOUR)
+    for turn in range(faults - 1):
+        run.start(4 * MINUTE)
+        run.train(max(MINUTE, each * run.random.uniform(0.7, 1.3) - 10 * MINUTE))
+        if turn % 17 == 16:
+            run.time_limit(run.random.uniform(1, 90) * MINUTE)
+            continue
+        cause, failure = _FAULTS[run.random.randrange(len(_FAULTS))]
+        where = NodeRanks(f"node-{run.random.randrange(1, 512):03}", str(run.random.randrange(4096)))
+        cause = cause._replace(at=(where,), step=run.step if cause.kind is CauseKind.HANG else None)
+        run.fault(cause, failure, after=run.random.uniform(5, 600))
+    run.start()
+    run.train(each)
+    run.write(now, running=True, current=1.0)
+    return run.rundir, run.jobs(now, running=True)
+
+
+NASTY = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "' -->]]>\u202e{{7*7}}`|*#</style></title><svg onload=alert(1)>"
+)
+
+
+def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
+    """``text`` in every field that others can write: names of nodes and jobs, lines of logs, alerts, checkpoints, settings."""
+    own = "".join(char for char in text if char.isprintable())  # no setting holds another
+    run = PreparedRun(folder, "hostile")
+    run.start()
+    run.train(3 * HOUR)
+    where = (NodeRanks(text, text),)
+    failure = Failure(FailureKind.CODE, text, text, text)
+    run.fault(Cause(CauseKind.OTHER, where, text=text), failure, note=text, hardware=text)
+    run.job = text
+    run.start()
+    run.train(HOUR)
+    run.write(now, running=True, current=1.0, settings=f"checkpoints: {{pattern: {json.dumps(own)}}}\n")
+    run.alert(now, "disk", text, Severity.CRITICAL, text, HOUR)
+    (run.rundir.checkpoints / own.replace("/", "_")).mkdir()
+    page = json.loads((run.rundir.attempt(1) / START).read_text())
+    write_json(run.rundir.attempt(1) / START, {**page, "job_id": text, "host": text})
+    write_tracker(run.rundir.attempt(2), TrackerPage(f"javascript:alert(1)//{own}", own))
+    run.job = "88_1"
+    return run.rundir, run.jobs(now, running=True)
+
+
+EVERY: dict[str, Callable[[Path, datetime], Story]] = {
+    **STORIES,
+    "nine-days": nine_days,
+    "ninety-days": ninety_days,
+    "hostile": hostile,
+}
+
+
+def prepare(folder: Path, now: datetime, names: Iterable[str] = tuple(STORIES)) -> dict[str, str]:
+    """Make these runs as those of one account, with their jobs in one queue. Returns the environment to ask about them."""
+    jobs: dict[str, dict[str, Any]] = {}
+    state = folder / "state" / "runs"
+    state.mkdir(parents=True)
+    for number, name in enumerate(names):
+        rundir, own = EVERY[name](folder, now)
+        base, launch = str(100 + number), rundir.launches / "0001/launch.json"
+        write_json(launch, {**json.loads(launch.read_text()), "job_ids": [base]})
+        jobs |= {f"{base}{id.removeprefix('88')}": job for id, job in own.items()}
+        (state / rundir.root.name).symlink_to(rundir.root)
+    return {
+        **Queue(folder, ["node-01"], jobs).env,
+        "FTSUPERVISE_STATE_DIR": str(folder / "state"),
+        "SLURM_CONF": "/none",
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(parents=True)
+    env = prepare(folder, datetime.now(timezone.utc), sys.argv[2:] or STORIES)
+    print(f"export PATH={env['PATH'].split(':')[0]}:$PATH FTSUPERVISE_STATE_DIR={folder}/state SLURM_CONF=/none")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Four replica groups under one ``ftsupervise run`` on this machine: what happens to one of them is no affair of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.model import Attempt, CauseKind
+from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
+from ftsupervise.rundir.heartbeat_page import read_beats
+from ftsupervise.rundir.ledger import ledger
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import read_progress
+from tests.neighbours.patience import wait_until
+from tests.neighbours.supervised import Program, SupervisedRun, outside_a_job
+
+LOOP = """\
+import os, sys, time
+from pathlib import Path
+from ftsupervise import Guard
+
+guard, step = Guard(), 0
+bad = Path(sys.argv[2]) / os.environ["FTSUPERVISE_GROUP"]
+print("group", os.environ["REPLICA_GROUP_ID"], "of", os.environ["NUM_REPLICA_GROUPS"], flush=True)
+while step < int(sys.argv[1]):
+    if bad.exists():
+        raise SystemExit("the data of this group cannot be read")
+    time.sleep(0.02)
+    step += 1
+    if guard.step(step).stop:
+        break
+else:
+    guard.finished(step)
+guard.close()
+"""
+NAMES = ("g000", "g001", "g002", "g003")
+
+
+class Groups:
+    def __init__(self, run: SupervisedRun, folder: Path) -> None:
+        self.run, self.folder = run, folder
+        (folder / "loop.py").write_text(LOOP)
+        (folder / "bad").mkdir()
+
+    def start(self, steps: int, *options: str) -> Program:
+        us = [sys.executable, "-m", "ftsupervise", "groups", "run", "--count", "4", "--lighthouse", "none"]
+        each = ["--in-place", "9", "--back-off", "0", "--warm", "off", "--guard-poll", "0.1", *options]
+        words = [
+            *us,
+            "--",
+            *each,
+            "--",
+            sys.executable,
+            str(self.folder / "loop.py"),
+            str(steps),
+            str(self.folder / "bad"),
+        ]
+        return self.run.start("--hang", "off", "--warm", "off", "--", *words)
+
+    def type(self, *words: str) -> str:
+        us, env = [sys.executable, "-m", "ftsupervise"], outside_a_job()
+        done = subprocess.run([*us, *words], capture_output=True, text=True, timeout=60, check=False, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def of(self, name: str) -> RunDir:
+        return self.run.rundir.group(name)
+
+    def attempts(self, name: str) -> tuple[Attempt, ...]:
+        return ledger(self.of(name))
+
+    def pid(self, name: str, attempt: int = 1) -> int:
+        """Of its rank, once it makes steps in this attempt; 0 before."""
+        beats = [one for one in read_beats(self.of(name)) if one.facts.get("attempt") == str(attempt) and one.step]
+        return beats[0].pid if beats else 0
+
+    def train(self, attempt: int = 1, *names: str) -> dict[str, int]:
+        return {
+            name: wait_until(lambda name=name: self.pid(name, attempt), f"{name} trains") for name in names or NAMES
+        }
+
+    def table(self) -> GroupTable:
+        return read_table(self.run.rundir) or GroupTable()
+
+    def row(self, name: str) -> ReplicaGroup:
+        return next((one for one in self.table().groups if one.name == name), ReplicaGroup())
+
+
+@pytest.fixture
+def groups(run: SupervisedRun, tmp_path: Path) -> Groups:
+    return Groups(run, tmp_path)
+
+
+def test_a_group_that_is_killed_comes_back_and_the_others_do_not_notice(groups: Groups) -> None:
+    member = groups.start(100_000)
+    pids = groups.train()
+    os.kill(pids["g001"], signal.SIGKILL)
+    groups.train(2, "g001")
+    assert {name: groups.pid(name) for name in ("g000", "g002", "g003")} == {
+        name: pids[name] for name in ("g000", "g002", "g003")
+    }
+    said = wait_until(lambda: "g001: attempt 1 ended" in groups.run.log() and groups.run.log(), "its end is told")
+    assert "killed by SIGKILL; restarted in place" in said
+    wait_until(lambda: groups.row("g001").attempt == 2 and groups.row("g001").back is not None, "the table has it")
+    page = wait_until(lambda: read_progress(groups.run.rundir, 1), "the progress of the whole run")
+    assert page.ranks == 4
+    (groups.run.rundir.switches / "kill-switch").touch()
+    assert member.wait(60) == 0
+    assert all(groups.attempts(name)[-1].cause.kind is CauseKind.KILL_SWITCH for name in NAMES)  # type: ignore[union-attr]
+    assert not groups.run.processes()
+
+
+def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> None:
+    groups.start(100_000, "--same-failure", "1")
+    groups.train()
+    for name in ("g002", "g003"):
+        (groups.folder / "bad" / name).touch()
+    wait_until(lambda: groups.table().below, "too few groups run")
+    said = groups.run.log()
+    assert "2 of 4 groups run, and fewer than 3 do not train on: they wait" in said
+    assert groups.row("g003").state is GroupState.STOPPED and "clear --brake" in groups.row("g003").why
+    assert len(groups.attempts("g000")) == 1, "the others are not touched"
+    said = groups.type("status", str(groups.run.rundir.root))
+    assert "2 of 4 run, at least 3 have to: the run waits since" in said
+    assert "exit 1: the data of this group cannot be read; stopped by the brake" in said
+    seen = json.loads(groups.type("status", str(groups.run.rundir.root), "--json"))["groups"]
+    assert {one["group"] for one in seen["faults"]} == {"g002", "g003"}
+    assert {one["name"]: one["state"] for one in seen["rows"]}["g000"] == "running"
+    for name in ("g002", "g003"):
+        (groups.folder / "bad" / name).unlink()
+    said = groups.type("clear", "--brake", str(groups.run.rundir.root))
+    assert "The brake of group g002 is off" in said and "The brake of group g003 is off" in said
+    groups.train(2, "g002", "g003")
+    wait_until(lambda: "groups run again: the run goes on" in groups.run.log(), "it goes on")
+
+
+def test_a_group_leaves_for_good_and_joins_again(groups: Groups) -> None:
+    groups.start(100_000)
+    groups.train()
+    root = str(groups.run.rundir.root)
+    assert "g002 leaves for good" in groups.type("groups", "leave", "g002", root)
+    wait_until(lambda: groups.row("g002").state is GroupState.LEFT, "it has left")
+    groups.type("groups", "join", "g002", root)
+    groups.train(2, "g002")
+
+
+def test_a_run_ends_when_its_groups_have_finished(groups: Groups) -> None:
+    member = groups.start(40)
+    assert member.wait(60) == 0, member.said()
+    assert [one.cause.kind for one in groups.run.attempts() if one.cause] == [CauseKind.FINISHED]
+    assert all(len(groups.attempts(name)) == 1 for name in NAMES)

@@ -1,0 +1,78 @@
+"""The interruptions of a run add up with its training to all of its time, and each says where, why and what was done."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from ftsupervise.model import Attempt, Cause, CauseKind, Failure, FailureKind, NodeRanks
+from ftsupervise.report.account import Spent, account
+from ftsupervise.report.incidents import costs_of, incidents, spent_by_attempt
+from tests.unit.test_time_account import at, crashed, random_history, trained
+
+
+def ended(number: int, job: str, start: float, end: float, cause: Cause, **more: object) -> Attempt:
+    return Attempt(number, job, at(start), ended=at(end), cause=cause, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_trained_and_what_the_incidents_cost_is_all_the_time_but_the_first_wait_and_start(seed: int) -> None:
+    attempts, launches, now = random_history(Random(seed))
+    spent = account(attempts, launches, now)
+    found = incidents(attempts, spent)
+    kept = sum(one.seconds for one in spent.stretches if one.kind in (Spent.TRAIN, Spent.SAVE))
+    blind = sum(one.seconds for one in spent.stretches if one.kind is Spent.UNKNOWN and one.attempt is not None)
+    by_attempt = spent_by_attempt(attempts, spent)
+    lost = {one.attempt: one.whole for one in found}
+    assert all(seconds == pytest.approx(sum(by_attempt.get(number, {}).values())) for number, seconds in lost.items())
+    others = sum(sum(by.values()) for number, by in by_attempt.items() if number not in lost)
+    assert kept + blind + sum(lost.values()) + others == pytest.approx(spent.total, rel=1e-9, abs=1e-5)
+    unended = {one.number for one in attempts if one.cause is None or one.cause.kind is CauseKind.FINISHED}
+    assert set(by_attempt) - set(lost) <= {0} | unended, (
+        "the rest is the first wait and start, and what runs or is done"
+    )
+
+
+def test_an_incident_has_its_detection_the_way_back_and_the_steps_made_again() -> None:
+    where = Cause(CauseKind.SIGNAL, (NodeRanks("node-7", "12"),), signal=9)
+    first = crashed(1, "88_1", 0, 1000, cause=where, **trained(1, 90, 110, 910), then="left to the next member")
+    second = Attempt(2, "88_2", at(1600), **trained(41, 200, 100, 1800))  # type: ignore[arg-type]
+    spent = account([first, second], (), at(3400), running=True)
+    (one,) = incidents([first, second], spent)
+    assert (one.attempt, one.kind, one.planned) == (1, "killed process", False)
+    assert (one.ranks, one.nodes, one.step, one.steps_lost) == ("12", ("node-7",), 90, 50)
+    assert one.done == "left to the next member"
+    costs = dict(one.spent)
+    assert costs[Spent.DETECT] == 90
+    assert costs[Spent.QUEUE] == 600
+    assert costs[Spent.RESTART] == pytest.approx(90, abs=11)
+    assert costs[Spent.REDO] == pytest.approx(spent.seconds()[Spent.REDO])
+    assert one.lost == one.whole == pytest.approx(sum(costs.values()))
+
+
+def test_the_whole_of_an_attempt_that_never_made_a_step_is_its_own_cost() -> None:
+    import_error = Failure(FailureKind.CODE, "exit 1", "ModuleNotFoundError: no module named 'flash'")
+    attempts = [
+        ended(n, "7", 60 * n, 60 * n + 50, Cause(CauseKind.EXIT, code=1), failure=import_error, worked=40.0)
+        for n in (1, 2, 3)
+    ]
+    attempts[2] = attempts[2]._replace(braked=True)
+    found = incidents(attempts, account(attempts, (), at(300), afterwards=Spent.HELD))
+    assert [one.lost for one in found] == [60, 60, 50]
+    assert dict(found[2].spent)[Spent.HELD] == 70
+    assert found[0].evidence == "ModuleNotFoundError: no module named 'flash'"
+    assert found[0].done == "attempt 2 began in the same job"
+    assert found[2].done == "the brake came on"
+    (cost,) = costs_of(found)
+    assert (cost.kind, cost.times, cost.seconds) == ("program error", 3, 170)
+
+
+def test_an_orderly_end_is_planned_and_the_last_one_of_a_run_is_none() -> None:
+    attempts = [
+        ended(1, "5_1", 0, 1000, Cause(CauseKind.TIME_LIMIT), **trained(1, 90, 100, 1000)),
+        ended(2, "5_2", 5000, 6000, Cause(CauseKind.FINISHED), **trained(91, 180, 100, 1000)),
+    ]
+    (one,) = incidents(attempts, account(attempts, (), at(9000)))
+    assert (one.kind, one.planned, one.steps_lost) == ("time limit", True, 0)
+    assert one.lost == pytest.approx(4000 + 100, abs=15)

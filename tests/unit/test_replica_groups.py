@@ -1,0 +1,119 @@
+"""The replica groups of a run: their settings, their directories, their nodes, and what their ranks are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ftsupervise.config.schema import Launch
+from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
+from ftsupervise.replicas.groups import (
+    GroupState,
+    GroupTable,
+    ReplicaGroup,
+    choose_nodes,
+    first_nodes,
+    name_of,
+    read_table,
+    slower_one,
+    write_table,
+)
+from ftsupervise.replicas.timeouts import derive
+from ftsupervise.rundir.paths import RunDir
+
+NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
+
+
+def launch(groups: str) -> Launch:
+    return Launch.model_validate_json(f'{{"command": "python train.py", "replica_groups": {groups}}}')
+
+
+def test_fewer_than_half_of_the_groups_never_train_on_alone() -> None:
+    assert launch('{"count": 4}').replica_groups.least == 3  # type: ignore[union-attr]
+    assert launch('{"count": 5, "min": 4}').replica_groups.least == 4  # type: ignore[union-attr]
+    with pytest.raises(ValidationError, match="two halves could train apart; write 3 or more"):
+        launch('{"count": 4, "min": 2}')
+    with pytest.raises(ValidationError, match="the run would wait for ever"):
+        launch('{"count": 4, "min": 5}')
+
+
+def test_the_nodes_of_a_group_are_said_in_one_place() -> None:
+    with pytest.raises(ValidationError, match=r"write replica_groups\.nodes_each"):
+        Launch.model_validate_json('{"command": "x", "nodes": 4, "replica_groups": {"count": 4}}')
+
+
+def test_a_group_has_its_own_ledger_and_the_switches_of_its_run() -> None:
+    run = RunDir("/scratch/train")
+    group = run.group("g002")
+    assert group.attempts == Path("/scratch/train/groups/g002/attempts")
+    assert (group.switches, group.finished, group.launches) == (run.switches, run.finished, run.launches)
+    assert group.checkpoints == run.checkpoints
+    assert RunDir("/scratch/groups/train").whole is None, "a run may lie in any folder"
+
+
+def test_a_group_keeps_its_nodes_and_takes_a_spare_for_the_lost_one() -> None:
+    assert first_nodes(NODES, 2, 2) == {"g000": ("node-1", "node-2"), "g001": ("node-3", "node-4")}
+    assert choose_nodes(("node-1", "node-2"), ("node-5",), 2, {"node-2"}) == ("node-1", "node-5")
+    assert choose_nodes(("node-1",), (), 1, ()) == ("node-1",)
+    assert choose_nodes(("node-1",), (), 1, {"node-1"}) is None
+
+
+def test_a_node_with_a_bad_past_is_used_when_there_is_no_better_one() -> None:
+    scores = {"node-1": 2.0, "node-5": 1.0}
+    assert choose_nodes(("node-1",), ("node-5", "node-4"), 1, (), scores) == ("node-4",)
+    assert choose_nodes(("node-1",), ("node-5",), 1, (), scores) == ("node-5",)
+    assert choose_nodes(("node-1",), (), 1, (), scores) == ("node-1",)
+
+
+def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.replicas.mkdir()
+    table = GroupTable(wanted=2, least=2, groups=(ReplicaGroup("g000", GroupState.RUNNING, nodes=("node-1",), step=7),))
+    write_table(run, table)
+    assert read_table(run) == table
+    (run.replicas / "groups.json").write_text('{"groups": [')
+    assert read_table(run) is None
+
+
+def test_the_group_that_is_slower_than_the_others_is_named() -> None:
+    groups = [ReplicaGroup(name_of(number), GroupState.RUNNING, seconds=0.5) for number in range(3)]
+    assert slower_one(groups) == ""
+    assert slower_one([*groups, ReplicaGroup("g003", GroupState.RUNNING, seconds=1.2)]) == (
+        "g003 takes 1.2 s for a step, the others 0.5 s"
+    )
+    assert slower_one([*groups, ReplicaGroup("g003", GroupState.WAITING, seconds=1.2)]) == ""
+
+
+def test_two_groups_share_no_port_and_no_attempt() -> None:
+    outer = {
+        "MASTER_PORT": "29500",
+        "TORCHFT_MANAGER_PORT": "1",
+        "FTSUPERVISE_ATTEMPT": "3",
+        "RUST_LOG": "info",
+        "A": "b",
+    }
+    given = environment_of(2, 4, 3, "http://node-1:29510", derive(1.0), 1.0, "87")
+    env = for_group(outer, given)
+    assert not {"MASTER_PORT", "TORCHFT_MANAGER_PORT", "FTSUPERVISE_ATTEMPT"} & env.keys()
+    assert (env["REPLICA_GROUP_ID"], env["NUM_REPLICA_GROUPS"], env["TORCHFT_LIGHTHOUSE"]) == (
+        "g002",
+        "4",
+        "http://node-1:29510",
+    )
+    assert (env["RUST_LOG"], env["TOKIO_WORKER_THREADS"], env["A"]) == ("info", "2", "b")
+    assert int(env["TORCHFT_QUORUM_RETRIES"]) > 0
+
+
+def test_a_group_sees_only_its_own_nodes_of_the_job() -> None:
+    env = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node-[1-5]",
+        "SLURM_NNODES": "5",
+        "SLURM_TASKS_PER_NODE": "1(x5)",
+    }
+    seen = on_its_nodes(env, ("node-2", "node-3"))
+    assert (seen["SLURM_JOB_NODELIST"], seen["SLURM_NNODES"]) == ("node-[2-3]", "2")
+    assert "SLURM_TASKS_PER_NODE" not in seen
+    assert on_its_nodes({"A": "b"}, ()) == {"A": "b"}

@@ -1,0 +1,53 @@
+"""What groups agree on with each commit: to save, or the step at which all stop."""
+
+from __future__ import annotations
+
+from ftsupervise.guard.memory_limits import HOST
+from ftsupervise.guard.stop_reasons import CAUSES, SUPERSEDED, Decision, as_vote, from_vote
+from ftsupervise.integrations.torchft_votes import Agreed, propose
+
+OWN = (HOST, SUPERSEDED)
+STOP = as_vote(Decision(2, "kill switch"))
+SAVE = as_vote(Decision(1, "save switch"))
+
+
+def test_a_stop_is_set_two_steps_ahead_and_holds_until_then() -> None:
+    number, own = propose(STOP, 10, 0, OWN)
+    agreed = Agreed(number, own)
+    assert agreed.stop_at == 12
+    assert [agreed.vote(step) for step in (10, 11)] == [0, 0]
+    assert from_vote(agreed.vote(12)).cause == "kill switch"
+    assert propose(0, 11, agreed.to_come(), OWN) == (number, 0), "it is repeated"
+    assert propose(STOP, 11, agreed.to_come(), OWN) == (number, 0), "and not put off"
+
+
+def test_a_request_to_save_is_answered_at_the_step_in_which_it_is_made_and_not_kept() -> None:
+    agreed = Agreed(*propose(SAVE, 10, 0, OWN))
+    assert from_vote(agreed.vote(11)).save
+    assert not from_vote(agreed.vote(11)).stop
+    assert agreed.to_come() == 0
+
+
+def test_a_stop_outweighs_a_request_to_save_of_another_group() -> None:
+    number = max(propose(SAVE, 10, 0, OWN)[0], propose(STOP, 10, 0, OWN)[0])
+    assert Agreed(number).stop_at == 12
+
+
+def test_a_group_that_runs_out_of_memory_asks_for_a_checkpoint_and_leaves_alone() -> None:
+    vote = as_vote(Decision(2, HOST))
+    number, own = propose(vote, 10, 0, OWN)
+    assert from_vote(Agreed(number).vote(11)).save, "the others save"
+    assert not from_vote(Agreed(number).vote(11)).stop, "and train on"
+    assert Agreed(number, own).vote(11) == vote, "this one leaves"
+    assert Agreed(0, own).vote(11) == 0, "but not before they have heard of it"
+
+
+def test_a_group_whose_place_a_newer_attempt_has_taken_leaves_at_once_and_asks_for_nothing() -> None:
+    vote = as_vote(Decision(2, SUPERSEDED))
+    number, own = propose(vote, 10, 0, OWN)
+    assert number == 0
+    assert Agreed(number, own).vote(11) == vote
+
+
+def test_no_vote_is_as_large_as_a_step() -> None:
+    assert max(as_vote(Decision(2, cause)) for cause in CAUSES) < 1 << 8
