@@ -74,7 +74,7 @@ class GroupsOfJob:
                 for group in self.groups:
                     self._look_after(group, over)
                 if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.row.step for group in self.groups})
+                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
@@ -129,7 +129,7 @@ class GroupsOfJob:
         if group.leaves:
             return (
                 GroupState.LEFT,
-                f"for good; to let it join again: ftsupervise groups join {group.rundir.whole} {group.row.name}",
+                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
             )
         if why := self._braked(group):
             return GroupState.STOPPED, why
@@ -221,6 +221,10 @@ class GroupsOfJob:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+        for group in self.groups:
+            group.look(_now())
+            if group.row.state is GroupState.RUNNING:
+                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:
