@@ -13,21 +13,23 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.last_day import LastDay
 from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
 from ftsupervise.alerts.self_monitor import hand_over, receiver_finding, reroute
-from ftsupervise.findings import AlertState, Notice, Severity
+from ftsupervise.findings import AlertState, EventKind, Notice, Severity
 
 if TYPE_CHECKING:
     from ftsupervise.config.alerting import Alerts, Receiver
@@ -67,9 +69,11 @@ def deliver(
     now: datetime,
     *,
     budget: timedelta = timedelta(seconds=45),
+    days: Mapping[str, LastDay] = MappingProxyType({}),
     jitter: Callable[[], float] = random.random,
 ) -> Delivered:
     """Send what is due in ``journals``; ``settings`` is for all of them, or one for each. Bounded by about ``budget``.
+    ``days``: the last day of the run that a journal is about, by the journal's home.
 
     Never raises for a receiver: what went wrong is in the answer and in the journal.
     """
@@ -84,7 +88,7 @@ def deliver(
             break
         attempts: list[_Attempt] = []
         for journal, own in zip(journals, each, strict=True):
-            attempts += _claim(journal, own, who, now + passed)
+            attempts += _claim(journal, own, who, now + passed, days.get(journal.home))
         if not attempts:
             break
         for ended in _send_all(attempts, min(PATIENCE, budget - passed + timedelta(seconds=1))):
@@ -104,7 +108,7 @@ def _nobody_knows(state: JournalState, message: Message) -> bool:
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
-def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[_Attempt]:
+def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, day: LastDay | None) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
@@ -117,7 +121,7 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime) -> list[
         state = outbox.claim(state, frozenset(m.id for m in chosen), who, now)
         for message in state.outbox:
             if message.claimed_by == who and any(m.id == message.id for m in chosen):
-                parcel = _parcel(state, message, settings, now)
+                parcel = replace(_parcel(state, message, settings, now), day=day if _helps(message) else None)
                 out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
         return state
 
@@ -161,6 +165,11 @@ def _parcel(state: JournalState, message: Message, settings: Alerts, now: dateti
     over = {n.alert_id: _ended(state, n, now) for post in earlier for n in post.notices if _is_over(state, n, post)}
     owed = outbox.owed(state, message)
     return Parcel(message, now, earlier=earlier, over=over, templates=settings.templates, owed=owed)
+
+
+def _helps(message: Message) -> bool:
+    """Is the last day of the run of use to a reader of it? Not where the run has only just begun."""
+    return any(notice.event is not EventKind.STARTED for notice in message.notices)
 
 
 def _ended(state: JournalState, notice: Notice, now: datetime) -> datetime:

@@ -9,6 +9,7 @@ import click
 
 from ftsupervise.cli.status_rows import COLOURS, ago, pace
 from ftsupervise.printable import printable
+from ftsupervise.report.account import kinds_over
 from ftsupervise.units import show_duration
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ftsupervise.report.detail import RunDetail
 
 # character, colour; the order is that of the legend
-_KINDS = {
+KINDS = {
     "train": ("=", "green"),
     "save": ("s", "cyan"),
     "redo": ("r", "magenta"),
@@ -28,7 +29,6 @@ _KINDS = {
     "held": ("h", "blue"),
     "unknown": ("?", ""),
 }
-_WEIGHT = 4  # of what is no training in a character of the timeline: a short fault is to be seen in a long run
 _A_DAY = 86400
 _FEWEST_SECONDS = 60  # a younger run has no timeline
 
@@ -201,7 +201,7 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
         return
     yield f"  time      {timeline(of.stretches, of.since.timestamp(), of.until.timestamp(), width - 14)}"
     shares = {kind.value: share for kind, share in of.shares().items()}
-    legend = [f"{_KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in _KINDS if shares[kind] > 0]
+    legend = [f"{KINDS[kind][0]} {kind} {_percent(shares[kind])}" for kind in KINDS if shares[kind] > 0]
     line = f"{show_duration(of.total)}:"
     for one in legend:
         if len(line) + 2 + len(one) > width - 14:
@@ -221,19 +221,9 @@ def _time(of: TimeAccount, width: int) -> Iterator[str]:
 
 def timeline(stretches: Sequence[Stretch], since: float, until: float, width: int) -> str:
     """``width`` characters, each of the kind that matters most in its time."""
-    size, out, at = (until - since) / width, "", 0
-    for index in range(width):
-        low, high = since + index * size, since + (index + 1) * size
-        while at < len(stretches) - 1 and stretches[at].end <= low:
-            at += 1
-        found: dict[str, float] = {}
-        for one in stretches[at:]:
-            if one.begin >= high:
-                break
-            weight = 1 if one.kind.value == "train" else _WEIGHT
-            overlap = min(high, one.end) - max(low, one.begin)
-            found[one.kind.value] = found.get(one.kind.value, 0.0) + weight * max(0.0, overlap)
-        sign, colour = _KINDS[max(found, key=lambda kind: found[kind])] if found else (" ", "")
+    out = ""
+    for kind in kinds_over(stretches, since, until, width):
+        sign, colour = KINDS[kind.value] if kind is not None else (" ", "")
         out += click.style(sign, fg=colour) if colour else sign
     return out
 

@@ -48,7 +48,8 @@ class Email(Strict):
     user: str | None = None
     password_file: SecretFile | None = None
     password_env: SecretVariable | None = None
-    html: bool = False
+    html: bool | None = None
+    """Send the mail as HTML besides the plain text, which has everything too; null: where the last day of the run is drawn."""
     timeout: Annotated[Duration, Positive] = timedelta(seconds=10)
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ from ftsupervise.model import Attempt, CauseKind
 from ftsupervise.rundir.launches import LaunchRecord
 
 _SANE = 946_684_800.0  # the year 2000: an earlier time is a damaged page's
+_WEIGHT = 4  # of what is no training where a picture has one place for several kinds
 _STALL = 60.0, 20.0  # seconds, and steps: a longer time without progress in a running attempt is no step
 _NOT_STARTED = frozenset((CauseKind.NOT_STARTED, CauseKind.NO_START, CauseKind.NO_STEP, CauseKind.LAUNCH))
 _BY_A_PERSON = frozenset((CauseKind.KILL_SWITCH, CauseKind.CANCELLED, CauseKind.INTERRUPTED))
@@ -244,6 +245,23 @@ def _between(
         return
     held = one.braked or (one.cause is not None and one.cause.kind in _BY_A_PERSON)
     yield Stretch(Spent.HELD if held else Spent.QUEUE, end, begin)
+
+
+def kinds_over(stretches: Sequence[Stretch], since: float, until: float, count: int) -> list[Spent | None]:
+    """The kind that matters most in each of ``count`` equal parts of a time: a short fault is to be seen in a long run."""
+    size, at, found = (until - since) / count, 0, list[Spent | None]()
+    for index in range(count):
+        low, high = since + index * size, since + (index + 1) * size
+        while at < len(stretches) - 1 and stretches[at].end <= low:
+            at += 1
+        weights: dict[Spent, float] = {}
+        for one in stretches[at:]:
+            if one.begin >= high:
+                break
+            weight = 1 if one.kind is Spent.TRAIN else _WEIGHT
+            weights[one.kind] = weights.get(one.kind, 0.0) + weight * max(0.0, min(high, one.end) - max(low, one.begin))
+        found.append(max(weights, key=lambda kind: weights[kind]) if weights else None)
+    return found
 
 
 def _cut(stretches: Sequence[Stretch], since: float, until: float) -> Iterator[Stretch]:

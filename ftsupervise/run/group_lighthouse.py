@@ -11,7 +11,7 @@ from ftsupervise.host.addresses import own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
 from ftsupervise.replicas.lighthouse_record import lighthouse_address
-from ftsupervise.replicas.suspects import Suspicion, suspects
+from ftsupervise.replicas.suspects import SuspectWatch
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.rundir import ledger
@@ -48,8 +48,7 @@ class GroupLighthouse:
         self.address = self._lighthouse.address
         self.moved = datetime.now(timezone.utc) if before not in ("", self.address) else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
-        self._suspected: frozenset[tuple[str, Suspicion]] = frozenset()  # at the last look
-        self._said: set[tuple[str, Suspicion]] = set()
+        self._suspects = SuspectWatch()
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
         """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
@@ -60,13 +59,8 @@ class GroupLighthouse:
                 self.restarted = time.monotonic()
         page = self._lighthouse.page()
         if isinstance(page, LighthousePage):
-            found = {
-                (one.replica, one.suspicion): one.words for one in suspects(page, steps, 2 * self._timeouts.heartbeat)
-            }
-            for key in found.keys() & self._suspected - self._said:  # two looks say so
-                self._say(found[key])
-                self._said.add(key)
-            self._suspected = frozenset(found)
+            for one in self._suspects.news(time.monotonic(), page, steps, 2 * self._timeouts.heartbeat):
+                self._say(one.words)
 
     def heard(self, group: str) -> bool | None:
         """Does a start of this group still send heartbeats? None: that could not be seen."""

@@ -59,21 +59,16 @@ class EventLine(NamedTuple):
 
 def of_notice(notice: Notice, rundir: RunDir) -> EventLine:
     """What people are notified of."""
-    return _line(notice.finding, notice.reason.value, rundir)._replace(
-        at=notice.at, since=notice.since, alert=notice.alert_id
+    of, where = notice.finding, str(rundir.root)
+    told = EventLine(
+        notice.at, of.run, where, notice.reason.value, of.severity.word, of.watchdog, of.subject, of.summary
     )
+    return told._replace(value=of.value, limit=of.limit, since=notice.since, alert=notice.alert_id)
 
 
 def of_event(kind: str, finding: Finding, rundir: RunDir, at: datetime) -> EventLine:
     """An event of the run itself, which has no end."""
-    return _line(finding, kind, rundir)._replace(at=at, watchdog="", subject="")
-
-
-def _line(of: Finding, event: str, rundir: RunDir) -> EventLine:
-    where = str(rundir.root)
-    return EventLine(
-        of.at, of.run, where, event, of.severity.word, of.watchdog, of.subject, of.summary, of.value, of.limit
-    )
+    return EventLine(at, finding.run, str(rundir.root), kind, finding.severity.word, summary=finding.summary)
 
 
 def events_path(rundir: RunDir) -> Path:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.outbox import due
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
 from ftsupervise.errors import Error
@@ -76,6 +78,7 @@ class TickOrders:
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
+    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], LastDay | None] | None = None  # the last day of a run
     export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
 
 
@@ -89,6 +92,7 @@ class Tour:
         self.orders, self.progress, self.group, self.say = orders, progress, group, say
         self.journals: dict[int, Journal] = {}
         self.looks: dict[int, RunLook] = {}
+        self.jobs: dict[int, tuple[Job, ...] | None] = {}  # of the runs that were looked at
 
     def tell(self, event: Any) -> None:
         self.progress.apply(event)
@@ -206,6 +210,7 @@ class Tour:
             report, news = _notify(seen, journal, orders.now, beside=bad_in_general(self.progress, orders.now))
             self.say.at(index, "write down that it was checked", BOUND)
             trouble = tuple(_remember(seen, report, news, orders))
+            self.jobs[index] = seen.jobs
             if seen.run.watch.metrics is not None:
                 self.looks[index] = seen
             waits = bool(seen.jobs) and all(job.state.waiting for job in seen.jobs or ())
@@ -225,7 +230,18 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            self.tell(MessagesSent(tuple(mine), send(journals, settings, self.orders.now, self.say, mine)))
+            done = send(journals, settings, self.orders.now, self.say, mine, self._last_day)
+            self.tell(MessagesSent(tuple(mine), done))
+
+    def _last_day(self, index: int) -> LastDay | None:
+        """For the messages of a run that this child has looked at."""
+        if self.orders.draw is None or index not in self.jobs:
+            return None
+        run = self.progress.roster.known[index].run
+        try:
+            return self.orders.draw(RunDir(str(run.run_dir)), self.jobs[index], self.orders.now)
+        except Exception:  # a picture is never worth a message
+            return None
 
     def _relieve(self) -> None:
         for index in [index for index in self.group if self.progress.runs[index].waits]:
@@ -253,14 +269,22 @@ def _may_send(run: WatchedRun) -> bool:
 
 
 def send(
-    journals: Sequence[Journal], settings: Sequence[Any], now: datetime, say: Say, items: Sequence[int]
+    journals: Sequence[Journal],
+    settings: Sequence[Any],
+    now: datetime,
+    say: Say,
+    items: Sequence[int],
+    draw: Callable[[int], LastDay | None] = lambda _: None,
 ) -> Delivered:
-    """Send the messages that are due in ``journals``; ``items`` has the index of each one's run."""
+    """Send the messages that are due in ``journals``; ``items`` has the index of each one's run. ``draw``: the last day of a
+    run, asked for where there is a message."""
+    days: dict[str, LastDay] = {}
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
-        journal.read()
+        if due(journal.read(), now) and (day := draw(item)) is not None:
+            days[journal.home] = day
     say.at(-1, "send messages", SENDING)
-    return deliver(journals, settings, now)
+    return deliver(journals, settings, now, days=days)
 
 
 def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:

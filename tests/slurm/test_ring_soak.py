@@ -1,4 +1,5 @@
-"""Twenty random faults in one run: it finishes, with the weights of an undisturbed one, and the ledger names each of them.
+"""Twenty random faults in one run: it finishes, with the weights of an undisturbed one, the ledger names each of them, and the
+account of its time closes and agrees with what the training has measured itself.
 
 pytest -s tests/slurm/test_ring_soak.py -m slow         FTSUPERVISE_TEST_SEED=8 for another night
 """
@@ -14,21 +15,28 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from ftsupervise.host import processes
 from ftsupervise.model import Attempt
+from ftsupervise.report.account import account
+from ftsupervise.rundir.launches import launches
 from tests.slurm.ring_scene import Scene, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 Until = Callable[..., Any]
 
-# The example, with a thread that does what a file asks of this rank: the user's own code going wrong.
+# The example, with a thread that does what a file asks of this rank: the user's own code going wrong. Rank 0 measures itself, a
+# line for each step and each save with its seconds.
 TROUBLED = """
-import os, sys, threading, time
+import json, os, sys, threading, time
+from contextlib import contextmanager
 from pathlib import Path
+import ftsupervise
 rank = os.environ.get("SLURM_PROCID", "0")
 asked = Path(os.environ["FTSUPERVISE_RUN_DIR"], f"trouble-{rank}")
 def trouble():
@@ -42,6 +50,25 @@ def trouble():
             print("OSError: [Errno 28] No space left on device: 'step-1.npz'", file=sys.stderr, flush=True)
         os._exit(7 if what == "exit" else 1)
 threading.Thread(target=trouble, daemon=True).start()
+class Measured(ftsupervise.Guard):
+    own, last = None, None
+    def note(self, what, step, seconds):
+        if rank == "0":
+            self.own = self.own or open("own-" + os.environ["FTSUPERVISE_ATTEMPT"], "a", buffering=1)
+            self.own.write(json.dumps([what, step, seconds]) + "\\n")
+    def step(self, step, agreed=None):
+        if self.last is not None:
+            self.note("step", step, time.monotonic() - self.last)
+        self.last = time.monotonic()
+        return super().step(step, agreed)
+    @contextmanager
+    def checkpoint(self, step, *more, **named):
+        began = time.monotonic()
+        with super().checkpoint(step, *more, **named) as folder:
+            yield folder
+        self.last = time.monotonic()
+        self.note("save", step, self.last - began)
+ftsupervise.Guard = Measured
 sys.argv[0] = "train.py"
 import train
 train.main()
@@ -193,6 +220,34 @@ def test_twenty_random_faults_and_the_weights_are_those_of_an_undisturbed_run(
         )
     assert weights == [undisturbed(here.folder, f"--steps {steps} --step-time 0")]
     assert not wrong
+    said = _of_its_time(here)
+    with capsys.disabled():
+        print(f"  {said}")
+
+
+def _of_its_time(here: Scene) -> str:
+    """The account closes, and its goodput is the one that rank 0 has measured, within a point."""
+    attempts = here.attempts()
+    found = account(attempts, launches(here.rundir), datetime.now(timezone.utc))
+    seconds, total = found.seconds(), found.total
+    assert abs(sum(seconds.values()) - total) <= 1e-9 * total
+    assert all(one.end == other.begin for one, other in pairwise(found.stretches))
+    own, highest = {"train": 0.0, "redo": 0.0, "save": 0.0}, 0
+    for attempt in attempts:
+        page = here.folder / f"own-{attempt.number}"
+        lines = [json.loads(line) for line in page.read_text().splitlines()] if page.exists() else []
+        for what, step, took in lines:
+            own["save" if what == "save" else "train" if step > highest else "redo"] += took
+        highest = max([highest, *(step for _, step, _ in lines)])
+    goodput = found.goodput()
+    assert goodput is not None
+    said = ", ".join(f"{kind.value} {100 * share:.2f} %" for kind, share in found.shares().items())
+    measured = ", ".join(f"{kind} {100 * share / total:.2f} %" for kind, share in own.items())
+    said = (
+        f"{total:.0f} s: {said}; goodput {100 * goodput.least:.2f} to {100 * goodput.most:.2f} %; measured: {measured}"
+    )
+    assert goodput.least - 0.01 <= own["train"] / total <= goodput.most + 0.01, said
+    return said
 
 
 def _step(here: Scene) -> int:

@@ -21,7 +21,7 @@ from ftsupervise.host.ports import ports_of
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
-from ftsupervise.replicas.suspects import Suspicion, store_answers, suspects
+from ftsupervise.replicas.suspects import MemberTrouble, store_answers, suspects
 from ftsupervise.replicas.timeouts import derive
 from tests.neighbours.managers import Group
 
@@ -219,7 +219,9 @@ def test_a_manager_that_lies_about_its_step_is_named_and_the_others_go_on_when_i
     def accused() -> set[str]:
         steps: dict[str, int | None] = dict.fromkeys(NAMES[:3]) | {"g003": 7}  # what its ranks have told us
         page = page_of(lighthouse)
-        return {one.group for one in suspects(page, steps, 2.0) if one.suspicion is Suspicion.AHEAD} if page else set()
+        return (
+            {one.group for one in suspects(page, steps, 2.0) if one.trouble is MemberTrouble.AHEAD} if page else set()
+        )
 
     assert until(accused, "it is named") == {"g003"}
     liar.end()
@@ -232,11 +234,11 @@ def test_two_starts_of_one_group_and_a_stranger_are_named(scene: Scene, until: U
     for name in (*NAMES[:3], "g001", "x;rm -rf"):
         scene.group(lighthouse, name)
 
-    def named() -> set[tuple[str, Suspicion]]:
+    def named() -> set[tuple[str, MemberTrouble]]:
         page = page_of(lighthouse)
-        return {(one.group, one.suspicion) for one in suspects(page, dict.fromkeys(NAMES), 2.0)} if page else set()
+        return {(one.group, one.trouble) for one in suspects(page, dict.fromkeys(NAMES), 2.0)} if page else set()
 
-    wanted = {("g001", Suspicion.TWICE), ("x;rm -rf", Suspicion.UNKNOWN)}
+    wanted = {("g001", MemberTrouble.TWICE), ("x;rm -rf", MemberTrouble.UNKNOWN)}
     until(lambda: named() == wanted, "both are named")
 
 
@@ -260,4 +262,4 @@ def test_a_group_whose_store_is_gone_is_named(scene: Scene, until: Until) -> Non
         one.store for one in page.members if one.group == "g002" and store_answers(one.store, ["127.0.0.1"]) is False
     ]
     found = suspects(page, dict.fromkeys(NAMES), 10.0, silent)
-    assert [(one.group, one.suspicion) for one in found] == [("g002", Suspicion.STORE)]
+    assert [(one.group, one.trouble) for one in found] == [("g002", MemberTrouble.STORE)]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise import secrecy
+from ftsupervise.alerts.last_day import LastDay
 from ftsupervise.alerts.outbox import Message
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Parcel:
     over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
     templates: Path | None = None
     owed: frozenset[str] = frozenset()  # recipients that must have an earlier message first
+    day: LastDay | None = None  # the last day of the run, drawn where it helps
 
 
 class TryLater(Exception):

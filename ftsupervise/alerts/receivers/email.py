@@ -29,7 +29,7 @@ PLAIN = 4000  # characters of a mail that was refused for what it said
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """The mail as it will be sent."""
     message = parcel.message
-    seen: View = view(message, parcel.now)
+    seen: View = view(message, parcel.now, day=parcel.day)
     mail = EmailMessage()
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)
@@ -51,7 +51,8 @@ def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     if message.plain and len(text) > PLAIN:  # cut off, it would leave out the last of several
         text = in_short(seen)
     mail.set_content(text, charset="utf-8")
-    if settings.html and not message.plain:
+    wanted = seen.day is not None if settings.html is None else settings.html
+    if wanted and not message.plain:
         mail.add_alternative(render("alert.html.j2", seen, own=parcel.templates, kind="html"), subtype="html")
     return mail
 

@@ -1,0 +1,121 @@
+"""The last day of a run as a picture for its messages: rows of table cells in a mail's HTML, characters everywhere else.
+
+Mail clients do not show what pages show: no script, no SVG, often no image before somebody clicks. Cells of a table with a
+background colour are shown by all of them, at once. Slack gets characters in a code block, so nothing is uploaded.
+
+The values come from above (``report``); here they are only drawn. Pure.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import groupby
+from typing import NamedTuple
+
+from ftsupervise.units import show_duration
+
+PARTS = 72  # of the time that is drawn: 20 minutes each in a day
+
+# character, colour; the order is that of the legend
+KINDS = {
+    "train": ("=", "#2e7d32"),
+    "save": ("s", "#0097a7"),
+    "redo": ("r", "#8e24aa"),
+    "detect": ("d", "#c62828"),
+    "restart": (">", "#f9a825"),
+    "queue": (".", "#1565c0"),
+    "held": ("h", "#5c6bc0"),
+    "unknown": ("?", "#9e9e9e"),
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class LastDay(NamedTuple):
+    """``kinds`` has what each of PARTS equal parts went into, oldest first; ``rates`` steps a second in each, None where
+    nothing was recorded; ``shares`` of each kind, 0-1; all three end at ``until``."""
+
+    since: datetime
+    until: datetime
+    kinds: tuple[str, ...]
+    rates: tuple[float | None, ...]
+    shares: tuple[tuple[str, float], ...]
+
+    @property
+    def narrow(self) -> LastDay:
+        """With half as many parts, for a telephone. What is no training stays."""
+        pairs = [self.kinds[index : index + 2] for index in range(0, len(self.kinds), 2)]
+        kinds = tuple(next((kind for kind in pair if kind != "train"), pair[0]) for pair in pairs)
+        known = [
+            [rate for rate in self.rates[index : index + 2] if rate is not None]
+            for index in range(0, len(self.rates), 2)
+        ]
+        return self._replace(kinds=kinds, rates=tuple(sum(pair) / len(pair) if pair else None for pair in known))
+
+    @property
+    def span(self) -> str:
+        return show_duration(round((self.until - self.since).total_seconds() / 60) * 60)
+
+    @property
+    def title(self) -> str:
+        return "the last day" if self.span == "1d" else f"the last {self.span}"
+
+    @property
+    def line(self) -> str:
+        """ "====s..>rr====": a character for each part."""
+        return "".join(KINDS[kind][0] for kind in self.kinds)
+
+    @property
+    def spark(self) -> str:
+        """The rates as bars; "·" where nothing was recorded, "" where no step was."""
+        highest = max((rate for rate in self.rates if rate is not None), default=0.0)
+        if highest <= 0:
+            return ""
+        top = len(_BARS) - 1
+        return "".join("·" if rate is None else _BARS[round(top * rate / highest)] for rate in self.rates)
+
+    @property
+    def highest(self) -> str:
+        """The rate of the highest bar."""
+        rate = max((rate for rate in self.rates if rate is not None), default=0.0)
+        return f"{rate:.3g} steps/s" if rate >= 0.5 else f"{1 / rate:.3g} s a step" if rate > 0 else ""
+
+    @property
+    def legend(self) -> tuple[tuple[str, str, str, str], ...]:
+        """(character, colour, kind, share) of those that there were."""
+        return tuple((*KINDS[kind], kind, f"{100 * share:.1f} %") for kind, share in self.shares if share >= 0.0005)
+
+    @property
+    def cells(self) -> tuple[tuple[str, str, int], ...]:
+        """(colour, kind, parts) of each stretch of one kind."""
+        return tuple((KINDS[kind][1], kind, len(list(parts))) for kind, parts in groupby(self.kinds))
+
+    @property
+    def bars(self) -> tuple[int, ...]:
+        """The rates as heights, 0-24 pixels."""
+        highest = max((rate for rate in self.rates if rate is not None), default=0.0)
+        return tuple(round(24 * rate / highest) if rate and highest else 0 for rate in self.rates)
+
+    @property
+    def words(self) -> str:
+        """The whole in words, for those who do not see it."""
+        return f"{self.title}: " + ", ".join(f"{kind} {share}" for _, _, kind, share in self.legend)
+
+    @property
+    def text(self) -> str:
+        """The same in lines of text."""
+        legend = "  ".join(f"{sign} {kind} {share}" for sign, _, kind, share in self.legend)
+        lines = [f"{self.title}, to {self.until:%Y-%m-%d %H:%M} UTC", self.line]
+        if self.spark:
+            lines += [self.spark, f"(steps; the highest bar is {self.highest})"]
+        return "\n".join([*lines, legend])
+
+
+def sample(until: datetime) -> LastDay:
+    """A day with a fault in it, for ``notify preview``."""
+    from datetime import timedelta
+
+    kinds = ["train"] * 30 + ["detect"] + ["queue"] * 3 + ["restart"] + ["redo"] * 2 + ["train"] * 35
+    kinds[10] = kinds[50] = "save"
+    rates = [0.0 if kind in ("queue", "detect", "restart") else 0.098 + 0.001 * (n % 3) for n, kind in enumerate(kinds)]
+    count = {kind: kinds.count(kind) / PARTS for kind in KINDS}
+    return LastDay(until - timedelta(days=1), until, tuple(kinds), tuple(rates), tuple(count.items()))
