@@ -55,11 +55,10 @@ class LighthouseRecord(NamedTuple):
     trouble: str = ""
     history: Annotated[tuple[LighthouseRestart, ...], _KEPT] = ()
 
-    def restarted(self, restart: LighthouseRestart, pid: int, minimum: int) -> LighthouseRecord:
+    def restarted(self, restart: LighthouseRestart, pid: int) -> LighthouseRecord:
         return self._replace(
             pid=pid,
             since=restart.at + timedelta(seconds=restart.down),
-            min_replicas=minimum,
             restarts=self.restarts + 1,
             down_since=None,
             trouble="",

@@ -14,6 +14,7 @@ from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.tracker import TrackerPage, read_tracker
 
 if TYPE_CHECKING:
     from ftsupervise.report.groups import GroupsSeen
@@ -42,6 +43,7 @@ class RunDetail(NamedTuple):
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
     groups: GroupsSeen | None = None  # its replica groups, where it has some
+    tracker: TrackerPage | None = None  # its page in an experiment tracker
 
     @property
     def time(self) -> TimeSpent:
@@ -64,7 +66,9 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
     groups = _groups(rundir, now)
-    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen), groups)
+    tracker = read_tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
+    avoided = avoided_nodes(rundir, now)
+    return RunDetail(seen, row, account_of(seen), avoided, _newest_log(seen), groups, tracker)
 
 
 def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:

@@ -17,6 +17,7 @@ from ftsupervise.report.detail import RunDetail, TimeSpent
 from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.tracker import TrackerPage
 from ftsupervise.truth import Beat, SwitchState
 
 SCHEMA_VERSION = 3  # another one when a field goes or changes its meaning
@@ -36,6 +37,7 @@ class RunFields(NamedTuple):
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
     groups: GroupsSeen | None
+    tracker: TrackerPage | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -56,6 +58,7 @@ def fields_of(found: RunDetail) -> RunFields:
         avoided_nodes=found.avoided,
         log=found.log,
         groups=found.groups,
+        tracker=found.tracker,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

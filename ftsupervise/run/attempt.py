@@ -54,6 +54,7 @@ from ftsupervise.rundir.paths import (
     RunDir,
     tell,
 )
+from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.warm.restarts import WarmStart
@@ -154,6 +155,10 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         return now, False
     log = mine.folder / "run.log"
     where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
+    try:
+        keep_reached(rundir, mine.number - 1)
+    except OSError:  # the account of a lost attempt then ends with its last page
+        pass
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)

@@ -67,7 +67,7 @@ class GroupsOfJob:
         keeps the lighthouse from being started."""
         make_folder(self.asked.rundir.replicas, FOLDER)
         if self.asked.timeouts is not None:
-            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say, self._living)
+            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while True:
@@ -204,9 +204,6 @@ class GroupsOfJob:
         if switch.health is Health.BAD:
             return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
         return ""
-
-    def _living(self) -> int:
-        return sum(1 for group in self.groups if group.alive)
 
     def _may_go_on(self) -> bool:
         """May a group that does not run now come back by itself?"""

@@ -8,7 +8,7 @@
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
                           steps.json (steps and loss over time, some 80 kB at most)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
-                          one, every few seconds), resumed.json, warning, imports.json, evidence/
+                          one, every few seconds), resumed.json, warning, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
