@@ -28,7 +28,7 @@ from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
 from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED, tell
 from ftsupervise.rundir.records import write_json
-from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch
+from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
 from ftsupervise.truth import Health
@@ -118,11 +118,19 @@ class GroupsOfJob:
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         gone = self.nodes.lost()
         group.lost = tuple(node for node in group.row.nodes if node in gone)
+        if self._failed_of_waiting(now) and self._braked(group):
+            release_brake(group.rundir, who="its supervisor: the group failed for want of others", now=now)
+            self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
         fine = code == 0 and not group.has_failed
         if fine and not over and not group.leaves and not self._braked(group):
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
+
+    def _failed_of_waiting(self, now: datetime) -> bool:
+        """Have too few groups run for so long that those that wait end themselves? That is no failure of theirs."""
+        below, timeouts = self.pages.below, self.asked.timeouts
+        return below is not None and timeouts is not None and (now - below).total_seconds() >= timeouts.quorum
 
     def _state(self, group: GroupProcess, over: str) -> tuple[GroupState, str]:
         """Of a group whose supervisor does not run."""
