@@ -132,6 +132,11 @@ def plan(
             f"launch.replica_groups: in: jobs needs Slurm (scheduler: {kind})",
             hint="in: allocation runs all groups in one",
         )
+    if apart and launch.spare_nodes:
+        raise ConfigError(
+            "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
+            hint="its next member takes over on other nodes; in: allocation has spare nodes",
+        )
     if _outlives_a_node(launch) and chain == "array":
         chain = "daisy"
         asks = "replica_groups" if groups else "spare_nodes" if launch.spare_nodes else "min_nodes"

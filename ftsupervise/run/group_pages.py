@@ -75,7 +75,7 @@ class GroupPages:
         area: Path | None,
     ) -> None:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
-        self._below: datetime | None = None
+        self.below: datetime | None = None  # since when fewer than the least run
         self._written = self._quorum_written = 0.0
         self._quorum = QuorumPage()
         self._slow = ""
@@ -104,12 +104,12 @@ class GroupPages:
         running = sum(1 for group in self._groups if group.row.state is GroupState.RUNNING)
         why = f"{running} of {wanted} groups run, and fewer than {least} do not train on: they wait"
         if over or running >= least:
-            if self._below is not None and not over:
+            if self.below is not None and not over:
                 self._say(f"{running} of {wanted} groups run again: the run goes on")
-            self._below = None
+            self.below = None
             return ""
-        if self._below is None:
-            self._below = now
+        if self.below is None:
+            self.below = now
             self._say(why)
         return why
 
@@ -156,7 +156,7 @@ class GroupPages:
             place="jobs" if self._asked.apart else "allocation",
             groups=rows,
             spares=tuple(sorted(self._nodes.all - used - self._nodes.lost())),
-            below=self._below,
+            below=self.below,
             slow=slow,
         )
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,28 @@ def test_a_group_with_a_job_of_its_own_may_wait_in_the_queue_while_the_others_tr
     until(lambda: not here.scene.queue(), "the end of all jobs", 90)
     assert {here.causes(name)[-1] for name in train} == {CauseKind.KILL_SWITCH}
     assert here.causes(waits) == []
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_groups_on_nodes_of_their_own_train_together_by_torchft(scene: Callable[..., Scene], until: Until) -> None:
+    pytest.importorskip("torchft")
+    here = scene(nodes=4)
+    ddp = Path(__file__).parents[2] / "examples" / "replicas" / "ddp.py"
+    words = f"{sys.executable} {ddp} --steps 100000 --step-time 0.1 --log-every 1"
+    here.launch(words, nodes=1, jobs=1, replica_groups={"count": 4, "slowest_step": "3s"})
+    logs = [here.rundir.group(name).logs for name in NAMES]
+
+    def said(folder: Path) -> str:
+        return "".join(path.read_text() for path in folder.glob("*.out"))
+
+    until(lambda: all("4 of 4 groups" in said(folder) for folder in logs), "all four to train together", 150)
+    (beat,) = read_beats(here.rundir.group("g001"))
+    os.kill(beat.pid, signal.SIGKILL)
+    until(lambda: all("3 of 4 groups" in said(folder) for folder in (logs[0], logs[2], logs[3])), "three to go on", 30)
+    until(lambda: len(ledger(here.rundir.group("g001"))) == 2 and here.rundir.group("g001"), "g001 to start again")
+    until(lambda: said(logs[0]).rpartition("\ng000: ")[2].find("4 of 4") > 0, "g001 to be back", 90)
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the job", 60)
+    last = {ledger(here.rundir.group(name))[-1].last_step for name in NAMES}
+    assert len(last) == 1, f"all stop at the same step: {last}"

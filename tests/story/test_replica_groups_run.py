@@ -140,14 +140,18 @@ def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> 
     wait_until(lambda: "groups run again: the run goes on" in groups.run.log(), "it goes on")
 
 
-def test_a_group_leaves_for_good_and_joins_again(groups: Groups) -> None:
-    groups.start(100_000)
+def test_a_group_leaves_for_good_and_joins_again_and_slurms_warning_is_for_all(groups: Groups) -> None:
+    member = groups.start(100_000)
     groups.train()
     root = str(groups.run.rundir.root)
     assert "g002 leaves for good" in groups.type("groups", "leave", "g002", root)
     wait_until(lambda: groups.row("g002").state is GroupState.LEFT, "it has left")
     groups.type("groups", "join", "g002", root)
     groups.train(2, "g002")
+    member.send_signal(signal.SIGUSR1)
+    assert member.wait(60) == 0
+    assert {groups.attempts(name)[-1].cause.kind for name in NAMES} == {CauseKind.WARNING}  # type: ignore[union-attr]
+    assert [one.cause.kind for one in groups.run.attempts() if one.cause] == [CauseKind.WARNING]
 
 
 def test_a_run_ends_when_its_groups_have_finished(groups: Groups) -> None:
