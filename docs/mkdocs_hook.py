@@ -22,7 +22,9 @@ ELSEWHERE = {
     "example-accelerate.md": "examples/accelerate/README.md",
     "example-torchrun.md": "examples/torchrun/README.md",
     "example-shell.md": "examples/shell/README.md",
+    "example-replicas.md": "examples/replicas/README.md",
     "recovery.md": "benchmarks/recovery/README.md",
+    "replica-faults.md": "benchmarks/replicas/README.md",
 }
 _PAGES = {source: page for page, source in ELSEWHERE.items()}
 

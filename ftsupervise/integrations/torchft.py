@@ -156,7 +156,7 @@ class ReplicaManager(MendedManager):
         """Each group loads the newest checkpoint. If they differ, all go on from the newest one of them: torchft gives the
         others the weights of the group that is furthest."""
         names = [name for name in self._user_state_dicts if name != "ftsupervise"]
-        objects = {name: self._state.get(name) or _Registered(self, name) for name in names}
+        objects = {name: self._state[name] if name in self._state else _Registered(self, name) for name in names}
         start = self.guard.restore(**{"torchft": _Counters(self), **objects})  # type: ignore[arg-type]
         if start is not None:
             _draw_otherwise(f"{self.group}/{start}/{self._place.rank}")
@@ -166,9 +166,7 @@ class ReplicaManager(MendedManager):
         decision = self.guard.step(step, self._agreed.vote(step))
         if decision.stop:
             self.stopped = decision
-        ends = decision.stop or step >= last
-        if decision.stop and self._agreed.own:
-            return True  # the others train on, and have the weights
+        ends = (decision.stop and not self._agreed.own) or step >= last  # of its own reason it leaves alone
         if decision.save or step >= last or bool(save_every and step % save_every == 0 and not decision.stop):
             self._save(step, wait=ends)
         return decision.stop

@@ -64,7 +64,7 @@ def test_a_launched_example_loses_a_group_and_gets_it_back_with_the_same_weights
     step = max(told(here))
     until(lambda: reached(here) > step + 5, "all groups together again", 180)
     here.type("kill", "--yes")
-    until(lambda: not here.queue(), "the end of the job", 60)
+    until(lambda: not here.queue(), "the end of the job", 180)
     failure = ledger(here.rundir.group("g001"))[0].failure
     assert failure is not None and failure.kind is FailureKind.SIGNAL
     assert [len(ledger(here.rundir.group(one))) for one in NAMES] == [1, 2, 1, 1], "the others were not restarted"
