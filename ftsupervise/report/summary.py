@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
-from ftsupervise.report.everything import AlertRow, PlanRow, ReportFacts
+from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration
@@ -280,10 +280,6 @@ def reached(report: ReportFacts) -> int | None:
     """The highest step of any attempt."""
     steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
     return max((step for step in steps if step is not None), default=None)
-
-
-def firing(report: ReportFacts) -> tuple[AlertRow, ...]:
-    return tuple(one for one in report.alerts.rows if isinstance(one, AlertRow) and one.word in ("firing", "pending"))
 
 
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:
