@@ -88,7 +88,9 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         return
     meta, seconds = of.ettr_meta(), of.seconds()
     share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
-    yield f"In the {show_duration(of.total)} since its launch it trained for {show_duration(seconds[Spent.TRAIN])}{share}."
+    if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
+        trained = show_duration(seconds[Spent.TRAIN])
+        yield f"In the {show_duration(of.total)} since its launch it trained for {trained}{share}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
