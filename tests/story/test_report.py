@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -341,3 +342,19 @@ def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path:
     assert "2 attempts had no guard in the loop" in said and "it trained" not in said
     assert found.costs[-1].name == "training without the guard"
     assert "No step is on record" in page(found)
+
+
+@pytest.mark.root
+def test_settings_of_somebody_else_make_a_report_list_no_folder_of_ours(tmp_path: Path) -> None:
+    env = outside_a_job(**prepare(tmp_path / "account", NOW, ["fine"]))
+    run, mine = tmp_path / "account" / "fine", tmp_path / "mine"
+    (mine / "step-00000007").mkdir(parents=True)
+    text = re.sub(
+        r"^checkpoints:\n  path: null", f"checkpoints:\n  path: {mine}", (run / "run.yaml").read_text(), flags=re.M
+    )
+    (run / "run.yaml").write_text(text)
+    assert "step-00000007" in page(report_of(RunDir(run), NOW, env)), "of one's own run it is listed"
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    found = page(report_of(RunDir(run), NOW, env))
+    assert "step-00000007" not in found and str(mine) in found, "it is shown among the settings, and not looked at"
