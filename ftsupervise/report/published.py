@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent
+from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.tracker import TrackerPage
@@ -35,6 +36,7 @@ class RunFields(NamedTuple):
     finished: bool
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
+    groups: GroupsSeen | None
     tracker: TrackerPage | None
     time: TimeSpent
     receivers: tuple[str, ...]
@@ -55,6 +57,7 @@ def fields_of(found: RunDetail) -> RunFields:
         finished=run.finished,
         avoided_nodes=found.avoided,
         log=found.log,
+        groups=found.groups,
         tracker=found.tracker,
         time=found.time,
         receivers=seen.telling,

@@ -80,6 +80,7 @@ class GroupPages:
         self._quorum = QuorumPage()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
+        self.moved: datetime | None = None  # when the lighthouse began at another address
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
@@ -123,6 +124,8 @@ class GroupPages:
                 continue
             if gone and (row.stalled is None or row.stalled >= _STILL):
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
+                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
             elif why := self._left_out(group):
                 found.append(Hung(row.name, row.attempt, why))
         return tuple(found)
@@ -150,6 +153,7 @@ class GroupPages:
             host=os.uname().nodename,
             wanted=self._asked.count,
             least=self._asked.least,
+            place="jobs" if self._asked.apart else "allocation",
             groups=rows,
             spares=tuple(sorted(self._nodes.all - used - self._nodes.lost())),
             below=self._below,

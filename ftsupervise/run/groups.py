@@ -66,7 +66,7 @@ class GroupsOfJob:
         keeps the lighthouse from being started."""
         make_folder(self.asked.rundir.replicas, FOLDER)
         if self.asked.timeouts is not None:
-            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say, self._living)
+            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while True:
@@ -74,7 +74,7 @@ class GroupsOfJob:
                 for group in self.groups:
                     self._look_after(group, over)
                 if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.row.step for group in self.groups})
+                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
@@ -129,7 +129,7 @@ class GroupsOfJob:
         if group.leaves:
             return (
                 GroupState.LEFT,
-                f"for good; to let it join again: ftsupervise groups join {group.rundir.whole} {group.row.name}",
+                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
             )
         if why := self._braked(group):
             return GroupState.STOPPED, why
@@ -203,9 +203,6 @@ class GroupsOfJob:
             return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
         return ""
 
-    def _living(self) -> int:
-        return sum(1 for group in self.groups if group.alive)
-
     def _may_go_on(self) -> bool:
         """May a group that does not run now come back by itself?"""
         return any(group.row.state is GroupState.WAITING for group in self.groups)
@@ -224,6 +221,10 @@ class GroupsOfJob:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+        for group in self.groups:
+            group.look(_now())
+            if group.row.state is GroupState.RUNNING:
+                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:

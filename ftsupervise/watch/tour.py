@@ -59,7 +59,6 @@ _FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
-EXPORTING = 20.0  # … that it may take to write the metrics of a run
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
 FINDS, READS, STANDS = "find where it lies", "read its settings", "check its directory"
@@ -257,7 +256,7 @@ class Tour:
             folder, run = seen.run.watch.metrics, self.progress.runs[index]
             if self.orders.export is None or folder is None or run.exported or run.hung:
                 continue
-            self.say.at(index, EXPORTS, EXPORTING)
+            self.say.at(index, EXPORTS, BOUND)
             blind = queue_of(seen.run, self.progress.queues or {}).blind
             self.tell(
                 MetricsWritten(index, tuple(self.orders.export(seen.rundir, seen.jobs, blind, self.orders.now, folder)))

@@ -19,6 +19,7 @@ from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthous
 from ftsupervise.replicas.lighthouse_job import find_lighthouse, serve
 from ftsupervise.replicas.timeouts import derive
 from ftsupervise.rundir.paths import RunDir
+from tests.neighbours import needs
 from tests.neighbours.managers import Group
 from tests.neighbours.supervised import Program, outside_a_job
 
@@ -41,6 +42,7 @@ def job(folder: Path, stack: ExitStack, *words: str) -> Program:
 
 
 @pytest.mark.torch
+@needs.torchft
 def test_groups_in_other_jobs_find_it_and_slurms_warning_does_not_end_it(
     tmp_path: Path, stack: ExitStack, until: Until
 ) -> None:
@@ -60,6 +62,7 @@ def test_groups_in_other_jobs_find_it_and_slurms_warning_does_not_end_it(
 
 
 @pytest.mark.torch
+@needs.torchft
 def test_a_second_one_ends_the_first_with_the_code_for_that(tmp_path: Path, stack: ExitStack) -> None:
     first = job(tmp_path, stack)
     first.until_said("listens at")
@@ -68,6 +71,7 @@ def test_a_second_one_ends_the_first_with_the_code_for_that(tmp_path: Path, stac
 
 
 @pytest.mark.torch
+@needs.torchft
 def test_it_stays_for_the_last_groups_when_the_run_has_finished_and_ends_after_them(
     tmp_path: Path, stack: ExitStack, until: Until
 ) -> None:
