@@ -154,16 +154,6 @@ def bars(found: Sequence[Bucket]) -> tuple[KindPath, ...]:
     return tuple(KindPath(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
 
 
-def whole_bar(account: TimeAccount) -> tuple[KindPath, ...]:
-    """All of the time in one bar."""
-    at, found = 0.0, []
-    for kind, share in account.shares().items():
-        if share > 0:
-            found.append(KindPath(kind.value, f"M{at:.2f} 0h{WIDE * share:.2f}v{HIGH}h{-WIDE * share:.2f}z"))
-            at += WIDE * share
-    return tuple(found)
-
-
 def marks(times: Iterable[float], axis: Axis) -> str:
     """A stroke at each of these times; those at one place once."""
     return "".join(f"M{x:g} 0V{HIGH}" for x in sorted({axis.x(at) for at in times}))

@@ -245,9 +245,10 @@ def _told(state: JournalState) -> list[AlertRow]:
 
 def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str, str]) -> tuple[Run | None, Listed]:
     """The settings that the run was launched with, and where each was said: in the file it was launched from, where that still
-    says the same, else in the run directory."""
+    says the same, else in the run directory. The first is for use: no path of this account in another's settings."""
     import json
 
+    from ftsupervise.config.believed import load_believed
     from ftsupervise.config.json_schema import shown
     from ftsupervise.config.load import leaves, loads, values
     from ftsupervise.config.strict_yaml import dotted
@@ -256,6 +257,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         return None, Listed(problem=f"there is no {rundir.config}: no launch has made this run")
     try:
         run, where = _loaded(rundir.config, env)
+        trusted = load_believed(rundir.config, watched=False, environ=env).run
     except (Error, OSError) as error:
         return None, Listed(problem=printable(f"the settings cannot be read: {error}", 500))
     real = leaves(values(run))
@@ -273,7 +275,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         SettingRow(dotted(path), json.dumps(value, ensure_ascii=False), where.get(dotted(path), ""))
         for path, value in leaves(shown(run)).items()
     )
-    return run, Listed(tuple(rows))
+    return trusted, Listed(tuple(rows))
 
 
 def _loaded(path: Path, env: Mapping[str, str]) -> tuple[Run, dict[str, str]]:

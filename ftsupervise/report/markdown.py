@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ftsupervise.printable import printable
 from ftsupervise.report import summary
-from ftsupervise.report.account import Spent
+from ftsupervise.report.account import Spent, TimeAccount
 from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.summary import percent, stamp
@@ -33,8 +33,9 @@ def _lines(report: ReportFacts) -> Iterator[str]:
     yield ""
     yield f"**{plain(head.sentence, 600)}**"
     yield ""
-    yield " ".join(plain(words, 600) for words in summary.sentences(report))
-    yield ""
+    if said := " ".join(plain(words, 600) for words in summary.sentences(report)):
+        yield said
+        yield ""
     yield from table(
         ("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in summary.tiles(report))
     )
@@ -44,17 +45,7 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         for number, item in enumerate(report.costs[:_COSTS], 1):
             yield f"{number}. {plain(summary.cost_sentence(item, of.total), 600)}"
         yield ""
-    yield "## Where the time went"
-    yield ""
-    seconds = of.seconds()
-    whole = sum(seconds.values())
-    rows = [
-        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
-        for kind in Spent
-        if seconds[kind] > 0
-    ]
-    yield from table(("kind", "time", "share", ""), rows)
-    yield from table(("ratio", "value", "definition"), summary.definitions(of))
+    yield from _time(of)
     yield from _incidents(report.incidents)
     yield from _nodes(report)
     yield from _alerts(report)
@@ -67,6 +58,22 @@ def _lines(report: ReportFacts) -> Iterator[str]:
         yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
         yield ""
     yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
+
+
+def _time(of: TimeAccount) -> Iterator[str]:
+    seconds = of.seconds()
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return
+    yield "## Where the time went"
+    yield ""
+    rows = [
+        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
+        for kind in Spent
+        if seconds[kind] > 0
+    ]
+    yield from table(("kind", "time", "share", ""), rows)
+    yield from table(("ratio", "value", "definition"), summary.definitions(of))
 
 
 def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
-from ftsupervise.report.everything import AlertRow, PlanRow, ReportFacts
+from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration
@@ -88,7 +88,9 @@ def sentences(report: ReportFacts) -> Iterator[str]:
         return
     meta, seconds = of.ettr_meta(), of.seconds()
     share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
-    yield f"In the {show_duration(of.total)} since its launch it trained for {show_duration(seconds[Spent.TRAIN])}{share}."
+    if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
+        trained = show_duration(seconds[Spent.TRAIN])
+        yield f"In the {show_duration(of.total)} since its launch it trained for {trained}{share}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
@@ -280,10 +282,6 @@ def reached(report: ReportFacts) -> int | None:
     """The highest step of any attempt."""
     steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
     return max((step for step in steps if step is not None), default=None)
-
-
-def firing(report: ReportFacts) -> tuple[AlertRow, ...]:
-    return tuple(one for one in report.alerts.rows if isinstance(one, AlertRow) and one.word in ("firing", "pending"))
 
 
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:

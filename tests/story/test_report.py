@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -313,3 +314,47 @@ def test_a_receiver_that_is_not_for_mail_cannot_be_named_for_the_weekly_report()
     assert emails(loads(text.format(wanted="[]")).alerts) == []
     with pytest.raises(ConfigError, match="no email receiver is called 'file'; there are: boss, email"):
         loads(text.format(wanted="[file]"))
+
+
+def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path: Path, account: Account) -> None:
+    run = tmp_path / "bare"
+    (run / "switches").mkdir(parents=True)
+    found = report_of(RunDir(run), NOW, account.env)
+    assert headline(found).sentence == "Nothing was launched yet."
+    assert "There was no time yet." in page(found) and as_markdown(found).startswith("# bare: NEW")
+    for seconds, code in (("1.2", 0), ("0.1", 3)):
+        words = [
+            sys.executable,
+            "-m",
+            "ftsupervise",
+            "run",
+            "--run-dir",
+            str(run),
+            "--",
+            "sh",
+            "-c",
+            f"sleep {seconds}; exit {code}",
+        ]
+        assert subprocess.run(words, env=account.env, capture_output=True, timeout=60, check=False).returncode == code
+    found = report_of(RunDir(run), datetime.now(timezone.utc), account.env)
+    assert [(one.kind, one.planned) for one in found.incidents] == [("left in order", True), ("program error", False)]
+    said = " ".join(sentences(found))
+    assert "2 attempts had no guard in the loop" in said and "it trained" not in said
+    assert found.costs[-1].name == "training without the guard"
+    assert "No step is on record" in page(found)
+
+
+@pytest.mark.root
+def test_settings_of_somebody_else_make_a_report_list_no_folder_of_ours(tmp_path: Path) -> None:
+    env = outside_a_job(**prepare(tmp_path / "account", NOW, ["fine"]))
+    run, mine = tmp_path / "account" / "fine", tmp_path / "mine"
+    (mine / "step-00000007").mkdir(parents=True)
+    text = re.sub(
+        r"^checkpoints:\n  path: null", f"checkpoints:\n  path: {mine}", (run / "run.yaml").read_text(), flags=re.M
+    )
+    (run / "run.yaml").write_text(text)
+    assert "step-00000007" in page(report_of(RunDir(run), NOW, env)), "of one's own run it is listed"
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    found = page(report_of(RunDir(run), NOW, env))
+    assert "step-00000007" not in found and str(mine) in found, "it is shown among the settings, and not looked at"
