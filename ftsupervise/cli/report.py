@@ -63,7 +63,9 @@ def _week(runs: tuple[str, ...], output: str | None, *, markdown: bool, mail: bo
     from ftsupervise.config.find_run import find_run
     from ftsupervise.report.rows import my_runs
 
-    where = {rundir.root.name: rundir.root for rundir in map(find_run, runs)} if runs else my_runs()
+    where: dict[str, Path] = {} if runs else my_runs()
+    for root in (find_run(run).root for run in runs):
+        where[str(root) if where.get(root.name, root) != root else root.name] = root
     if mail:
         _mail(where)
         return

@@ -40,7 +40,7 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
         step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
     lines = [f"{seen.name}: {head}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_queue(seen), *_progress(found), *_memory(seen), *_saved(found)]
+    lines += [*_queue(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -105,6 +105,14 @@ def _progress(found: RunDetail) -> Iterator[str]:
             left = show_duration(round((row.done_at - seen.at).total_seconds()))
             done = f"; step {row.last_step} in {left}, {row.done_at:%Y-%m-%d %H:%M} UTC"
         yield f"  rate      {_pace(row.rate)}{usual}{done}"
+
+
+def _groups(found: RunDetail) -> Iterator[str]:
+    if found.groups is None:
+        return
+    from ftsupervise.cli.status_groups import group_lines
+
+    yield from group_lines(found.groups, found.status.at)
 
 
 def _memory(seen: Status) -> Iterator[str]:

@@ -307,6 +307,12 @@ class Launch(Strict):
         """On how many nodes one start of the command runs: those of a group, where there are groups."""
         return self.nodes if self.replica_groups is None else self.replica_groups.nodes_each
 
+    @property
+    def job_nodes(self) -> int:
+        """Of one job, without the spare ones."""
+        groups = self.replica_groups
+        return self.command_nodes * (groups.count if groups is not None and groups.in_ == "allocation" else 1)
+
     def _of_groups(self) -> None:
         """Refuse what has another meaning, or none, where each group has nodes of its own."""
         if self.replica_groups is None:

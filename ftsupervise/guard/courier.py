@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ftsupervise.guard.frontier import Frontier, parse
 from ftsupervise.guard.stop_reasons import Decision
@@ -30,6 +30,16 @@ class Register(Protocol):
         """Count ``more`` ranks as having left; how many have."""
 
 
+class Question(NamedTuple):
+    """``up_to``: the steps that should be passed, unless those up to ``enough`` are by then. ``wish``: a decision to name a
+    step for, and the step that this rank has made. ``closes``: the step that it makes now as it is named."""
+
+    enough: int = 0
+    up_to: int = 0
+    wish: tuple[Decision, int] | None = None
+    closes: int = 0
+
+
 class Courier:
     """``known``: what the ranks have agreed on, as far as this one knows. ``gone``: why it can learn no more."""
 
@@ -40,8 +50,7 @@ class Courier:
         self._register, self._rank = register, rank
         self._turn = threading.Condition()
         self._asked = False
-        self._up_to = self._enough = 0
-        self._wish: tuple[Decision, int] | None = None
+        self._question = Question()
         self._leaving = self._counted = False
         self._linger: float | None = None  # seconds, once the loop is over
         self._text = ""  # of ``known``, as it is in the store
@@ -52,8 +61,9 @@ class Courier:
         """Have the steps up to ``up_to`` passed, unless those up to ``enough`` are by then. ``wish``: a decision to name a step
         for, and the step that this rank has made. Returns at once."""
         with self._turn:
-            self._enough, self._up_to = max(enough, self._enough), max(up_to, self._up_to)
-            self._wish = wish or self._wish
+            asked = self._question
+            enough, up_to = max(enough, asked.enough), max(up_to, asked.up_to)
+            self._question = Question(enough, up_to, wish or asked.wish, asked.closes)
             self._asked = self.busy = True
             self._turn.notify_all()
 
@@ -62,6 +72,15 @@ class Courier:
         with self._turn:
             self._turn.wait_for(lambda: self.known.passed >= step or self.gone, seconds)
             return self.known.passed >= step
+
+    def close_step(self, step: int, seconds: float) -> Frontier:
+        """This rank does now what is named for ``step``. Returns what that is, as far as can be learned within ``seconds``."""
+        with self._turn:
+            self._question = self._question._replace(closes=max(step, self._question.closes))
+            self._asked = self.busy = True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self.known.closed >= step or self.gone, seconds)
+            return self.known
 
     def leave(self) -> None:
         """This rank asks no more: it knows that all stop. Returns at once."""
@@ -89,9 +108,9 @@ class Courier:
                         lambda: self._asked or self._leaving != self._counted or self._linger is not None
                     )
                     asked, self._asked, linger = self._asked, False, self._linger
-                    enough, up_to, wish, self._wish = self._enough, self._up_to, self._wish, None
+                    question, self._question = self._question, self._question._replace(wish=None)
                 if asked:
-                    known, text = self._exchange(enough, up_to, wish)
+                    known, text = self._exchange(question)
                     with self._turn:
                         self.known, self._text, self.busy = known, text, self._asked
                         self._turn.notify_all()
@@ -108,14 +127,15 @@ class Courier:
             self.gone = self.gone or why
             self._turn.notify_all()
 
-    def _exchange(self, enough: int, up_to: int, wish: tuple[Decision, int] | None) -> tuple[Frontier, str]:
+    def _exchange(self, question: Question) -> tuple[Frontier, str]:
         expected = self._text
         while True:
             desired = parse(expected)
-            if wish is not None:
-                desired = desired.wish(wish[0], self._rank, wish[1])
-            if desired.passed < enough:
-                desired = desired.up_to(up_to)
+            if question.wish is not None:
+                desired = desired.wish(question.wish[0], self._rank, question.wish[1])
+            if desired.passed < question.enough:
+                desired = desired.up_to(question.up_to)
+            desired = desired.close(question.closes)
             text = desired.text()
             found = self._register.swap(expected, text)
             if found == text:

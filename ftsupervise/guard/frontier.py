@@ -4,6 +4,9 @@ The ranks keep this one value in a store that they share, and change it by compa
 the first step that no rank may make yet, so nobody can have passed it, however far ranks are apart; and before a rank makes a
 step beyond ``passed`` it asks, and is told. No rank ever waits for another one.
 
+A stop that saves may turn into one that does not, when a loss is no number any more before its step is made. The first rank
+that comes to this step closes it, and from then on it stays what it is, for all.
+
 Steps are counted as calls of ``Guard.step``, which all ranks make equally often: numbers may begin anywhere, repeat or skip.
 """
 
@@ -34,25 +37,38 @@ class NamedStep(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """Every rank may make its first ``passed`` steps; ``named``: what happens at some of them, in their order."""
+    """Every rank may make its first ``passed`` steps; ``named``: what happens at some of them, in their order. Up to the step
+    ``closed`` that does not change any more."""
 
     passed: int = 0
     named: tuple[NamedStep, ...] = ()
+    closed: int = 0
 
     def up_to(self, step: int) -> Frontier:
         """Every rank may make the steps up to this one."""
         return self if step <= self.passed else self._replace(passed=step)
 
     def wish(self, decision: Decision, rank: int, after: int) -> Frontier:
-        """Name the next possible step for it, unless a step after ``after`` has as much in store already."""
-        if any(one.at > after and one.decision() >= decision for one in self.named):
+        """Name the next possible step for it, unless a step after ``after`` has as much in store already. A stop that is to
+        come anyway becomes this one."""
+        coming = [one for one in self.named if one.at > after]
+        if any(covers(one.decision(), decision) for one in coming):
             return self
+        stop = next((one for one in coming if one.decision().stop), None)
+        if stop is not None:
+            own = NamedStep(stop.at, as_vote(decision), rank, decision.reason[:_LONGEST_REASON])
+            named = tuple(own if one == stop else one for one in self.named)
+            return self if stop.at <= self.closed else self._replace(named=named)
         at = self.passed + 1
         one = NamedStep(at, as_vote(decision), rank, decision.reason[:_LONGEST_REASON])
-        return Frontier(at, (*self.named, one)[-_KEPT:])
+        return Frontier(at, (*self.named, one)[-_KEPT:], self.closed)
+
+    def close(self, step: int) -> Frontier:
+        """A rank does now what is named for ``step``."""
+        return self if step <= self.closed else self._replace(closed=step)
 
     def between(self, answered: int, step: int) -> tuple[NamedStep, ...]:
-        """What was named after ``answered``, up to ``step``."""
+        """Return the steps that were named after ``answered``, up to ``step``."""
         return tuple(one for one in self.named if answered < one.at <= step)
 
     def next_after(self, step: int) -> int | None:
@@ -60,7 +76,12 @@ class Frontier(NamedTuple):
         return min((one.at for one in self.named if one.at > step), default=None)
 
     def text(self) -> str:
-        return json.dumps([self.passed, [list(one) for one in self.named]], separators=(",", ":"))
+        return json.dumps([self.passed, [list(one) for one in self.named], self.closed], separators=(",", ":"))
+
+
+def covers(coming: Decision, wanted: Decision) -> bool:
+    """Does a rank that wants the one get it with the other? A stop that saves is not enough for one that must not."""
+    return coming >= wanted and not (wanted.stop and coming.save and not wanted.save)
 
 
 def parse(text: str) -> Frontier:
@@ -71,8 +92,8 @@ def parse(text: str) -> Frontier:
         raise ValueError("too long")
     found = json.loads(text)
     try:
-        passed, named = found
-        return Frontier(_count(passed), tuple(_named(*one) for one in named))
+        passed, named, closed = found
+        return Frontier(_count(passed), tuple(_named(*one) for one in named), _count(closed))
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.guard.loss_trend import median
-from ftsupervise.host.memory import HostMemory
+from ftsupervise.host.memory import JOB, THROTTLED, HostMemory
 
 if TYPE_CHECKING:
     from ftsupervise.guard.gpu_memory import GpuMemory
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HOST, GPU = "host memory", "GPU memory"  # causes, in the words of the ledger
 _SAMPLES, _WINDOW, _APART = 24, 3600.0, 10.0  # at most; seconds that they span, and between two, at least
 _ENOUGH, _LONG_ENOUGH = 8, 120.0  # samples and seconds before a trend is named
+_SLOWED = "; beyond memory.high the kernel slows the job down"
 _CLEAR = 0.75  # of all pairs of samples that show growth, for it to be one
 _SOON = 7200.0  # seconds to the limit from which on it is said on stderr
 _GPU_EVERY = 5.0  # seconds between two looks at the GPU: its allocator is asked, and the driver
@@ -76,8 +77,9 @@ def _growth(samples: list[tuple[float, float]]) -> float | None:
 class _Gauge:
     """One memory with its limit and its trend."""
 
-    def __init__(self, cause: str, name: str, limit: float, say: Callable[[str], object]) -> None:
+    def __init__(self, cause: str, name: str, limit: float, say: Callable[[str], object], then: str = "") -> None:
         self.cause, self.limit, self._name, self._say = cause, limit, name, say
+        self._then = then  # what the kernel does beyond it, where it does not end the job
         self.trend = UsageTrend()
         self.share = 0.0
         self._told = False
@@ -88,12 +90,14 @@ class _Gauge:
         growth, left = self.trend.growth, self.left
         grows = f", growing by {growth * 3600:.1%} an hour" if growth else ""
         if share >= self.limit:
-            return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}")
+            return Shortage(self.cause, f"{self._name} {share:.1%} used, limit {self.limit:.0%}{grows}{self._then}")
         if left is not None and left < _SOON and not self._told:
             from ftsupervise.units import show_duration
 
             self._told = True
-            self._say(f"{self._name} {share:.1%} used{grows}: {show_duration(left)} to the limit of {self.limit:.0%}")
+            self._say(
+                f"{self._name} {share:.1%} used{grows}: {show_duration(left)} to the limit of {self.limit:.0%}{self._then}"
+            )
         return None
 
     @property
@@ -113,10 +117,15 @@ def _facts(name: str, gauges: Iterable[_Gauge]) -> dict[str, str]:
 
 class MemoryLimits:
     """``memory``: share of the host's and the job's memory at which to leave; ``gpu_limit``: the same of the GPUs that ``gpu``
-    sees. None: never. ``say`` prints a line."""
+    sees. None: never. ``say`` prints a line. ``host``: where another memory than this process's is to be looked at."""
 
     def __init__(
-        self, memory: float | None, gpu: GpuMemory | None, gpu_limit: float | None, say: Callable[[str], object]
+        self,
+        memory: float | None,
+        gpu: GpuMemory | None,
+        gpu_limit: float | None,
+        say: Callable[[str], object],
+        host: HostMemory | None = None,
     ) -> None:
         self.limit = memory or 1.0  # of the host and the job; snapshots stay below it
         self._say = say
@@ -129,7 +138,7 @@ class MemoryLimits:
         self._memory: HostMemory | None = None
         if memory is not None:
             try:
-                self._memory = HostMemory()
+                self._memory = host or HostMemory()
             except (OSError, ValueError) as error:
                 say(f"cannot read the memory use: {error}")
 
@@ -157,7 +166,9 @@ class MemoryLimits:
 
     def _gauge(self, whose: str) -> _Gauge:
         if whose not in self._gauges:
-            self._gauges[whose] = _Gauge(HOST, f"{whose} memory", self.limit, self._say)
+            throttled = whose == THROTTLED
+            name = f"memory.high of the {JOB}" if throttled else f"{whose} memory"
+            self._gauges[whose] = _Gauge(HOST, name, self.limit, self._say, _SLOWED if throttled else "")
         return self._gauges[whose]
 
     def check_host(self, now: float) -> Shortage | None:

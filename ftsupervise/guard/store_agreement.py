@@ -11,7 +11,7 @@ import time
 
 from ftsupervise.guard.agreement import AHEAD, MOST_AHEAD, StepPace
 from ftsupervise.guard.courier import Courier, Register
-from ftsupervise.guard.frontier import Frontier, NamedStep
+from ftsupervise.guard.frontier import Frontier, NamedStep, covers
 from ftsupervise.guard.stop_reasons import Decision
 
 _CONTINUE = Decision.CONTINUE
@@ -68,7 +68,7 @@ class StoreAgreement:
         return (self._pace.steps + 3) // 4
 
     def _is_coming(self, want: Decision) -> bool:
-        return any(one.decision() >= want for one in self._courier.known.named if one.at > self._answered)
+        return any(covers(one.decision(), want) for one in self._courier.known.named if one.at > self._answered)
 
     def _is_told(self, count: int) -> bool:
         """Wait until it is known what the ranks do in this step. False: it cannot be known, and this rank decides alone."""
@@ -92,11 +92,21 @@ class StoreAgreement:
             return _CONTINUE
         strongest = max(named, key=lambda one: one.vote)
         decision = strongest.decision()
+        if decision.stop and decision.save:
+            strongest = self._closed(strongest)
+            decision = strongest.decision()
         if decision.stop:
             self._courier.leave()
         if strongest.rank == 0 or decision.reason == decision.cause:
             return decision
         return Decision(int(decision), decision.cause, f"rank {strongest.rank}: {decision.reason}")
+
+    def _closed(self, stop: NamedStep) -> NamedStep:
+        """The same stop, as it is for all ranks: the loss of one may have been no number since this one asked."""
+        if os.getpid() != self._pid:
+            return stop
+        known = self._courier.close_step(stop.at, self._patience)
+        return next((one for one in known.named if one.at == stop.at), stop)
 
     def _out_of_reach(self, count: int, known: Frontier) -> tuple[NamedStep, ...]:
         """A step that is named so far ahead that this rank cannot come to it in time: ranks that are so far apart do not meet

@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 _NO_LIMIT = 1 << 60  # v1 writes about 2^63 for "no limit"
 _LEVELS = 3  # the tightest cgroups above us; Slurm nests job, step and task
+HOST, JOB, THROTTLED = "host", "job", "job up to memory.high"  # whose share
 
 
 class _Level(NamedTuple):
+    whose: str
     limit: int
     usage: int  # descriptor
     stat: int  # descriptor
@@ -30,26 +32,30 @@ class HostMemory:
         self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         self._levels: list[_Level] = []
         total = self._host()[0]
-        above = [(_limit(folder, v2), v2, folder) for v2, folder in _cgroups(f"{proc}/self/cgroup", Path(cgroups))]
-        for limit, v2, folder in sorted((one for one in above if 0 < one[0] < total), key=lambda one: one[0])[:levels]:
-            try:
-                self._levels.append(_open_level(limit, v2, folder))
-            except OSError:
-                continue
+        above = list(_cgroups(f"{proc}/self/cgroup", Path(cgroups)))
+        for whose in (JOB, THROTTLED):
+            found = [(_limit(folder, v2, whose), v2, folder) for v2, folder in above]
+            tightest = sorted((one for one in found if 0 < one[0] < total), key=lambda one: one[0])
+            for limit, v2, folder in tightest[:levels]:
+                try:
+                    self._levels.append(_open_level(whose, limit, v2, folder))
+                except OSError:
+                    continue
 
     def shares(self, worth_a_look: float = 0.0) -> dict[str, float]:
-        """The share (0-1) that is used of "host", and of "job" where there is such a limit, of which the fullest counts. Below
-        ``worth_a_look`` file pages are counted as used, which is cheaper.
+        """The share (0-1) that is used of HOST, of JOB where there is a limit that ends it, and of THROTTLED where there is one
+        beyond which the kernel slows it down; of several the fullest counts. Below ``worth_a_look`` file pages are counted as
+        used, which is cheaper.
 
         Raises OSError or ValueError when the kernel's files say something else than they used to.
         """
         total, available = self._host()
-        found = {"host": 1 - available / total}
+        found = {HOST: 1 - available / total}
         for level in self._levels:
             used = int(os.pread(level.usage, 32, 0))
             if used / level.limit >= worth_a_look:
                 used -= _file_pages(os.pread(level.stat, 8192, 0), level.keys)
-            found["job"] = max(used / level.limit, found.get("job", 0.0))
+            found[level.whose] = max(used / level.limit, found.get(level.whose, 0.0))
         return found
 
     def rooms(self, *, active: bool = True) -> list[tuple[int, int]]:
@@ -104,16 +110,19 @@ def _cgroups(proc: str, mount: Path) -> Iterator[tuple[bool, Path]]:
             yield v2, folder
 
 
-def _limit(folder: Path, v2: bool) -> int:
-    """In kB; 0 without one."""
+def _limit(folder: Path, v2: bool, whose: str) -> int:
+    """In kB; 0 without one. Version 1 has none that throttles."""
+    if whose == THROTTLED and not v2:
+        return 0
+    name = ("memory.high" if whose == THROTTLED else "memory.max") if v2 else "memory.limit_in_bytes"
     try:
-        value = int((folder / ("memory.max" if v2 else "memory.limit_in_bytes")).read_bytes())
+        value = int((folder / name).read_bytes())
     except (OSError, ValueError):  # not there, or "max"
         return 0
     return value // 1024 if value < _NO_LIMIT else 0
 
 
-def _open_level(limit: int, v2: bool, folder: Path) -> _Level:
+def _open_level(whose: str, limit: int, v2: bool, folder: Path) -> _Level:
     flags = os.O_RDONLY | os.O_CLOEXEC
     usage = os.open(folder / ("memory.current" if v2 else "memory.usage_in_bytes"), flags)
     try:
@@ -123,7 +132,7 @@ def _open_level(limit: int, v2: bool, folder: Path) -> _Level:
         raise
     prefix = b"" if v2 else b"total_"
     keys = (b"\n" + prefix + b"inactive_file ", b"\n" + prefix + b"active_file ")
-    return _Level(limit * 1024, usage, stat, keys)
+    return _Level(whose, limit * 1024, usage, stat, keys)
 
 
 def _file_pages(stat: bytes, keys: tuple[bytes, ...]) -> int:

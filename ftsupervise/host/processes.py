@@ -78,7 +78,7 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Of the process with this number now; None if there is none."""
+    """Return the facts of the process with this number now; None if there is none."""
     found = stat_fields(f"/proc/{pid}/stat")
     if found is None:
         return None

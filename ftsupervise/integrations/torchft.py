@@ -35,6 +35,7 @@ from ftsupervise.guard.settings import Voice, place
 from ftsupervise.integrations.torchft_limits import GroupLimits
 from ftsupervise.integrations.torchft_mended import (
     DistributedDataParallel,
+    HTTPTransport,
     MendedManager,
     ProcessGroupGloo,
     torch,
@@ -45,6 +46,8 @@ from ftsupervise.integrations.torchft_votes import Agreed, propose
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
 _TURN = 120.0  # seconds for which a group waits until the one before it has saved
+_SILENCE = 12  # a source of weights may be silent for this part of the time that their copy may take: 5 s
+_ANSWER = 2.0  # seconds for an answer of the lighthouse, when all have come or their time is over
 _POLL = 0.2
 
 
@@ -76,6 +79,7 @@ class ReplicaManager(MendedManager):
         seconds = found.timeouts
         super().__init__(
             while_waiting=self._waits_no_longer,
+            again=seconds.join + _ANSWER,
             pg=pg or _process_group(seconds.process_group),
             load_state_dict=None,
             state_dict=None,
@@ -91,6 +95,9 @@ class ReplicaManager(MendedManager):
             lighthouse_addr=found.lighthouse,
             replica_id=found.group,
             max_retries=_RETRIES,
+            checkpoint_transport=HTTPTransport(
+                timedelta(seconds=seconds.manager), timedelta(seconds=seconds.manager / _SILENCE)
+            ),
         )
         for name, one in state.items():
             self.register_state_dict_fn(name, *_of(name, one))

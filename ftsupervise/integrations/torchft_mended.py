@@ -7,7 +7,9 @@
     ProcessGroupGloo          gloo ends none of its reductions early, and closes no socket while one is under way: so there is
                               never more than one. Gone here when gloo can be aborted, as NCCL can
     Fence                     a restarted lighthouse counts its quorums from 1 again, so that groups skip a new quorum or
-                              meet addresses of an old one; upstream has no issue of it yet
+                              meet addresses of an old one, and one may wait for ever for the answer of the dead one;
+                              upstream has no issue of it yet
+    HTTPTransport             a group that comes back waits a minute for the weights of a source that has failed meanwhile
     waiting in short pieces   a group that waits for a quorum can be told neither from a hung one nor to leave
 
 They use what torchft keeps to itself (``_client``, ``_pg``, ``_comm_hook``), which is why the version is checked.
@@ -16,6 +18,7 @@ They use what torchft keeps to itself (``_client``, ``_pg``, ``_comm_hook``), wh
 from __future__ import annotations
 
 import concurrent.futures
+import time
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -56,6 +59,7 @@ torch = needed("torch", package="torch")
 _Manager: Any = torchft.Manager
 _DDP: Any = torchft.DistributedDataParallel
 _Gloo: Any = torchft.ProcessGroupGloo
+_Http: Any = torchft.manager.HTTPTransport
 _Work: Any = torch.distributed._Work
 _done = needed("torchft.work", package="torchft")._DummyWork
 
@@ -120,21 +124,44 @@ class _Queued(_Work):  # type: ignore[misc] # torch is not installed where mypy 
         return self._done
 
 
-class Fence:
-    """The manager's client, whose quorum ids are of one life of the lighthouse, of these members and of this step."""
+class HTTPTransport(_Http):  # type: ignore[misc] # torchft is not installed where mypy runs
+    """torchft's own; a group that comes back waits so many seconds for the next byte, and then asks another one. A source that
+    has failed itself meanwhile sends nothing, and says nothing."""
 
-    def __init__(self, client: Any) -> None:
-        self._inside = client
+    def __init__(self, timeout: timedelta, silence: timedelta) -> None:
+        super().__init__(timeout=timeout, num_chunks=0)
+        self._silence = silence
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        return super().recv_checkpoint(src_rank, metadata, step, min(timeout, self._silence))
+
+
+class Fence:
+    """The manager's client, whose quorum ids are of one life of the lighthouse, of these members and of this step, and which
+    asks again after so many seconds: of the calls that a lighthouse takes along when it dies, some are never answered."""
+
+    def __init__(self, client: Any, again: float) -> None:
+        self._inside, self._again = client, timedelta(seconds=again)
         self._seen: tuple[int, tuple[str, ...]] | None = None
         self._id = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inside, name)
 
-    def _quorum(self, **asked: Any) -> Any:
-        quorum = self._inside._quorum(**asked)
+    def _quorum(self, *, timeout: timedelta, **asked: Any) -> Any:
+        end = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = timedelta(seconds=max(0.1, end - time.monotonic()))
+            try:
+                quorum = self._inside._quorum(timeout=min(left, self._again), **asked)
+                break
+            except TimeoutError:
+                if left <= self._again:
+                    raise
         seen = (quorum.quorum_id, tuple(quorum.replica_ids))
-        if seen != self._seen:
+        if (
+            seen != self._seen or quorum.heal
+        ):  # behind the others: they have met without this group, and it looks the same
             self._seen = seen
             self._id = zlib.crc32(repr((seen, quorum.max_step)).encode())  # the same in all groups
         quorum.quorum_id = self._id
@@ -143,13 +170,13 @@ class Fence:
 
 class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's manager, mended. ``while_waiting``: called about twice a second with the seconds that this group has waited for
-    a quorum; True: it waits no longer, and leaves."""
+    a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew."""
 
-    def __init__(self, *, while_waiting: Callable[[float], bool], **options: Any) -> None:
+    def __init__(self, *, while_waiting: Callable[[float], bool], again: float, **options: Any) -> None:
         self._while_waiting = while_waiting
         self.left = False  # it did not wait for the others: nothing is agreed on with them any more
         super().__init__(**options)
-        self._client: Any = Fence(self._client)
+        self._client: Any = Fence(self._client, again)
 
     def report_error(self, error: Exception) -> None:
         first = self.errored() is None

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftsupervise import __version__, secrecy
-from ftsupervise.config.supervisor import BY_KEY, Form, Setting
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership, processes
 from ftsupervise.hostlist import expand_hostlist
+from ftsupervise.launch.words import in_groups, in_its_job, words_of, words_of_the_whole
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import is_srun, srun
@@ -56,13 +56,21 @@ _NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
 
 
 @dataclass(frozen=True)
+class PlannedGroup:
+    """The chain of one replica group."""
+
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain."""
+    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, one for each group and one for all."""
 
     name: str
     token: str
     kind: str  # of the scheduler
-    chain: str  # "array" or "daisy"
+    chain: str  # "array", "daisy", or "groups": an array for each replica group
     members: int
     run_dir: Path
     workdir: Path
@@ -72,20 +80,29 @@ class Plan:
     avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
     notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
+    groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
     def submissions(self) -> int:
-        return self.members if self.chain == "daisy" else 1
+        return self.members if self.chain == "daisy" else 1 + len(self.groups)
+
+    def part(self, index: int) -> Plan:
+        """Of submission ``index`` alone: that of a group has options and a command of its own."""
+        if index == 0 or not self.groups:
+            return self
+        one = self.groups[index - 1]
+        return replace(self, options=one.options, command=one.command, groups=())
 
     def token_of(self, index: int) -> str:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
     def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
         """The options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
-        before = self.after if index == 0 else previous
+        before = self.after if index == 0 or self.groups else previous
         own = self.token_of(index)  # a token of its own, so that each can be found again
-        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in self.options)
+        given = self.part(index).options
+        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in given)
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
 
 
@@ -108,9 +125,16 @@ def plan(
     assert run.run_dir is not None
     chain: str = launch.chain
     notes = []
+    groups = launch.replica_groups
+    apart = groups is not None and groups.in_ == "jobs"
+    if apart and kind != SLURM:
+        raise ConfigError(
+            f"launch.replica_groups: in: jobs needs Slurm (scheduler: {kind})",
+            hint="in: allocation runs all groups in one",
+        )
     if _outlives_a_node(launch) and chain == "array":
         chain = "daisy"
-        asks = "spare_nodes" if launch.spare_nodes else "min_nodes"
+        asks = "replica_groups" if groups else "spare_nodes" if launch.spare_nodes else "min_nodes"
         notes.append(
             f"{asks} asks Slurm for --no-kill, which makes an array's %1 start two members at once after a node "
             "failure; the jobs are chained by --dependency instead"
@@ -124,11 +148,22 @@ def plan(
     notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
-    options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
-    supervisor = processes.own_command(
-        "run", "--run-dir", str(run.run_dir), "--launched", token, *_settings(run), "--", python=python
+    options = _options(
+        run, chain="array" if apart else chain, token=token, workdir=workdir, exclude=(*exclude, *avoided)
     )
-    command = (*supervisor, *train_command(launch, kind))
+    settings = words_of(run) if groups is None else words_of_the_whole(run)
+    supervisor = processes.own_command(
+        "run", "--run-dir", str(run.run_dir), "--launched", token, *settings, "--", python=python
+    )
+    command = (*supervisor, *(in_groups(run, token, python) if groups else ()), *train_command(launch, kind))
+    planned: tuple[PlannedGroup, ...] = ()
+    if apart:
+        trains, chain = train_command(launch, kind), "groups"
+        commands = (
+            [(*in_its_job(run, token, python, number), *trains) for number in range(groups.count)] if groups else []
+        )
+        planned = tuple(PlannedGroup(tuple(options), one) for one in commands)
+        options = _of_the_lighthouse(options)
     return Plan(
         name=run.name,
         token=token,
@@ -142,7 +177,28 @@ def plan(
         command=command,
         avoided=avoided,
         notes=tuple(notes),
+        groups=planned,
     )
+
+
+_LARGE = (
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gpus-per-node",
+    "gres",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "exclusive",
+)
+
+
+def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
+    """``options`` of a group's job, for the small one that serves all groups and trains nothing."""
+    none = tuple(f"--{name}" for name in ("nodes", "no-kill", *_LARGE))
+    memory = ["--mem=2G"] if any(one.startswith("--mem") for one in options) else []
+    return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
 
 
 def warning_lead(launch: Launch) -> timedelta:
@@ -165,7 +221,7 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
         f"--output={output}",
         *((f"--error={launch.error}",) if launch.error else ()),
         "--open-mode=append",
-        f"--nodes={launch.nodes + launch.spare_nodes}",
+        f"--nodes={launch.job_nodes + launch.spare_nodes}",
         f"--signal=B:{launch.signal}@{lead}",
         "--requeue" if launch.requeue else "--no-requeue",
     ]
@@ -189,42 +245,6 @@ def _options(run: Run, *, chain: str, token: str, workdir: Path, exclude: tuple[
     return [*options, *launch.sbatch]
 
 
-def _settings(run: Run) -> list[str]:
-    """The settings of ``run`` in the batch script: those that differ from the default, and a few that people search for."""
-    found: list[str] = []
-    for setting in BY_KEY.values():
-        value = _value(run, setting)
-        if value is ...:
-            continue
-        if value is None and setting.off is not None:
-            found += [setting.flag, setting.off] if setting.default is not None else []
-        elif value is not None and (setting.always or value != setting.default):
-            found += [word for text in _texts(setting.form, value) for word in (setting.flag, text)]
-    return found
-
-
-def _value(run: Run, setting: Setting) -> Any:
-    """Seconds as a number; None where it is null, or its section; ... to leave out a section that is null."""
-    value: Any = run
-    *sections, last = setting.key.split(".")
-    for name in sections:
-        value = getattr(value, name)
-        if value is None:
-            return None if setting.off is not None else ...
-    value = getattr(value, last)
-    return value.total_seconds() if isinstance(value, timedelta) else value
-
-
-def _texts(form: Form, value: Any) -> list[str]:
-    if form is Form.CHOICES:
-        return list(value)
-    if form is Form.COUNTS:
-        return [f"{kind}={number}" for kind, number in value.items()]
-    if form is Form.MODULES:
-        return [value if isinstance(value, str) else ",".join(value) or "off"]
-    return [f"{value:g}" if isinstance(value, float) else str(value)]
-
-
 def train_command(launch: Launch, kind: str) -> list[str]:
     """The command as an argv: through srun on Slurm, as it stands on this machine; a string with shell in it gets a
     bash that outlives the warning signal (a bash without a trap dies of it and takes the rank along), and that fails with
@@ -242,7 +262,7 @@ def train_command(launch: Launch, kind: str) -> list[str]:
     through = srun(*launch.srun_options)
     if _outlives_a_node(launch):
         # sbatch's own numbers, which srun would take over, count the spare nodes and the lost ones too
-        through.append(f"--nodes={launch.nodes}")
+        through.append(f"--nodes={launch.command_nodes}")
         if not _has(launch.srun_options, *_TASKS):
             through.append(f"--ntasks={_ranks(launch)}")
     if launch.cpus_per_task is not None:
@@ -252,11 +272,13 @@ def train_command(launch: Launch, kind: str) -> list[str]:
 
 def _outlives_a_node(launch: Launch) -> bool:
     """Does the job go on without a node that it has lost?"""
+    if launch.replica_groups is not None and launch.replica_groups.in_ == "allocation":
+        return True
     return launch.spare_nodes > 0 or (launch.min_nodes is not None and launch.min_nodes < launch.nodes)
 
 
 def _ranks(launch: Launch) -> int:
-    return launch.ntasks or launch.nodes * (launch.tasks_per_node or 1)
+    return launch.ntasks or launch.command_nodes * (launch.tasks_per_node or 1)
 
 
 def _has(words: Sequence[str], *options: str) -> bool:
@@ -268,7 +290,12 @@ def _has(words: Sequence[str], *options: str) -> bool:
 def _of_spares(launch: Launch, kind: str) -> list[str]:
     """Spare nodes that the command would take for itself."""
     words = _words(launch.command)
-    if not launch.spare_nodes or kind != SLURM or "FTSUPERVISE_NODES" in " ".join(words):
+    if (
+        not launch.spare_nodes
+        or launch.replica_groups is not None
+        or kind != SLURM
+        or "FTSUPERVISE_NODES" in " ".join(words)
+    ):
         return []
     if is_srun(words) and _has(words, *_NODES):
         return []

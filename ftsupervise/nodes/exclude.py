@@ -264,7 +264,7 @@ def that_fit(
     theirs = [node for text in exclude for node in expand_hostlist(text)]
     by_hand = [node.name for node in nodes if node.state == "by hand" and node.name in there.known]
     bad = [node.name for node in nodes if node.state != "by hand"]
-    needed = launch.nodes + launch.spare_nodes
+    needed = launch.job_nodes + launch.spare_nodes
     needed += reserve(needed)
     fit = fitting(bad, [*theirs, *by_hand], needed, partitions, there, launch.constraint or "")
     chosen = {*by_hand, *fit}

@@ -149,7 +149,7 @@ class NodeJudge:
 def of_run(run: Run) -> tuple[Scoring, list[Path]]:
     """Scoring and places by the settings of ``run``; the run's own place is the first."""
     assert run.run_dir is not None
-    given, most = run.nodes, margin(run.launch.nodes, run.launch.spare_nodes)
+    given, most = run.nodes, margin(run.launch.job_nodes, run.launch.spare_nodes)
     scoring = Scoring(
         given.half_life.total_seconds(), given.exclude_at, most if given.at_most is None else given.at_most
     )

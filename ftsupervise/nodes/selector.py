@@ -128,6 +128,8 @@ class NodeSelector:
         self.exclusions = WaitingExclusions(rundir, env, allocation, self.judge)
         self.gone: frozenset[str] = frozenset()  # failed under a step of this job, or started none
         self.unfit: dict[str, str] = {}  # node -> what its health command said
+        in_a_job_of_others = rundir.whole is not None and not env.get(ENV_GROUP_JOB)
+        self._after = "the group needs another one" if in_a_job_of_others else "the next member takes over"
 
     # --------------------------------------------------------------------------------------------------------- asking
 
@@ -165,7 +167,7 @@ class NodeSelector:
         """Where to start again, or why it cannot be done here. ``states``: node -> sinfo's word."""
         found = self._place(states, self.barred())
         if found.short:
-            return f"{found.short}: the next member takes over"
+            return f"{found.short}: {self._after}"
         here = [node for node in found.nodes if node in self.judge.excluded()]
         if here:
             self.exclusions.outdated = True  # the members that wait may have changed since the last update
@@ -175,7 +177,7 @@ class NodeSelector:
             return f"there is no node to take the place of {', '.join(bad)}, and the next member will not get it"
         gone = [node for node in found.nodes if node in self.gone]
         if gone and ended.failure is not None and ended.failure.kind is FailureKind.NODE:
-            return f"there is no node to take the place of {', '.join(gone)}: the next member takes over"
+            return f"there is no node to take the place of {', '.join(gone)}: {self._after}"
         if here:
             self.exclusions.update(None)  # this job stays after all
         return found

@@ -51,6 +51,7 @@ class HangMonitor:
         outside: Callable[[], SeenFromOutside] = SeenFromOutside,
     ) -> None:
         self.due = time.monotonic()
+        self._last = HangVerdict(HangState.FINE)  # while a rank reported
         self._planned: float | None = None  # when the first of the checks was due that were left out
         self._detector, self._states, self._ask, self._outside = detector, states, ask, outside
         self._folder = folder / "evidence"
@@ -67,8 +68,12 @@ class HangMonitor:
             return None
         planned, self._planned = self.due if self._planned is None else self._planned, None
         verdict = self._detector.look(now, self._states(), planned)
-        if outside.hangs:
-            verdict = verdict._replace(health=HangState.HUNG, how=verdict.how or Standstill.IDLE)
+        if verdict.phase:
+            self._last = verdict
+        if outside.hangs:  # where no rank reports any more, what they said last counts
+            last = verdict if verdict.phase else self._last
+            waited = max(last.waited, now - last.since) if last.since else 0.0
+            verdict = last._replace(health=HangState.HUNG, how=last.how or Standstill.IDLE, waited=waited)
         took = time.monotonic() - now
         fine = verdict.health is HangState.FINE
         period = self._detector.limits.period
@@ -114,6 +119,8 @@ class HangMonitor:
     def _progressed(self, verdict: HangVerdict) -> bool:
         states, now = self._states(), time.monotonic()
         again = self._detector.look(now, states, now)
+        if not again.phase:  # no rank reports any more
+            return False
         if verdict.how is Standstill.STOPPED:
             still = {one.rank for one in states if one.state in ("T", "t")}
             if not still & {one.rank for one in verdict.odd}:  # the rank was continued

@@ -19,6 +19,7 @@ from ftsupervise.rundir.records import EPOCH, read_record, write_json
 T = TypeVar("T", "GroupTable", "QuorumPage")
 _TABLE, _QUORUM = "groups.json", "quorum.json"
 _SLOWER = 1.5  # times the median: a group whose steps take so long is named
+_STANDS = 5.0  # seconds without a step after which a group is not slow, but stands
 _LEAST_STEP = 0.05  # seconds: shorter steps are compared with no one's
 
 
@@ -145,7 +146,8 @@ def choose_nodes(
 
 def slower_one(groups: Sequence[ReplicaGroup]) -> str:
     """The group that is slower than the others, in words; "" where none is, or that cannot be told. Pure."""
-    known = {one.name: one.seconds for one in groups if one.seconds is not None and one.state is GroupState.RUNNING}
+    running = [one for one in groups if one.state is GroupState.RUNNING and (one.stalled or 0.0) < _STANDS]
+    known = {one.name: one.seconds for one in running if one.seconds is not None}
     if len(known) < 3:
         return ""
     name = max(known, key=lambda one: known[one])

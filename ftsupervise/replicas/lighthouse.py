@@ -27,12 +27,7 @@ from ftsupervise.errors import Refused
 from ftsupervise.host import processes
 from ftsupervise.host.ownership import shown_user
 from ftsupervise.host.ports import listener, ports_of
-from ftsupervise.replicas.lighthouse_health import (
-    LOOK_EVERY,
-    LighthouseBounds,
-    LighthouseHealth,
-    LighthouseVerdict,
-)
+from ftsupervise.replicas.lighthouse_health import LOOK_EVERY, LighthouseHealth, LighthouseVerdict
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen, group_of, look
 from ftsupervise.replicas.lighthouse_process import ENV_MARK, LighthouseProcess, NoLighthouse
 from ftsupervise.replicas.lighthouse_record import LighthouseFiles, LighthouseRecord, LighthouseRestart
@@ -57,25 +52,25 @@ class LighthousePlace(NamedTuple):
     timeouts: Timeouts
     job: str = ""
     node: str = ""
-    comes_back: float = 10.0  # seconds in which a group that died is there again, besides those of a quorum
 
-    def words(self, port: int, minimum: int) -> list[str]:
-        """Of ``lighthouse_server.py``."""
+    def words(self, port: int) -> list[str]:
+        """Of ``lighthouse_server.py``.
+
+        A new one, too, is told of no more than ``least``. Groups that live report ten times a second and ask once a second, so
+        that it has heard of all before a majority has asked, and waits for them. Told of all that live, it would let the
+        survivors of the next death wait.
+        """
         host = f"[{self.host}]" if ":" in self.host else self.host
         seconds = (self.timeouts.join, _TICK, self.timeouts.heartbeat)
-        return [f"{host}:{port}", str(minimum), *(str(round(one * 1000)) for one in seconds)]
+        return [f"{host}:{port}", str(self.least), *(str(round(one * 1000)) for one in seconds)]
 
     def address(self, port: int) -> str:
         return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
 
-    def bounds(self, asked: int) -> LighthouseBounds:
-        return LighthouseBounds(
-            silent=min(_SILENT, self.timeouts.quorum / 10),
-            waiting=self.timeouts.join + self.comes_back,
-            heartbeat=2 * self.timeouts.heartbeat,
-            least=self.least,
-            asked=asked,
-        )
+    @property
+    def silent(self) -> float:
+        """Seconds without an answer after which it is ended."""
+        return min(_SILENT, self.timeouts.quorum / 10)
 
 
 class LighthouseEvent(NamedTuple):
@@ -87,7 +82,7 @@ class LighthouseEvent(NamedTuple):
 
 
 class SupervisedLighthouse:
-    """``python``: an interpreter that has torchft. ``live``: how many groups live now; None: that is not known."""
+    """``python``: an interpreter that has torchft."""
 
     def __init__(
         self,
@@ -95,12 +90,11 @@ class SupervisedLighthouse:
         python: str,
         say: Callable[[str], None],
         *,
-        live: Callable[[], int | None] = lambda: None,
         env: Mapping[str, str] = os.environ,
     ) -> None:
         ip_address(place.host)  # a name could lead elsewhere at each restart
         self.place, self.record = place, LighthouseRecord()
-        self._python, self._say, self._live, self._env = python, say, live, env
+        self._python, self._say, self._env = python, say, env
         self._files = LighthouseFiles(place.home, say)
         self._process: LighthouseProcess | None = None
         self._seen: tuple[float, LighthousePage | PageNotSeen] = (
@@ -108,7 +102,6 @@ class SupervisedLighthouse:
             PageNotSeen(Unseen.CUT, "it is not looked at yet"),
         )
         self._events: list[LighthouseEvent] = []
-        self._alive: int | None = None  # groups that were heard of last
         self._sentence: tuple[LighthouseProcess | None, str] = (None, "")  # which one is to be ended, and why
         self._over = threading.Event()
         self._threads = [
@@ -202,7 +195,7 @@ class SupervisedLighthouse:
         for port in ports:
             while True:
                 try:
-                    return self._started(port, self.place.least), port
+                    return self._started(port), port
                 except NoLighthouse as error:
                     if not error.taken:
                         raise
@@ -215,9 +208,8 @@ class SupervisedLighthouse:
             hint="ss -ltnp shows the programs that listen there",
         )
 
-    def _started(self, port: int, minimum: int) -> LighthouseProcess:
-        words = self.place.words(port, minimum)
-        return LighthouseProcess(self._python, words, str(self.place.home), self._env)
+    def _started(self, port: int) -> LighthouseProcess:
+        return LighthouseProcess(self._python, self.place.words(port), str(self.place.home), self._env)
 
     # ------------------------------------------------------------------------------------------------- while it is there
 
@@ -239,7 +231,7 @@ class SupervisedLighthouse:
 
     def _restarted(self, why: str, steady: bool) -> LighthouseProcess | None:
         """A new one at the same address, as soon as there can be one; None when it is no longer our turn."""
-        at, began, minimum = _now(), time.monotonic(), self._minimum()
+        at, began = _now(), time.monotonic()
         self._files.look()  # a later supervisor may have ended it
         self._put(self.record._replace(down_since=at, trouble=why))
         for pause in _pauses(steady):
@@ -247,7 +239,7 @@ class SupervisedLighthouse:
             if self._left():
                 break
             try:
-                process = self._started(self.record.port, minimum)
+                process = self._started(self.record.port)
             except NoLighthouse as error:
                 words = _taken(self.record.port) if error.taken else error.message
                 if words != self.record.trouble:
@@ -258,22 +250,14 @@ class SupervisedLighthouse:
                 process.end()
                 break
             down = time.monotonic() - began
-            self._put(self.record.restarted(LighthouseRestart(at, why, down), process.pid, minimum))
-            self._tell(
-                f"the lighthouse ended ({why}); started again after {show_duration(down)}, for {minimum} groups", True
-            )
+            self._put(self.record.restarted(LighthouseRestart(at, why, down), process.pid))
+            self._tell(f"the lighthouse ended ({why}); started again after {show_duration(down)}", True)
             return process
         return None
 
     def _put(self, record: LighthouseRecord) -> None:
         self.record = record
         self._files.put(record)
-
-    def _minimum(self) -> int:
-        """The groups that live: with fewer, a part of them would go on without the others, which have yet to ask."""
-        live = self._live()
-        live = self._alive if live is None else live
-        return min(max(live or 0, self.place.least), self.place.groups)
 
     def _look_on(self) -> None:
         """Look at its page, bounded, and judge."""
@@ -288,10 +272,7 @@ class SupervisedLighthouse:
             self._seen = (time.monotonic(), seen)
             if self._process is not process or process.state == "X":
                 continue
-            bounds = self.place.bounds(self.record.min_replicas)
-            if isinstance(seen, LighthousePage):
-                self._alive = len({group_of(one) for one in seen.heard(bounds.heartbeat)})
-            health, verdict, words = health.after(time.monotonic(), seen, state, bounds)
+            health, verdict, words = health.after(time.monotonic(), seen, state, self.place.silent)
             if verdict is LighthouseVerdict.CONTINUE:
                 process.proceed()
                 if words:

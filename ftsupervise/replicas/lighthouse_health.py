@@ -8,8 +8,6 @@ pause of a minute. So it is never restarted to be sure:
   times as long.
 - One whose port refuses connections is broken for certain: ten seconds.
 - What the network of this host does not let us see ends nothing, and neither does an answer that is not a lighthouse's.
-- One that asks for more groups than live, where these may go on, is replaced after the time in which a group comes back. A slow
-  group is heard of, and waited for.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen, group_of
+from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
 from ftsupervise.units import show_duration
 
 LOOK_EVERY = 2.0  # seconds
@@ -32,31 +30,21 @@ class LighthouseVerdict(Enum):
     END = "end"
 
 
-class LighthouseBounds(NamedTuple):
-    """In seconds, and groups."""
-
-    silent: float  # without an answer
-    waiting: float  # for a group that does not come back
-    heartbeat: float  # after which a group counts as dead
-    least: int  # groups that may go on
-    asked: int  # groups that this lighthouse was told to wait for
-
-
 class LighthouseHealth(NamedTuple):
     """What was seen of one lighthouse process so far. Times: one monotonic clock, in seconds."""
 
     begun: float
     answered: float | None = None  # the last time
     refused: float | None = None  # since
-    short: float | None = None  # since when too few come
     stopped: bool = False
 
     def after(
-        self, now: float, seen: LighthousePage | PageNotSeen, state: str, bounds: LighthouseBounds
+        self, now: float, seen: LighthousePage | PageNotSeen, state: str, silent: float
     ) -> tuple[LighthouseHealth, LighthouseVerdict, str]:
-        """With one more look, and what to do about it, in words. ``state``: of its process, one letter."""
+        """With one more look, and what to do about it, in words. ``state``: of its process, one letter.
+        ``silent``: seconds without an answer, after which it is ended."""
         if isinstance(seen, LighthousePage):
-            return self._answered(now, seen, bounds)
+            return self._replace(answered=now, refused=None, stopped=False), *_LEAVE
         if state == _STOPPED:
             words = "" if self.stopped else "it is stopped (SIGSTOP): it is continued"
             return self._replace(stopped=True, refused=None), LighthouseVerdict.CONTINUE, words
@@ -67,25 +55,10 @@ class LighthouseHealth(NamedTuple):
         then = self._replace(refused=refused, stopped=False)
         if refused is not None and now - refused >= _REFUSED:
             return then, LighthouseVerdict.END, f"it lives, and its port refuses connections for {_REFUSED:.0f} s"
-        silent = bounds.silent * (1 if self.answered is not None else _NEVER_ANSWERED)
+        patience = silent * (1 if self.answered is not None else _NEVER_ANSWERED)
         since = now - (self.begun if self.answered is None else self.answered)
-        if since >= silent:
+        if since >= patience:
             return then, LighthouseVerdict.END, f"it lives, and has not answered for {show_duration(since)}"
-        return then, *_LEAVE
-
-    def _answered(
-        self, now: float, seen: LighthousePage, bounds: LighthouseBounds
-    ) -> tuple[LighthouseHealth, LighthouseVerdict, str]:
-        come, alive = seen.participants, len({group_of(one) for one in seen.heard(bounds.heartbeat)})
-        enough = come is not None and bounds.least <= come <= alive < bounds.asked
-        short = (now if self.short is None else self.short) if enough else None
-        then = self._replace(answered=now, refused=None, short=short, stopped=False)
-        if short is not None and now - short >= bounds.waiting:
-            words = (
-                f"it waits for {bounds.asked} groups and {come} have come for {show_duration(now - short)}; "
-                f"{bounds.least} may go on"
-            )
-            return then, LighthouseVerdict.END, words
         return then, *_LEAVE
 
 

@@ -91,12 +91,6 @@ class LighthousePage(NamedTuple):
         """Does the next quorum wait for groups that are heard of and do not ask? One of them may hang."""
         return "stragglers" in self.waits_for or "need at least half of" in self.waits_for
 
-    @property
-    def participants(self) -> int | None:
-        """How many have asked for the next quorum; None where the page does not say."""
-        found = re.search(r"only have ([0-9]{1,9}) participants", self.waits_for)
-        return int(found[1]) if found else None
-
 
 class Unseen(Enum):
     """Why there is no page."""

@@ -55,16 +55,24 @@ class LighthouseRecord(NamedTuple):
     trouble: str = ""
     history: Annotated[tuple[LighthouseRestart, ...], _KEPT] = ()
 
-    def restarted(self, restart: LighthouseRestart, pid: int, minimum: int) -> LighthouseRecord:
+    def restarted(self, restart: LighthouseRestart, pid: int) -> LighthouseRecord:
         return self._replace(
             pid=pid,
             since=restart.at + timedelta(seconds=restart.down),
-            min_replicas=minimum,
             restarts=self.restarts + 1,
             down_since=None,
             trouble="",
             history=(*self.history, restart)[-_KEPT:],
         )
+
+
+def lighthouse_address(home: Path) -> str:
+    """Where the lighthouse of the run is now; "" while it is not known to be there."""
+    try:
+        page = read_lighthouse(home)
+    except (OSError, ValueError):
+        return ""
+    return page.address if page is not None and page.down_since is None else ""
 
 
 def read_lighthouse(home: Path) -> LighthouseRecord | None:

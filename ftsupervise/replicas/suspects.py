@@ -4,24 +4,22 @@ The lighthouse takes every manager at its word. One that calls itself like anoth
 training is counted too, and of all steps that are told the highest counts: all others throw their weights away and copy those
 of the group that told it. The supervisor knows the groups that it has started, and their steps from their own ranks.
 
-Pure but for ``store_answers``. What is not known makes nobody a suspect.
+Pure. What is not known makes nobody a suspect.
 """
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Collection, Mapping
 from enum import Enum
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from ftsupervise.replicas.lighthouse_page import LighthousePage, QuorumMember, group_of
 
-_AHEAD = 2  # steps that a page of ours may be older than the lighthouse's
+_AHEAD = 2  # steps: a group tells the one that it is about to make
+_AHEAD_FOR = 10.0  # seconds: a page of ours is never that old while its ranks are heard of
 
 
-class Suspicion(Enum):
+class MemberTrouble(Enum):
     """What is wrong with a member of the quorum."""
 
     UNKNOWN = "no group of this run"
@@ -35,7 +33,7 @@ class SuspectMember(NamedTuple):
 
     group: str
     replica: str
-    suspicion: Suspicion
+    trouble: MemberTrouble
     words: str
 
 
@@ -43,13 +41,11 @@ def suspects(
     page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, silent_stores: Collection[str] = ()
 ) -> list[SuspectMember]:
     """``steps``: each group of this run, and the newest step that its ranks have told us (None: not known). ``heartbeat``:
-    seconds after which a start counts as dead. ``silent_stores``: addresses for which ``store_answers`` was False.
-
-    Act on what two looks say: for a second after a restart, both starts of a group are heard of."""
+    seconds after which a start counts as dead. ``silent_stores``: addresses of stores that do not answer (``stores.py``)."""
     heard = page.heard(heartbeat)
     found = [
         SuspectMember(
-            group_of(one), one, Suspicion.UNKNOWN, f"{one} reports to the lighthouse and is no group of this run"
+            group_of(one), one, MemberTrouble.UNKNOWN, f"{one} reports to the lighthouse and is no group of this run"
         )
         for one in heard
         if group_of(one) not in steps
@@ -58,7 +54,7 @@ def suspects(
         starts = [one for one in heard if group_of(one) == group]
         if len(starts) > 1:
             words = f"{len(starts)} starts of group {group} report to the lighthouse: {', '.join(starts)}"
-            found += [SuspectMember(group, one, Suspicion.TWICE, words) for one in starts]
+            found += [SuspectMember(group, one, MemberTrouble.TWICE, words) for one in starts]
     alive = [one for one in page.members if one.replica in heard and one.group in steps]
     return found + [suspect for one in alive for suspect in _judged(one, steps[one.group], silent_stores)]
 
@@ -67,31 +63,47 @@ def _judged(one: QuorumMember, known: int | None, silent_stores: Collection[str]
     found = []
     if one.step is not None and known is not None and one.step > known + _AHEAD:
         words = f"group {one.group} told the lighthouse step {one.step}, and its ranks are at step {known}"
-        found.append(SuspectMember(one.group, one.replica, Suspicion.AHEAD, words))
+        found.append(SuspectMember(one.group, one.replica, MemberTrouble.AHEAD, words))
     if one.store in silent_stores:
         words = f"the store of group {one.group} at {one.store} does not answer: no group can meet there"
-        found.append(SuspectMember(one.group, one.replica, Suspicion.STORE, words))
+        found.append(SuspectMember(one.group, one.replica, MemberTrouble.STORE, words))
     return found
 
 
-def store_answers(store: str, hosts: Collection[str], within: float = 1.0) -> bool | None:
-    """Does something listen at the store of a member ("HOST:PORT/prefix")? None where that cannot be said.
+class SuspectWatch:
+    """What is new on a page: each trouble of a start of a group once, and only when two pages in a row show it. For a moment
+    after a restart, both starts of a group are heard of. And our own page about a group's steps may be seconds old: one is
+    said to be ahead when its ranks have not made, ten seconds later, the step that it told then."""
 
-    A stranger may have written the address, so that it is connected to only where its host is one of ``hosts``, addresses of
-    the run's own nodes. Nothing is sent.
-    """
-    host, _, rest = store.rpartition(":")
-    port = rest.partition("/")[0]
-    if host not in hosts or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        return None
-    try:
-        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
-    except ValueError:  # a name would have to be resolved: its caller does that, with a bound
-        return None
-    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:
-        one.settimeout(within)
-        try:
-            one.connect((host, int(port)))
-        except OSError as error:
-            return False if error.errno == errno.ECONNREFUSED else None
-    return True
+    def __init__(self) -> None:
+        self._page: LighthousePage | None = None
+        self._before: set[tuple[str, MemberTrouble]] = set()
+        self._told: set[tuple[str, MemberTrouble]] = set()
+        self._claims: dict[str, tuple[int, float]] = {}  # by start: a step that it told, and when
+
+    def news(
+        self,
+        now: float,
+        page: LighthousePage,
+        steps: Mapping[str, int | None],
+        heartbeat: float,
+        silent_stores: Collection[str] = (),
+    ) -> list[SuspectMember]:
+        """As ``suspects``. The same page twice is one look. ``now``: monotonic seconds."""
+        if page is self._page:
+            return []
+        found = {(one.replica, one.trouble): one for one in suspects(page, steps, heartbeat, silent_stores)}
+        ahead = {one for one, trouble in found if trouble is MemberTrouble.AHEAD}
+        told = {one.replica: one.step for one in page.members if one.replica in ahead and one.step is not None}
+        self._claims = {one: self._claims.get(one, (step, now)) for one, step in told.items()}
+        for one, (step, _) in list(self._claims.items()):
+            known = steps.get(group_of(one))
+            if known is not None and known + _AHEAD >= step:  # it was only our page that was old
+                self._claims[one] = (told[one], now)
+            if now - self._claims[one][1] < _AHEAD_FOR:
+                found.pop((one, MemberTrouble.AHEAD))
+        sure = self._before | {key for key in found if key[1] is MemberTrouble.AHEAD}
+        new = [one for key, one in found.items() if key in sure and key not in self._told]
+        self._page, self._before = page, set(found)
+        self._told = (self._told & self._before) | {(one.replica, one.trouble) for one in new}
+        return new

@@ -25,6 +25,7 @@ class CostItem(NamedTuple):
     fault: bool = False  # something went wrong
     example: RunIncident | None = None  # the dearest of them; of HELD, after which it was held longest
     slowest: SlowPeriod | None = None  # the dearest of the slow times
+    run: str = ""  # whose example it is, where there are several runs
 
 
 def cost_items(

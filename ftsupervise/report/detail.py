@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
@@ -15,6 +15,9 @@ from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.tracker import TrackerPage, read_tracker
+
+if TYPE_CHECKING:
+    from ftsupervise.report.groups import GroupsSeen
 
 _FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
 _OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
@@ -40,6 +43,7 @@ class RunDetail(NamedTuple):
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
     tracker: TrackerPage | None = None  # its page in an experiment tracker
+    groups: GroupsSeen | None = None  # its replica groups, where it has some
 
     @property
     def time(self) -> TimeSpent:
@@ -62,7 +66,16 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
     tracker = read_tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
-    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen), tracker)
+    groups = _groups(rundir, now)
+    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen), tracker, groups)
+
+
+def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:
+    if not os.path.lexists(rundir.replicas):  # what reads them is imported where there are some
+        return None
+    from ftsupervise.report.groups import groups_of
+
+    return groups_of(rundir, now)
 
 
 def account_of(seen: Status) -> TimeAccount:

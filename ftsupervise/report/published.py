@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent
+from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.rundir.tracker import TrackerPage
@@ -36,6 +37,7 @@ class RunFields(NamedTuple):
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
     tracker: TrackerPage | None
+    groups: GroupsSeen | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -56,6 +58,7 @@ def fields_of(found: RunDetail) -> RunFields:
         avoided_nodes=found.avoided,
         log=found.log,
         tracker=found.tracker,
+        groups=found.groups,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

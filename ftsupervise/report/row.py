@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -40,6 +41,7 @@ class RunRow(NamedTuple):
     firing: int = 0  # alerts
     alerts: tuple[FiringAlert, ...] = ()  # the worst of them
     disk: str = ""  # forecast
+    groups_away: str = ""  # which replica groups are away, in words
     attempts: int = 0  # that were made
     members_left: int | None = None  # jobs or array members that wait to take over
     ends_at: datetime | None = None  # when Slurm ends the job that runs
@@ -80,6 +82,7 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         firing=found.firing if found is not None else 0,
         alerts=found.alerts if found is not None else (),
         disk=found.disk if found is not None else "",
+        groups_away=_groups(run) if runs else "",
         attempts=last.number if last is not None else 0,
         members_left=None if queue.jobs is None else members(waiting),
         ends_at=next((job.end_time for job in queue.jobs or () if not job.state.waiting and job.end_time), None),
@@ -87,6 +90,14 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         watched_next=tick,
         watch_late=late,
     )
+
+
+def _groups(run: RunReading) -> str:
+    if not os.path.lexists(run.rundir.replicas):  # what reads them is imported where there are some
+        return ""
+    from ftsupervise.report.groups import running_words
+
+    return running_words(run.rundir, run.at)
 
 
 def _loss(run: RunReading) -> float | None:

@@ -19,6 +19,18 @@ from ftsupervise.units import show_duration
 _STALL = 300.0  # seconds without progress that are worth a word
 
 
+_MEANINGS = {
+    QUEUE: "No job of the run was running.",
+    HELD: "Nobody had launched it, or a person kept it from running.",
+    UNKNOWN: "Nothing on record says what happened.",
+    SAVES: "The training waited for its checkpoints.",
+    STANDS: "The job runs, and no rank makes a step.",
+    BLIND: "It may have been training.",
+    FIRST: "From the start of the command to its first step.",
+    PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
+}
+
+
 class Headline(NamedTuple):
     verdict: str
     tone: str  # "good", "watch", "bad", "unknown"
@@ -106,16 +118,12 @@ def cost_sentence(item: CostItem, total: float) -> str:
 
 def explained(item: CostItem) -> str:
     """A clause on what an item is, or its dearest case."""
-    words = {
-        QUEUE: "No job of the run was running.",
-        HELD: "Nobody had launched it, or a person kept it from running.",
-        UNKNOWN: "Nothing on record says what happened.",
-        SAVES: "The training waited for its checkpoints.",
-        STANDS: "The job runs, and no rank makes a step.",
-        BLIND: "It may have been training.",
-        FIRST: "From the start of the command to its first step.",
-        PLANNED: "Starts and ends in order: the time limit, the kill switch, preemption.",
-    }
+    words = _example(item)
+    return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
+
+
+def _example(item: CostItem) -> str:
+    words = _MEANINGS.get(item.name, "")
     if item.slowest is not None:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
@@ -124,8 +132,8 @@ def explained(item: CostItem) -> str:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
         return f"It was kept from running after attempt {one.attempt}: {why}"
-    if item.name in words or item.example is None:
-        return words.get(item.name, "")
+    if words or item.example is None:
+        return words
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""

@@ -80,7 +80,7 @@ class WeekReport(NamedTuple):
     def costs(self) -> tuple[CostItem, ...]:
         """Of all runs together, the dearest first."""
         merged: dict[str, CostItem] = {}
-        for item in (item for one in self.rows for item in one.costs):
+        for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
             old = merged.get(item.name)
             if old is None:
                 merged[item.name] = item
@@ -115,7 +115,7 @@ def week_of(
     found: list[WeekRow] = []
     idle, until = 0, time.monotonic() + _AT_ALL
     for row in seen.rows:
-        if not row.directory:
+        if row.name not in runs:  # only its jobs are known
             continue
         if row.verdict == "UNKNOWN" and row.attempts == 0 and row.seen_at is None:
             found.append(WeekRow(row, problem=row.why))

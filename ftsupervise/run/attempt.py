@@ -16,6 +16,8 @@ from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
@@ -37,6 +39,7 @@ from ftsupervise.rundir.paths import (
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
+    ENV_GROUP_JOB,
     ENV_GUARD,
     ENV_NODE_RANK,
     ENV_NODES,
@@ -48,6 +51,7 @@ from ftsupervise.rundir.paths import (
     ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
+    RunDir,
     tell,
 )
 from ftsupervise.rundir.reached import keep_reached
@@ -220,7 +224,7 @@ def run_to_end(to: Services, now: RunProgress) -> RunProgress:
     to.reaper.set_attempt(None)
     to.warm.ended(stepped=ended.reached.last is not None)
     lost: dict[str, str] = {}
-    if ended.failure is not None:
+    if ended.failure is not None or _may_have_lost_all(to, ended):
         now, lost = _look_for_lost_nodes(to, now)
     ended = with_lost_nodes(ended, lost)
     if ended.failure is not None:
@@ -253,6 +257,9 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     given.update(now.fence.env() if now.fence is not None else {})
     if now.placement.nodes:
         given[ENV_NODES] = compress_hostlist(now.placement.nodes)
+    if options.rundir.whole is not None and ENV_LIGHTHOUSE in given and ENV_GROUP_JOB in given:
+        # it may have moved with its job since this one began
+        given[ENV_LIGHTHOUSE] = lighthouse_address(RunDir(options.rundir.whole).replicas) or given[ENV_LIGHTHOUSE]
     if to.end is not None:
         given[ENV_DEADLINE] = f"{to.end:.0f}"
     if now.crowded:
@@ -295,6 +302,12 @@ def _monitor(to: Services, mine: Claim, follower: LogFollower | None, quorum: Qu
     newest = to.agents.table.newest
     states: RankStates = newest if follower is None else lambda: follower.believed(newest())
     return HangMonitor(Detector(to.options.hang, to.past), states, to.agents.ask, mine.folder, quorum.seen)
+
+
+def _may_have_lost_all(to: Services, ended: End) -> bool:
+    """A replica group may lose every node that it has. An srun without any node left ends with 0, like one that is done."""
+    by_itself = ended.cause.kind is CauseKind.EXIT and not ended.told and not ended.warned
+    return to.options.rundir.whole is not None and to.allocation.elsewhere and by_itself
 
 
 def _look_for_lost_nodes(to: Services, now: RunProgress) -> tuple[RunProgress, dict[str, str]]:

@@ -111,9 +111,10 @@ def cause(
 
 def with_lost_nodes(ended: End, lost: Mapping[str, str]) -> End:
     """The end of an attempt that failed because it lost nodes. ``lost``: node -> Slurm's word."""
-    if not lost or ended.failure is None:
+    if not lost:
         return ended
-    how, was = ", ".join(f"{node} is {state}" for node, state in lost.items()), ended.failure.detail
+    was = ended.failure.detail if ended.failure is not None else ""
+    how = ", ".join(f"{node} is {state}" for node, state in lost.items())
     found = Failure(FailureKind.NODE, "node failure", f"{how}{f'; {was}' if was else ''}")
     why = Cause(CauseKind.NODE, tuple(map(NodeRanks, lost)), text=how, then=ended.cause)
     return ended._replace(failure=found, cause=why)

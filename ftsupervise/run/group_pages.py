@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ftsupervise.errors import Error
+from ftsupervise.nodes.judging import judge, of_run_dir
 from ftsupervise.replicas.groups import (
     GroupState,
     GroupTable,
@@ -20,6 +22,7 @@ from ftsupervise.replicas.groups import (
 )
 from ftsupervise.run.group_options import GroupOptions
 from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import ProgressPage
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away
@@ -34,9 +37,10 @@ _FAR = 2  # steps: a group that much behind the first one is named
 class NodesSeen:
     """The nodes of the job, and which of them are lost: asked in a thread, because Slurm may not answer."""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Allocation, rundir: RunDir) -> None:
         self.all = frozenset(allocation.nodes)
-        self._allocation = allocation
+        self.scores: Mapping[str, float] = {}  # how bad the past of each is
+        self._allocation, self._rundir = allocation, rundir
         self._states: Mapping[str, str] = {}
         self._over = threading.Event()
         if len(self.all) > 1:
@@ -53,6 +57,10 @@ class NodesSeen:
             found = self._allocation.how_they_are()
             if found:  # no answer is no news
                 self._states = found
+            try:
+                self.scores = {one.name: one.score for one in judge(*of_run_dir(self._rundir), _now()).nodes}
+            except (OSError, Error):
+                continue
 
 
 class GroupPages:
@@ -72,6 +80,7 @@ class GroupPages:
         self._quorum = QuorumPage()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
+        self.moved: datetime | None = None  # when the lighthouse began at another address
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
@@ -115,6 +124,8 @@ class GroupPages:
                 continue
             if gone and (row.stalled is None or row.stalled >= _STILL):
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
+                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
             elif why := self._left_out(group):
                 found.append(Hung(row.name, row.attempt, why))
         return tuple(found)
@@ -142,6 +153,7 @@ class GroupPages:
             host=os.uname().nodename,
             wanted=self._asked.count,
             least=self._asked.least,
+            place="jobs" if self._asked.apart else "allocation",
             groups=rows,
             spares=tuple(sorted(self._nodes.all - used - self._nodes.lost())),
             below=self._below,

@@ -31,7 +31,9 @@ class GroupProcess:
     def __init__(self, name: str, number: int, rundir: RunDir, nodes: tuple[str, ...], now: datetime) -> None:
         self.number, self.rundir = number, rundir
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
+        self.newest: Attempt | None = None
         self.page: ProgressPage | None = None  # of the newest attempt
+        self.runs_elsewhere = False  # in a job of its own
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0
@@ -39,7 +41,12 @@ class GroupProcess:
 
     @property
     def alive(self) -> bool:
-        return bool(self.row.pid)
+        return bool(self.row.pid) or self.runs_elsewhere
+
+    @property
+    def has_failed(self) -> bool:
+        """Was its newest attempt a failure? The exit code of its supervisor is srun's, which may be 0 when a node was lost."""
+        return self.newest is not None and (self.newest.failure is not None or self.newest.ended is None)
 
     @property
     def leaves(self) -> bool:
@@ -111,10 +118,18 @@ class GroupProcess:
             new = self._new_ends(newest)
         except OSError:
             return []
+        self.newest = newest
         if newest is not None:
             self.page = read_progress(self.rundir, newest.number)
             self.row = self._seen(newest, now)
         return new
+
+    def step_by(self, now: datetime) -> int | None:
+        """The step that its ranks can have reached by now, at most; None where that is not known. The page is seconds old."""
+        page, seconds = self.page, self.row.seconds
+        if page is None or page.ahead is None or not seconds:
+            return None
+        return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 
     def _new_ends(self, newest: Attempt | None) -> list[Attempt]:
         last = newest.number if newest is not None else 0

@@ -36,7 +36,7 @@ _TICK = 0.5  # seconds between two looks at all groups
 _NODES_EVERY = 5.0  # seconds between two looks at the nodes
 
 
-class ReplicaGroups:
+class GroupsOfJob:
     """All groups of one job."""
 
     def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
@@ -55,7 +55,7 @@ class ReplicaGroups:
             GroupProcess(name, number, asked.rundir.group(name), mine, now)
             for number, (name, mine) in enumerate(nodes.items())
         ]
-        self.nodes = NodesSeen(allocation)
+        self.nodes = NodesSeen(allocation, asked.rundir)
         self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
         self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
         self.told = 0  # the signal that asked us to stop
@@ -66,7 +66,7 @@ class ReplicaGroups:
         keeps the lighthouse from being started."""
         make_folder(self.asked.rundir.replicas, FOLDER)
         if self.asked.timeouts is not None:
-            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say, self._living)
+            self.lighthouse = GroupLighthouse(self.asked, self.env, self.allocation, self.say)
         writer = ProgressWriter(self.asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while True:
@@ -74,7 +74,7 @@ class ReplicaGroups:
                 for group in self.groups:
                     self._look_after(group, over)
                 if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.row.step for group in self.groups})
+                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
@@ -116,8 +116,8 @@ class ReplicaGroups:
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         gone = self.nodes.lost()
         group.lost = tuple(node for node in group.row.nodes if node in gone)
-        by_itself = code == 0 and not over and not group.leaves and not self._braked(group)
-        if by_itself:
+        fine = code == 0 and not group.has_failed
+        if fine and not over and not group.leaves and not self._braked(group):
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
@@ -129,7 +129,7 @@ class ReplicaGroups:
         if group.leaves:
             return (
                 GroupState.LEFT,
-                f"for good; to let it join again: ftsupervise groups join {group.rundir.whole} {group.row.name}",
+                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
             )
         if why := self._braked(group):
             return GroupState.STOPPED, why
@@ -154,7 +154,7 @@ class ReplicaGroups:
         lost = self.nodes.lost()
         if self.nodes.all:
             free = self.nodes.all - {node for one in self.groups if one is not group for node in one.row.nodes}
-            nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost)
+            nodes = choose_nodes(group.row.nodes, sorted(free), self.asked.nodes_each, lost, self.nodes.scores)
         if nodes is None:
             gone = ", ".join(node for node in group.row.nodes if node in lost)
             self._wait(group, f"no node to take the place of {gone}" if gone else "too few nodes in this job", now)
@@ -203,9 +203,6 @@ class ReplicaGroups:
             return f"kill switch{f', raised by {switch.who}' if switch.who else ''}"
         return ""
 
-    def _living(self) -> int:
-        return sum(1 for group in self.groups if group.alive)
-
     def _may_go_on(self) -> bool:
         """May a group that does not run now come back by itself?"""
         return any(group.row.state is GroupState.WAITING for group in self.groups)
@@ -224,6 +221,10 @@ class ReplicaGroups:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+        for group in self.groups:
+            group.look(_now())
+            if group.row.state is GroupState.RUNNING:
+                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:

@@ -1,4 +1,4 @@
-"""How far an attempt came: by its progress page, which the supervisor writes, and by the beats of its ranks."""
+"""Tells how far an attempt came, by its progress page, which the supervisor writes, and by the beats of its ranks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _of_page(page: ProgressPage) -> Reached:
 
 
 def _newer(one: Reached, other: Reached) -> Reached:
-    """What the two say together. Each may be the newer one."""
+    """Join the two. Each may be the newer one."""
     firsts = [first for first in (one.first, other.first) if first is not None]
     last, saved = _latest(one.last, other.last), _latest(one.saved, other.saved)
     times = (_latest(one.first_at, other.first_at), _latest(one.saving, other.saving))

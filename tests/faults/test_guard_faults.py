@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ftsupervise import Guard
+from ftsupervise.guard.memory_limits import MemoryLimits
 from ftsupervise.host.memory import HostMemory
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
@@ -258,3 +259,20 @@ def test_a_v2_job_cgroup_is_read_without_its_file_pages(tmp_path: Path) -> None:
     assert memory.shares()["job"] == pytest.approx(100_000 / 1048576)
     assert memory.rooms()[1:] == [(1048576 - 100_000, 1048576)]  # the job's limit
     memory.close()
+    (step / "memory.high").write_text("131072\n")  # throttles; nobody is killed for it
+    (step / "memory.current").write_text("127000\n")
+    (step / "memory.stat").write_text("anon 127000\ninactive_file 0\nactive_file 0\n")
+    memory = HostMemory(str(tmp_path), str(tmp_path / "cg"))
+    assert memory.shares() == {
+        "host": pytest.approx(0, abs=0.01),
+        "job": pytest.approx(100_000 / 1048576),
+        "job up to memory.high": pytest.approx(127_000 / 131072),
+    }
+    assert memory.rooms()[2:] == [(131072 - 127_000, 131072)]
+    limits = MemoryLimits(0.95, None, None, print, memory)
+    short = limits.check_host(0.0)
+    assert short is not None
+    assert short.words == (
+        "memory.high of the job 96.9% used, limit 95%; beyond memory.high the kernel slows the job down"
+    )
+    limits.close()

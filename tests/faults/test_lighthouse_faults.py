@@ -21,10 +21,11 @@ from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthous
 from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
 from ftsupervise.replicas.timeouts import derive
 from tests.faults.conftest import HungMount, need_root_and
+from tests.neighbours import needs
 from tests.neighbours.managers import Group
 from tests.neighbours.stranger import STRANGER, as_stranger
 
-pytestmark = [pytest.mark.root, pytest.mark.torch]
+pytestmark = [pytest.mark.root, pytest.mark.torch, needs.torchft]
 Until = Callable[..., Any]
 NAMES = ("g000", "g001", "g002", "g003")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +21,8 @@ _FLAGS = (
     *("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--hide-scrollbars", "--force-color-profile=srgb", "--font-render-hinting=none", "--remote-debugging-pipe"),
 )
+# the browser reads its file descriptor 3 and writes 4
+_BEGIN = "import os, sys; a, b, *c = sys.argv[1:]; os.dup2(int(a), 3); os.dup2(int(b), 4); os.execv(c[0], c)"
 
 
 def find() -> str | None:
@@ -33,19 +37,19 @@ class Chromium:
         assert program is not None
         self._home = tempfile.mkdtemp(prefix="chromium-", dir=folder)
         down, up = os.pipe(), os.pipe()
+        reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (down[0], up[1]))
         words = [program, *_FLAGS, f"--user-data-dir={self._home}", "about:blank"]
-        # the browser reads file descriptor 3 and writes 4
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{down[0]} 4>&{up[1]}', "sh", *words],
-            pass_fds=(down[0], up[1]),
+            [sys.executable, "-ISc", _BEGIN, str(reads), str(writes), *words],
+            pass_fds=(reads, writes),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": self._home, "LANG": "C.UTF-8"},
             start_new_session=True,
         )
-        os.close(down[0])
-        os.close(up[1])
+        for fd in (down[0], up[1], reads, writes):
+            os.close(fd)
         self._write, self._read, self._buffer, self._number = down[1], up[0], b"", 0
         self.errors: list[str] = []
         self.asked: list[str] = []

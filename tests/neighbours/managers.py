@@ -41,7 +41,8 @@ class Group:
     ) -> None:  # fmt: skip
         self.name, self.file = name, folder / f"{name}-{time.monotonic_ns()}.jsonl"
         words = [lighthouse, name, store, str(seconds), str(first), str(self.file)]
-        self.process = subprocess.Popen([*within, sys.executable, "-I", __file__, *words], stdin=subprocess.PIPE)
+        env = {**os.environ, "TOKIO_WORKER_THREADS": "2", "RUST_LOG": "error"}  # read before the program begins
+        self.process = subprocess.Popen([*within, sys.executable, "-I", __file__, *words], env=env)
 
     def steps(self) -> list[Step]:
         if not self.file.exists():
@@ -59,8 +60,6 @@ class Group:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(20)
-        if self.process.stdin:
-            self.process.stdin.close()
 
 
 def compiled() -> Any:
@@ -83,7 +82,7 @@ def compiled() -> Any:
 
 def main() -> None:
     lighthouse, name, store, seconds, first, file = sys.argv[1:]
-    os.environ.update(TOKIO_WORKER_THREADS="2", RUST_LOG="error")
+
     torchft, out, step = compiled(), Path(file).open("a", encoding="utf-8", buffering=1), int(first)  # noqa: SIM115
     server = torchft.ManagerServer(
         replica_id=f"{name}:{os.urandom(4).hex()}", lighthouse_addr=lighthouse, hostname="127.0.0.1", bind="127.0.0.1:0",

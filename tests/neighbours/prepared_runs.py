@@ -12,7 +12,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
@@ -34,6 +35,7 @@ from ftsupervise.rundir.steps import StepRecord, added, write_steps
 from ftsupervise.rundir.switches import Brake, write_brake
 from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
 from ftsupervise.truth import Health
+from tests.neighbours.queue import Queue
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 SETTINGS = """
@@ -234,11 +236,7 @@ class PreparedRun:
         record(journal, [found], run.alerts, at, run_name=self.name)
 
         def sent(message: Message) -> Message:
-            from dataclasses import replace
-
             return replace(message, sent=at + timedelta(seconds=4))
-
-        from dataclasses import replace
 
         journal.change(lambda state: replace(state, outbox=(), posts={one.id: sent(one) for one in state.outbox}))
         listed = FiringAlert("3f9a1c", severity.word, watchdog, words, at)
@@ -478,24 +476,32 @@ def hostile(folder: Path, now: datetime, text: str = NASTY) -> Story:
     return run.rundir, run.jobs(now, running=True)
 
 
-def main() -> None:
-    from tests.neighbours.queue import Queue
+EVERY: dict[str, Callable[[Path, datetime], Story]] = {**STORIES, "ninety-days": ninety_days, "hostile": hostile}
 
-    folder, now = Path(sys.argv[1]).absolute(), datetime.now(timezone.utc)
-    folder.mkdir(parents=True)
-    every = {**STORIES, "ninety-days": ninety_days, "hostile": hostile}
+
+def prepare(folder: Path, now: datetime, names: Iterable[str] = tuple(STORIES)) -> dict[str, str]:
+    """Make these runs as those of one account, with their jobs in one queue. Returns the environment to ask about them."""
     jobs: dict[str, dict[str, Any]] = {}
-    for number, name in enumerate(sys.argv[2:] or STORIES):
-        rundir, own = every[name](folder, now)
-        base = str(100 + number)
-        page = json.loads((rundir.launches / "0001/launch.json").read_text())
-        write_json(rundir.launches / "0001/launch.json", {**page, "job_ids": [base]})
+    state = folder / "state" / "runs"
+    state.mkdir(parents=True)
+    for number, name in enumerate(names):
+        rundir, own = EVERY[name](folder, now)
+        base, launch = str(100 + number), rundir.launches / "0001/launch.json"
+        write_json(launch, {**json.loads(launch.read_text()), "job_ids": [base]})
         jobs |= {f"{base}{id.removeprefix('88')}": job for id, job in own.items()}
-        names = folder / "state" / "runs"
-        names.mkdir(parents=True, exist_ok=True)
-        (names / name).symlink_to(rundir.root)
-    queue = Queue(folder, ["node-01"], jobs)
-    print(f"export PATH={queue.env['PATH'].split(':')[0]}:$PATH FTSUPERVISE_STATE_DIR={folder}/state SLURM_CONF=/none")
+        (state / name).symlink_to(rundir.root)
+    return {
+        **Queue(folder, ["node-01"], jobs).env,
+        "FTSUPERVISE_STATE_DIR": str(folder / "state"),
+        "SLURM_CONF": "/none",
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).absolute()
+    folder.mkdir(parents=True)
+    env = prepare(folder, datetime.now(timezone.utc), sys.argv[2:] or STORIES)
+    print(f"export PATH={env['PATH'].split(':')[0]}:$PATH FTSUPERVISE_STATE_DIR={folder}/state SLURM_CONF=/none")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Forker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=outside_a_job(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", RUST_LOG="error"),
+            env=outside_a_job(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", RUST_LOG=os.environ.get("RUST_LOG", "error")),
         )
         threading.Thread(target=self._listen, daemon=True).start()
 

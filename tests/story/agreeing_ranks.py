@@ -1,8 +1,9 @@
 """Four ranks with gloo that make the steps of a schedule and leave by what their guards say. Imports torch once; each line of
 its input is a schedule, in JSON; it forks the ranks, and answers with what each did and how it ended.
 
-A schedule is drawn by ``schedule(seed)``. What happens (a switch is raised, a signal comes, memory grows, a rank dies or
-stands still) does so at the step of a rank, so that a seed plays the same again, but for the pace of the machine.
+A schedule is drawn by ``schedule(seed)``. What happens (a switch is raised, a signal comes, memory grows, a loss is no number,
+a rank dies or stands still) does so at the step of a rank, so that a seed plays the same again, but for the pace of the
+machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ftsupervise.host.memory import HostMemory
 WORLD = 4
 BOUND = 90.0  # seconds for one schedule; it takes some 2
 STANDS_STILL = 0.7  # seconds
-EVENTS = ("save", "save", "save", "kill", "USR1", "TERM", "memory", "wait", "stand", "check")
+EVENTS = ("save", "save", "save", "kill", "USR1", "TERM", "memory", "loss", "wait", "stand", "check")
 LOOPS = ("lockstep", "lockstep", "deep", "seldom", "apart")
 STORES = ("tcp", "tcp", "agent", "file", "plain")
 
@@ -134,6 +135,8 @@ def happen(event: str, guard: Guard, run: Path, said: dict[str, Any], hold: list
             pass
     elif event in ("USR1", "TERM"):
         os.kill(os.getpid(), getattr(signal, f"SIG{event}"))
+    elif event == "loss":
+        guard.loss(float("nan"))
     elif event == "memory":
         hold.append(bytearray(os.urandom(1 << 20) * 400))
     elif event == "wait":
@@ -167,7 +170,8 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
     elif plan["unnamed"] == "one rank":
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     if plan["store"] == "agent":
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": plan.get("restarts", "0")}
+    os.environ["FTSUPERVISE_GUARD_LOSS_NONFINITE"] = "stop"
     own, hold = random.Random(plan["seed"] * 10 + rank), []
     memory = max(HostMemory().shares().values()) + 0.012 if any(what == "memory" for _, what in mine) else None
     if not plan["early"]:

@@ -3,10 +3,12 @@ with {"pid"}, and later with {"pid", "code"}. What a rank prints goes to ``out``
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -46,6 +48,7 @@ def rank(order: dict[str, Any]) -> None:
     os.dup2(out, 2)
     os.environ.clear()
     os.environ.update(order["env"])
+    faulthandler.register(signal.SIGUSR2, file=2)  # to see where a test hangs
     sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)
     sys.argv = order["argv"]
     sys.path.insert(0, str(Path(order["argv"][0]).parent))

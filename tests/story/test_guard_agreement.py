@@ -11,11 +11,13 @@ import pytest
 from ftsupervise import Decision, Guard
 from ftsupervise.guard.agreement import MOST_AHEAD, AskedAgreement, ReducedAgreement, StepPace
 from ftsupervise.guard.store_agreement import StoreAgreement
+from ftsupervise.truth import NOT_A_NUMBER
 from tests.neighbours.register import SharedRegister
 
 CONTINUE = Decision.CONTINUE
 STOP = Decision(2, "warning signal", "warning signal SIGUSR1")
 SAVE = Decision(1, "save switch")
+BAD_LOSS = Decision(2, NOT_A_NUMBER, f"{NOT_A_NUMBER}: nan at step 7")
 Join = Callable[..., StoreAgreement]
 
 
@@ -66,6 +68,39 @@ def test_a_rank_names_its_reason_and_the_others_repeat_it(join: Join) -> None:
         pass
     assert (said.reason, heard.reason) == ("rank 1: warning signal SIGUSR1",) * 2
     assert heard.cause == "warning signal"
+
+
+@pytest.mark.parametrize("first_there", [0, 1])
+def test_a_loss_that_is_no_number_keeps_all_ranks_from_saving_at_the_stop_that_is_to_come(
+    join: Join, until: Callable[..., object], first_there: int
+) -> None:
+    """A signal has led to a step at which all stop; before it the loss of the other rank is no number."""
+    ranks = [join(0), join(1)]
+    for one in ranks:
+        step(one)
+    ranks[0].tell(STOP)
+    until(lambda: ranks[0].pending().stop, "a step is named")
+    ranks[1].tell(BAD_LOSS)
+    until(lambda: ranks[1].pending().cause == NOT_A_NUMBER, "it has another cause")
+    said: dict[int, tuple[int, Decision]] = {}
+    for rank in (first_there, 1 - first_there):
+        while rank not in said:
+            if decision := step(ranks[rank], (STOP, BAD_LOSS)[rank]):
+                said[rank] = ranks[rank].count, decision
+    assert said[0][0] == said[1][0], "at the same step"
+    for _, decision in said.values():
+        assert decision.stop and not decision.save
+        assert decision.reason == f"rank 1: {BAD_LOSS.reason}"
+
+
+def test_a_loss_that_comes_after_the_first_rank_has_left_changes_nothing(join: Join) -> None:
+    early, late = join(0), join(1)
+    while not (said := step(early, STOP)):
+        pass
+    while late.count < early.count - 1:
+        assert not step(late)
+    heard = step(late, BAD_LOSS)
+    assert (heard.cause, heard.save) == (said.cause, said.save) == ("warning signal", True)
 
 
 def test_each_save_is_answered_once_by_both_ranks_and_the_stop_that_follows_too(join: Join) -> None:

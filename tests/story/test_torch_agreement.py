@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: make test-torch"),
 ]
 FAULTS = ("killed", "exits", "raises")
-STOPS = ("kill", "USR1", "TERM")
+STOPS = ("kill", "USR1", "TERM", "loss")
 WITHIN = 90  # steps: two leases of 32, and the polls of quick steps
 
 
@@ -100,6 +100,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
     "given",
     [
         {"store": "agent", "events": [[1, 10, "save"], [3, 50, "save"], [2, 51, "TERM"]]},
+        {"store": "agent", "restarts": "3", "events": [[1, 10, "save"], [2, 51, "TERM"]]},
         {"store": "file", "loop": "deep", "stride": 0, "events": [[3, 5, "save"], [1, 40, "stand"], [2, 60, "save"]]},
         {"store": "plain", "loop": "deep", "events": [[0, 3, "kill"]]},
         {"loop": "seldom", "stride": 3, "first": 1000, "events": [[0, 30, "wait"], [3, 33, "TERM"]]},
@@ -107,12 +108,14 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         {"early": True, "steps": 30, "slow": True, "events": [[3, 8, "USR1"], [1, 8, "TERM"]]},
         {"unnamed": True, "events": [[3, 5, "save"], [1, 20, "TERM"]]},  # as by torch.multiprocessing.spawn
         {"unnamed": "one rank", "events": [[1, 20, "TERM"]]},  # the same in a step of Slurm's with one task
+        {"events": [[0, 30, "USR1"], [3, 31, "loss"], [1, 31, "save"]]},
         {"events": [[1, 30, "USR1"], [2, 31, "killed"]]},
         {"events": [[0, 30, "killed"], [2, 29, "save"]]},
         {"loop": "apart", "events": [[0, 40, "killed"], [2, 60, "save"]]},
     ],
     ids=[
         "agent's store",
+        "agent's store, over its restarts",
         "three steps apart",
         "no store",
         "seldom",
@@ -120,6 +123,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
         "slow",
         "unnamed",
         "unnamed in one task",
+        "a loss that is no number, while a stop is to come",
         "a rank dies",
         "rank 0 dies",
         "alone",

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from ftsupervise.replicas.lighthouse_health import LighthouseBounds, LighthouseHealth, LighthouseVerdict
-from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, PageNotSeen, Unseen
+from ftsupervise.replicas.lighthouse_health import LighthouseHealth, LighthouseVerdict
+from ftsupervise.replicas.lighthouse_page import LighthousePage, PageNotSeen, Unseen
 
-BOUNDS = LighthouseBounds(silent=60.0, waiting=20.0, heartbeat=2.0, least=3, asked=4)
 SILENT = PageNotSeen(Unseen.SILENT, "no answer within 2 s")
 REFUSED = PageNotSeen(Unseen.REFUSED, "nothing listens there")
 CUT = PageNotSeen(Unseen.CUT, "Network is unreachable")
@@ -17,19 +16,14 @@ STRANGE = PageNotSeen(Unseen.STRANGE, "its answer is not HTTP")
 Look = tuple[LighthousePage | PageNotSeen, str]
 
 
-def page(come: int | None = None, alive: int = 4) -> LighthousePage:
-    waits = "" if come is None else f"New quorum not ready, only have {come} participants, need min_replicas 4"
-    return LighthousePage(1, waits, 0.5, (), tuple(GroupHeartbeat(f"g{n:03d}:x", 0.1) for n in range(alive)))
+FINE: Look = (LighthousePage(1, "", 0.5, (), ()), "S")
 
 
-FINE: Look = (page(), "S")
-
-
-def played(looks: Iterable[Look], bounds: LighthouseBounds = BOUNDS) -> list[tuple[float, LighthouseVerdict, str]]:
+def played(looks: Iterable[Look]) -> list[tuple[float, LighthouseVerdict, str]]:
     """What is done, and after how many seconds; LEAVE is left out."""
     health, done = LighthouseHealth(0.0), []
     for number, (seen, state) in enumerate(looks, 1):
-        health, verdict, words = health.after(2.0 * number, seen, state, bounds)
+        health, verdict, words = health.after(2.0 * number, seen, state, 60.0)
         if verdict is not LighthouseVerdict.LEAVE:
             done.append((2.0 * number, verdict, words))
     return done
@@ -71,20 +65,3 @@ def test_a_port_that_refuses_is_given_ten_seconds() -> None:
 def test_what_our_own_network_hides_ends_nothing(unseen: PageNotSeen) -> None:
     assert played([FINE, *[(unseen, "S")] * 1000]) == []
     assert played([FINE, *[(SILENT, "S")] * 20, (unseen, "S"), *[(SILENT, "S")] * 20]) == []
-
-
-def test_one_that_asks_for_a_group_that_is_gone_is_replaced() -> None:
-    assert played([FINE, *[(page(3, alive=3), "S")] * 20])[0][:2] == (24.0, LighthouseVerdict.END)
-
-
-def test_one_that_waits_for_a_slow_group_is_left_alone() -> None:
-    """It is heard of: only slow."""
-    assert played([FINE, *[(page(3, alive=4), "S")] * 200]) == []
-
-
-def test_one_that_waits_while_too_few_are_left_is_left_alone() -> None:
-    assert played([FINE, *[(page(2, alive=2), "S")] * 200]) == []
-
-
-def test_one_that_asks_for_no_more_than_may_go_on_is_left_alone() -> None:
-    assert played([(page(3, alive=3), "S")] * 200, BOUNDS._replace(asked=3)) == []

@@ -1,0 +1,291 @@
+"""The report of runs with a prepared past: the verdict, what cost most, hostile text, Markdown, the week, the mail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, RunReport, SettingRow, report_of
+from ftsupervise.report.html import page
+from ftsupervise.report.markdown import as_markdown
+from ftsupervise.report.summary import headline, sentences
+from ftsupervise.report.week import week_of
+from ftsupervise.report.week_page import as_markdown as week_as_markdown
+from ftsupervise.report.week_page import page as week_page
+from ftsupervise.rundir.paths import RunDir
+from tests.neighbours.prepared_runs import NASTY, STORIES, prepare
+from tests.neighbours.smtp import MailServer
+from tests.neighbours.supervised import outside_a_job
+
+NOW = datetime.now(timezone.utc)
+FT = [sys.executable, "-m", "ftsupervise"]
+
+
+class Account:
+    """An account with the prepared runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
+        self._read: dict[str, RunReport] = {}
+
+    def report(self, name: str) -> RunReport:
+        if name not in self._read:
+            self._read[name] = report_of(RunDir(self.folder / name), NOW, self.env)
+        return self._read[name]
+
+    def type(self, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*FT, *words], cwd=cwd, env=self.env, capture_output=True, text=True, timeout=60, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return Account(tmp_path_factory.mktemp("account"))
+
+
+# -------------------------------------------------------------------------------------------------- the six stories
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "tone", "words", "dearest"),
+    [
+        ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
+        ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held", "program error")),
+        ("hang", "RUNNING", "bad", "It hangs: no progress for 50m", ("hang", "no progress now")),
+        ("slow-node", "RUNNING", "watch", "throughput fires: 221 steps an hour, usually 357", ("slow steps",)),
+        ("queue-bound", "WAITING", "watch", "waited in the queue for 8h", ("waiting in the queue",)),
+        ("disk-full", "STOPPED", "bad", "no space left on device", ("held", "full disk")),
+    ],
+)
+def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
+    account: Account, name: str, verdict: str, tone: str, words: str, dearest: tuple[str, ...]
+) -> None:
+    found = account.report(name)
+    head = headline(found)
+    assert (head.verdict, head.tone) == (verdict, tone), head
+    assert words in head.sentence
+    assert tuple(item.name for item in found.costs[: len(dearest)]) == dearest
+    shown = page(found)
+    assert head.verdict in shown
+    assert list(sentences(found))
+
+
+def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
+    for name in STORIES:
+        found = account.report(name)
+        spent = {kind.value: seconds for kind, seconds in found.detail.account.seconds().items()}
+        slow = sum(item.seconds for item in found.costs if item.name == "slow steps")
+        costs = sum(item.seconds for item in found.costs) - slow
+        assert spent["train"] + costs == pytest.approx(found.detail.account.total, abs=5.0), name
+        assert slow <= spent["train"]
+
+
+def test_a_slow_node_costs_what_the_run_would_have_been_faster_without_it(account: Account) -> None:
+    found = account.report("slow-node")
+    (slow,) = found.slow
+    assert slow.rate / slow.usual == pytest.approx(0.62, abs=0.03)
+    assert slow.lost == pytest.approx(9 * 3600 * 0.38, rel=0.1)
+    assert not account.report("fine").slow, "checkpoints, restarts and changes of jobs are no slowness"
+
+
+def test_everything_that_is_known_stands_in_it(account: Account) -> None:
+    found = account.report("hang")
+    assert [one.kind for one in found.incidents] == ["hang", "hang"]
+    node = next(row for row in found.nodes.rows if isinstance(row, NodeRow) and row.name == "node-21")
+    assert (node.state, node.faults, node.incidents) == ("excluded", 2, 2)
+    alerts = [row for row in found.alerts.rows if isinstance(row, AlertRow)]
+    assert (alerts[0].word, alerts[0].told) == ("firing", ("email", "file"))
+    steps = [row.step for row in found.checkpoints.rows if isinstance(row, CheckpointRow)]
+    assert len(steps) == 8 and steps == sorted(steps, reverse=True)  # type: ignore[type-var]
+    settings = {row.key: row for row in found.settings.rows if isinstance(row, SettingRow)}
+    assert settings["launch.jobs"].origin == "default"
+    assert re.fullmatch(r".*/run\.yaml:\d+:\d+", settings["launch.nodes"].origin)
+    shown = page(found)
+    for text in (
+        "ETTR, Meta",
+        "ETTR, ByteRobust",
+        "rank 163 waits in ncclAllReduce",
+        "node-21",
+        "email, file",
+        "launch.nodes",
+    ):
+        assert text in shown, text
+
+
+# ---------------------------------------------------------------------------------------------------- hostile text
+
+
+class Tags(HTMLParser):
+    """What the page consists of, as a browser would see it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_no_text_of_a_stranger_becomes_markup_whatever_field_it_stands_in(account: Account) -> None:
+    found = account.report("hostile")
+    clean = page(account.report("hang"))
+    seen, usual = Tags(page(found)), Tags(clean)
+    assert [tag for tag, _ in seen.tags if tag == "script"] == ["script", "script"]
+    assert {tag for tag, _ in seen.tags} <= {tag for tag, _ in usual.tags} | {"br"}, "no other tag than in any report"
+    assert not [name for _, attrs in seen.tags for name in attrs if name.startswith("on") or name == "style"]
+    assert "\u202e" not in page(found)
+    shown = NASTY.replace("\u202e", "?")
+    for where in ("cause", "node", "job", "evidence", "alert", "checkpoint", "setting"):
+        assert shown[:40] in seen.text, where
+    assert seen.text.count(shown[:40]) >= 8, "it is shown, as text, in each of its fields"
+    week = week_of({"hostile": account.folder / "hostile"}, NOW, account.env)
+    assert {tag for tag, _ in Tags(week_page(week)).tags} <= {tag for tag, _ in usual.tags} | {"br"}
+
+
+def test_the_policy_of_the_page_lets_only_its_own_script_run_and_fetches_nothing(account: Account) -> None:
+    import base64
+    import hashlib
+
+    text = page(account.report("hostile"))
+    found = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert found is not None
+    policy = dict(part.strip().split(" ", 1) for part in found[1].split(";"))
+    assert policy["default-src"] == "'none'"
+    script = text.rpartition("<script>")[2].partition("</script>")[0]
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    for name, content in (("script-src", script), ("style-src", style)):
+        assert policy[name] == f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text), "nothing is fetched"
+
+
+def test_markdown_has_no_markup_of_strangers_either(account: Account) -> None:
+    text = as_markdown(account.report("hostile"))
+    for line in text.splitlines():
+        outside = re.sub(r"`[^`]*`", "", re.sub(r"\\.", "", line))  # without what is escaped, then without code
+        assert not re.search(r"[<>]|\]\(|`", outside), line
+    head, *rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert all(re.sub(r"\\.", "", row).count("|") in (4, 5, 6, 7) for row in (head, *rows))
+
+
+def test_a_secret_in_a_line_of_a_log_is_not_passed_on(account: Account) -> None:
+    from ftsupervise.report.everything import harmless
+
+    (first, *_) = account.report("hang").incidents
+    token = "hf_" + "aBcD" * 9
+    assert token not in harmless(first._replace(evidence=f"401 for token={token}", cause=f"exit 1: {token}")).evidence
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_writes_one_file_and_says_where(account: Account, tmp_path: Path) -> None:
+    done = account.type("report", "hang", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/report-hang\.html: \d+ kB\n", done.stdout)
+    assert [path.name for path in tmp_path.iterdir()] == ["report-hang.html"]
+    (tmp_path / "elsewhere").symlink_to("/etc/hostname")
+    done = account.type("report", "hang", "-o", "elsewhere", cwd=tmp_path)
+    assert done.returncode == 0 and not (tmp_path / "elsewhere").is_symlink(), "a link is replaced, not followed"
+    done = account.type("report", "hang", "-o", "nowhere/x.html", cwd=tmp_path)
+    assert done.returncode == 66 or done.returncode == 73, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_markdown_goes_to_standard_output_and_begins_with_the_verdict(account: Account, tmp_path: Path) -> None:
+    done = account.type("report", "queue-bound", "--markdown", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# queue-bound: WAITING\n\n**It has waited in the queue for 8h")
+    assert "1. 1d 17h (73." in done.stdout and "waiting in the queue" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------------- the week
+
+
+def test_the_week_of_several_runs_puts_the_dearest_first(account: Account) -> None:
+    runs = {name: account.folder / name for name in STORIES}
+    week = week_of({**runs, "away": account.folder / "away"}, NOW, account.env)
+    assert week.rows[0].row.name == "queue-bound"
+    by_name = {one.row.name: one for one in week.rows}
+    assert by_name["away"].problem == f"{account.folder}/away is not there any more"
+    assert by_name["hang"].faults == 2
+    assert week.nodes()[0].name == "node-03"
+    total = sum(one.account.total for one in week.rows if one.account is not None)
+    assert sum(week.seconds.values()) == pytest.approx(total)
+    text = week_as_markdown(week)
+    assert "queue-bound | WAITING" in text
+    assert "waiting in the queue" in text.splitlines()[2]
+    assert "is not there any more" in week_page(week)
+
+
+def test_what_was_before_the_week_is_not_in_it(account: Account) -> None:
+    runs = {"queue-bound": account.folder / "queue-bound"}
+    (row,) = week_of(runs, NOW, account.env, days=0.25).rows
+    assert row.account is not None and row.account.total == pytest.approx(6 * 3600)
+    assert [item.name for item in row.costs] == ["waiting in the queue"]
+    assert row.steps is None or row.steps == 0
+
+
+@pytest.fixture
+def server() -> Iterator[MailServer]:
+    with MailServer() as found:
+        yield found
+
+
+def test_the_week_is_mailed_once_to_each_receiver_with_all_its_runs(
+    account: Account, tmp_path: Path, server: MailServer
+) -> None:
+    for name in ("fine", "hang", "queue-bound"):
+        config = account.folder / name / "run.yaml"
+        text = config.read_text()
+        text = re.sub(r"host: (?:mail\.example\.org|127\.0\.0\.1)", "host: 127.0.0.1", text)
+        config.write_text(re.sub(r"port: (?:null|\d+)", f"port: {server.port}", text, count=1))
+    script = Path(__file__).parents[2] / "cron" / "cron.weekly" / "report"
+    (tmp_path / "ftsupervise").write_text(f'#!/bin/sh\nexec {sys.executable} -m ftsupervise "$@"\n')
+    (tmp_path / "ftsupervise").chmod(0o755)
+    env = {**account.env, "FTSUPERVISE": str(tmp_path / "ftsupervise"), "FTSUPERVISE_RUNS": "fine hang queue-bound"}
+    done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "email: mailed to ada@example.org: 3 run(s)\n"
+    (mail,) = server.wait(1)
+    assert mail["Subject"].endswith(": 3 runs") and mail["To"] == "ada@example.org"
+    body = mail.get_body(("plain",))
+    assert body is not None and "3 runs trained for" in body.get_content().splitlines()[0]
+    (attached,) = mail.iter_attachments()
+    assert attached.get_filename() == f"report-week-{datetime.now(timezone.utc):%Y-%m-%d}.html"
+    assert "queue-bound" in attached.get_content()
+
+    server.mood = "RCPT 550"
+    done = subprocess.run(["sh", str(script)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "550" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_receiver_that_is_not_for_mail_cannot_be_named_for_the_weekly_report() -> None:
+    from ftsupervise.config.load import loads
+    from ftsupervise.errors import ConfigError
+    from ftsupervise.report.mail import emails
+
+    text = (
+        "name: r\nlaunch: {{command: a}}\nalerts:\n  weekly_report: {wanted}\n  receivers:\n"
+        "    - file: {{path: m.txt}}\n    - {{name: boss, email: {{host: h, from: a@b.c, to: [d@e.f]}}}}\n"
+        "    - email: {{host: h, from: a@b.c, to: [g@e.f]}}\n"
+    )
+    assert [name for name, _ in emails(loads(text.format(wanted="null")).alerts)] == ["boss", "email"]
+    assert [name for name, _ in emails(loads(text.format(wanted="[boss]")).alerts)] == ["boss"]
+    assert emails(loads(text.format(wanted="[]")).alerts) == []
+    with pytest.raises(ConfigError, match="no email receiver is called 'file'; there are: boss, email"):
+        loads(text.format(wanted="[file]"))
