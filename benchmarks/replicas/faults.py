@@ -41,7 +41,7 @@ from ftsupervise.sandbox import missing
 from ftsupervise.units import parse_duration
 
 START = 180.0  # seconds for the first steps
-STEADY = 40  # steps before the first fault: a standby has imported torch by then
+STEADY = 150  # steps before the first fault: a standby has imported torch by then
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class Launcher:
 LAUNCHERS = (
     Launcher("groups", "replica groups, ftsupervise"),
     Launcher("whole", "whole job restarts, ftsupervise", (KILL, STOP, NODE)),
-    Launcher("torchft", "replica groups, torchft alone", bound=100.0),
+    Launcher("torchft", "replica groups, torchft alone", bound=80.0),
 )
 
 

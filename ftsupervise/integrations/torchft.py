@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
+from math import ceil, inf
 from typing import Any
 
 from ftsupervise.errors import ConfigError
@@ -42,6 +43,8 @@ from ftsupervise.integrations.torchft_mended import (
     torchft,
 )
 from ftsupervise.integrations.torchft_votes import Agreed, propose
+from ftsupervise.rundir.switches import KILL, read_switch
+from ftsupervise.truth import Health
 
 dist = torch.distributed
 _RETRIES = 20  # failed commits in a row after which the group ends, and is started again
@@ -74,6 +77,7 @@ class ReplicaManager(MendedManager):
         self.guard = Guard(**(guard or {}))
         self._state = state
         self._agreed = Agreed()
+        self._began = inf  # when this group began to compute by itself
         self._committed: bool | None = None  # of the iteration that runs; None: it has not come to a commit
         address, port = _store(self._place.rank, self._place.world)
         seconds = found.timeouts
@@ -113,6 +117,7 @@ class ReplicaManager(MendedManager):
         """
         self._begin()
         while self.current_step() < last:
+            self._began = time.monotonic()
             yield self.current_step()
             committed, self._committed = self._committed, None
             if self.left:
@@ -125,6 +130,15 @@ class ReplicaManager(MendedManager):
             self.guard.finished(self.current_step())
         self.guard.close()
         self.shutdown(wait=False)
+
+    def start_quorum(self, *arguments: Any, **named: Any) -> None:
+        self._compare()
+        super().start_quorum(*arguments, **named)
+        self._began = time.monotonic()
+
+    def allreduce(self, tensor: Any, *arguments: Any, **named: Any) -> Any:
+        self._compare()
+        return super().allreduce(tensor, *arguments, **named)
 
     def should_commit(self, timeout: Any = None) -> bool:
         self._agree()
@@ -189,6 +203,15 @@ class ReplicaManager(MendedManager):
         self.allreduce(box, reduce_op=dist.ReduceOp.MAX).wait()
         self._agreed = Agreed(decided if self.errored() else max(decided, int(box)), own)
 
+    def _compare(self) -> None:
+        """All timeouts are derived from the time that a group takes until it meets the others."""
+        seconds, self._began = time.monotonic() - self._began, inf
+        if seconds > self.limits.slowest_step:
+            self._voice.once(
+                f"{self.group} took {seconds:.1f} s for a step, and the timeouts are for {self.limits.slowest_step:g} s: "
+                f"set launch.replica_groups.slowest_step to {ceil(seconds)}s or more, or no step may be committed any more"
+            )
+
     def _hear(self, state: Mapping[str, Any]) -> None:
         self._agreed = Agreed(max(self._agreed.to_come(), int(state["stop"])), self._agreed.own)
 
@@ -197,15 +220,22 @@ class ReplicaManager(MendedManager):
         self.guard.beat()
         if waited < self.limits.patience:
             return False
-        decision = self.guard.check()
+        why = self._over()
+        if why:
+            self._voice.once(f"{why}: leaving, after {waited:.0f} s without the other groups")
+        return bool(why)
+
+    def _over(self) -> str:
+        """Why nobody trains any more; "" while they do. Each rank looks for itself: they wait apart from each other."""
+        decision, rundir = self.guard.check(), self._place.rundir
+        if not decision.stop and rundir is not None:
+            if read_switch(rundir, KILL).health is Health.BAD:
+                decision = Decision(2, "kill switch")
+            elif rundir.has_finished():
+                return "the run has finished"
         if decision.stop:
             self.stopped = decision
-            self._voice.once(f"{decision.reason}: leaving, after {waited:.0f} s without the other groups")
-            return True
-        over = self._place.rundir is not None and self._place.rundir.has_finished()
-        if over:
-            self._voice.once(f"the run has finished: leaving, after {waited:.0f} s without the other groups")
-        return over
+        return decision.reason
 
     def _in_group(self, *values: int) -> list[int]:
         """The maxima over the ranks of this group."""

@@ -10,7 +10,8 @@
                               meet addresses of an old one, and one may wait for ever for the answer of the dead one;
                               upstream has no issue of it yet
     HTTPTransport             a group that comes back waits a minute for the weights of a source that has failed meanwhile
-    waiting in short pieces   a group that waits for a quorum can be told neither from a hung one nor to leave
+    waiting in short pieces   a group that waits for a quorum can be told neither from a hung one nor to leave, and its process
+                              would not end before the quorum
 
 They use what torchft keeps to itself (``_client``, ``_pg``, ``_comm_hook``), which is why the version is checked.
 """
@@ -18,6 +19,8 @@ They use what torchft keeps to itself (``_client``, ``_pg``, ``_comm_hook``), wh
 from __future__ import annotations
 
 import concurrent.futures
+import queue
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -81,13 +84,41 @@ class DistributedDataParallel(_DDP):  # type: ignore[misc] # torchft is not inst
     _comm_hook = staticmethod(_reduced)
 
 
+class OneThread:
+    """An executor of one thread that does not hold the process up at its end, whatever it still waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def do() -> None:
+            try:
+                future.set_result(call(*arguments, **named))
+            except BaseException as error:  # whoever asks for the result gets it
+                future.set_exception(error)
+
+        self._calls.put(do)
+        return future
+
+    def shutdown(self, wait: bool = True) -> None:
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call
+
+
 class ProcessGroupGloo(_Gloo):  # type: ignore[misc] # torchft is not installed where mypy runs
     """torchft's own, with one reduction after the other, in a thread. After the first that fails none begins any more until the
     groups come together again."""
 
     def __init__(self, timeout: timedelta) -> None:
         super().__init__(timeout)
-        self._queue = concurrent.futures.ThreadPoolExecutor(1, "reductions")
+        self._queue = OneThread("reductions")
         self._failed: Exception | None = None
 
     def configure(self, *arguments: Any, **named: Any) -> None:
@@ -142,6 +173,7 @@ class Fence:
 
     def __init__(self, client: Any, again: float) -> None:
         self._inside, self._again = client, timedelta(seconds=again)
+        self.closed = False
         self._seen: tuple[int, tuple[str, ...]] | None = None
         self._id = 0
 
@@ -156,7 +188,7 @@ class Fence:
                 quorum = self._inside._quorum(timeout=min(left, self._again), **asked)
                 break
             except TimeoutError:
-                if left <= self._again:
+                if left <= self._again or self.closed:
                     raise
         seen = (quorum.quorum_id, tuple(quorum.replica_ids))
         if (
@@ -173,10 +205,12 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
     a quorum; True: it waits no longer, and leaves. ``again``: seconds after which it asks for a quorum anew."""
 
     def __init__(self, *, while_waiting: Callable[[float], bool], again: float, **options: Any) -> None:
-        self._while_waiting = while_waiting
+        self._while_waiting, self._again = while_waiting, again
         self.left = False  # it did not wait for the others: nothing is agreed on with them any more
         super().__init__(**options)
         self._client: Any = Fence(self._client, again)
+        self._executor.shutdown(wait=False)
+        self._executor: Any = OneThread("quorum")
 
     def report_error(self, error: Exception) -> None:
         first = self.errored() is None
@@ -194,6 +228,13 @@ class MendedManager(_Manager):  # type: ignore[misc] # torchft is not installed 
                 return
             waited += _WAIT
             self.left = self._while_waiting(waited)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """A process that ends in the middle of a call of torchft's is aborted: the call's end is waited for, 12 s at most."""
+        self._client.closed = True
+        if self.left and self._quorum_future is not None:
+            concurrent.futures.wait([self._quorum_future], self._again + 1.0)
+        super().shutdown(wait)
 
     def start_quorum(self, *arguments: Any, **named: Any) -> None:
         if not self.left:

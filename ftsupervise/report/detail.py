@@ -42,8 +42,8 @@ class RunDetail(NamedTuple):
     account: TimeAccount
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
-    tracker: TrackerPage | None = None  # its page in an experiment tracker
     groups: GroupsSeen | None = None  # its replica groups, where it has some
+    tracker: TrackerPage | None = None  # its page in an experiment tracker
 
     @property
     def time(self) -> TimeSpent:
@@ -65,9 +65,10 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     seen = gather(rundir, now, env)
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
-    tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
     groups = _groups(rundir, now)
-    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen), tracker, groups)
+    tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
+    avoided = avoided_nodes(rundir, now)
+    return RunDetail(seen, row, account_of(seen), avoided, _newest_log(seen), groups, tracker)
 
 
 def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:

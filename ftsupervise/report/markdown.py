@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ftsupervise.printable import printable
 from ftsupervise.report import summary
 from ftsupervise.report.account import Spent
-from ftsupervise.report.everything import AlertRow, NodeRow, RunReport
+from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.summary import percent, stamp
 from ftsupervise.units import show_duration
@@ -22,12 +22,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$^])")  # within a line
 _BAR = 30  # characters
 
 
-def as_markdown(report: RunReport) -> str:
+def as_markdown(report: ReportFacts) -> str:
     """The verdict first, then what cost most, the account, and the newest of each kind."""
     return "\n".join(_lines(report)).rstrip("\n") + "\n"
 
 
-def _lines(report: RunReport) -> Iterator[str]:
+def _lines(report: ReportFacts) -> Iterator[str]:
     seen, of, head = report.detail.status, report.detail.account, summary.headline(report)
     yield f"# {plain(seen.name)}: {head.verdict}"
     yield ""
@@ -63,6 +63,9 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield "## Plan and actual"
         yield ""
         yield from table(("", "planned, or usual", "actual"), rows_of_plan)
+    if report.detail.tracker is not None:
+        yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
+        yield ""
     yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
 
 
@@ -84,7 +87,7 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
         yield ""
 
 
-def _nodes(report: RunReport) -> Iterator[str]:
+def _nodes(report: ReportFacts) -> Iterator[str]:
     rows = [row for row in report.nodes.rows if isinstance(row, NodeRow)][:_ROWS]
     if rows:
         yield "## Nodes with a history"
@@ -93,7 +96,7 @@ def _nodes(report: RunReport) -> Iterator[str]:
         yield from table(("node", "state", "score", "faults here", "why"), cells)
 
 
-def _alerts(report: RunReport) -> Iterator[str]:
+def _alerts(report: ReportFacts) -> Iterator[str]:
     rows = [row for row in report.alerts.rows if isinstance(row, AlertRow)][:_ROWS]
     if rows:
         yield "## Alerts"

@@ -36,8 +36,8 @@ class RunFields(NamedTuple):
     finished: bool
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
-    tracker: TrackerPage | None
     groups: GroupsSeen | None
+    tracker: TrackerPage | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -57,8 +57,8 @@ def fields_of(found: RunDetail) -> RunFields:
         finished=run.finished,
         avoided_nodes=found.avoided,
         log=found.log,
-        tracker=found.tracker,
         groups=found.groups,
+        tracker=found.tracker,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

@@ -42,7 +42,7 @@ class GroupLighthouse:
             node=here or os.uname().nodename,
         )
         python = find_torchft(asked.command, env).python
-        self._lighthouse = SupervisedLighthouse(place, python, say, live=live, env=env)
+        self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
         before = lighthouse_address(asked.rundir.replicas)
         self._lighthouse.start()
         self.address = self._lighthouse.address

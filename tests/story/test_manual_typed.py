@@ -65,6 +65,9 @@ def test_every_story_in_the_manual_is_told_by_a_test() -> None:
         "story/test_shell_example.py",
         "slurm/test_torchrun_on_slurm.py",
         "unit/test_recovery_benchmark.py",
+        "unit/test_replica_benchmark.py",
+        "story/test_replica_training.py",
+        "slurm/test_replica_examples.py",
     )
     here = "".join((ROOT / "tests" / name).read_text() for name in ("story/test_manual_typed.py", *others))
     names = {block.marks["run"] for block in marked("run")}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.checkpoints.find import checkpoints_in
-from tests.manual.blocks import ROOT
+from tests.manual.blocks import ROOT, marked
 from tests.neighbours.patience import wait_until
 from tests.neighbours.replicas import Forker, Groups
 
@@ -89,6 +89,16 @@ def test_groups_that_all_died_go_on_together_from_the_newest_checkpoint_and_fini
         assert {newest(found, one) for one in found.names} == {60}
         assert checkpoints_in(tmp_path / "checkpoints")[0].step == 60
         assert [step for step in differ(found) if step > saved] == []
+
+
+def test_the_program_that_the_manual_shows_trains_in_four_groups(tmp_path: Path, forker: Forker) -> None:
+    (block,) = marked("run", "replicas")
+    (tmp_path / "train.py").write_text(block.text.replace("10_000", "12").replace("500", "5"))
+    with Groups(forker, tmp_path, tmp_path / "train.py") as found:
+        found.start()
+        assert found.until_ended() == {one: [0] for one in found.names}
+        assert found.rundir.finished.exists()
+        assert [one.step for one in checkpoints_in(tmp_path / "checkpoints")] == [12, 10, 5]
 
 
 @pytest.mark.slow

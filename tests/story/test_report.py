@@ -10,9 +10,11 @@ from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, RunReport, SettingRow, report_of
+from ftsupervise.cli.status_one import lines_of
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.summary import headline, sentences
@@ -34,9 +36,9 @@ class Account:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
-        self._read: dict[str, RunReport] = {}
+        self._read: dict[str, ReportFacts] = {}
 
-    def report(self, name: str) -> RunReport:
+    def report(self, name: str) -> ReportFacts:
         if name not in self._read:
             self._read[name] = report_of(RunDir(self.folder / name), NOW, self.env)
         return self._read[name]
@@ -79,6 +81,24 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     assert list(sentences(found))
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
+        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
+        ("hang", "hang: RUNNING, ALERT hang (job 102_1), step"),
+        ("slow-node", "slow-node: RUNNING, alert throughput (job 103_1), step"),
+        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
+        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
+    ],
+)
+def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:
+    lines = [click.unstyle(line) for line in lines_of(account.report(name).detail)]
+    assert lines[0].startswith(first), lines[0]
+    running = [line for line in lines if line.startswith("  attempt") and " running for " in line]
+    assert len(running) == (name in ("fine", "hang", "slow-node")), "also where it runs on another host"
+
+
 def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
     for name in STORIES:
         found = account.report(name)
@@ -110,6 +130,7 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     assert settings["launch.jobs"].origin == "default"
     assert re.fullmatch(r".*/run\.yaml:\d+:\d+", settings["launch.nodes"].origin)
     shown = page(found)
+    assert '<a href="https://wandb.ai/lab/pretrain/runs/8f3k" rel="noreferrer noopener">' in shown
     for text in (
         "ETTR, Meta",
         "ETTR, ByteRobust",
@@ -152,6 +173,9 @@ def test_no_text_of_a_stranger_becomes_markup_whatever_field_it_stands_in(accoun
     for where in ("cause", "node", "job", "evidence", "alert", "checkpoint", "setting"):
         assert shown[:40] in seen.text, where
     assert seen.text.count(shown[:40]) >= 8, "it is shown, as text, in each of its fields"
+    assert all((attrs["href"] or "").startswith("#") for tag, attrs in seen.tags if tag == "a"), (
+        "no strange address is a link"
+    )
     week = week_of({"hostile": account.folder / "hostile"}, NOW, account.env)
     assert {tag for tag, _ in Tags(week_page(week)).tags} <= {tag for tag, _ in usual.tags} | {"br"}
 
