@@ -1,6 +1,8 @@
 """The nouns of every room: frozen values with no behaviour that touches the world. Standard library, without dataclasses.
 
 Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
+Annotations are no texts here, nor in other modules that ``status`` imports for their records (no ``from __future__ import
+annotations``): typing compiles each text, and every start would wait for it.
 """
 
 from datetime import datetime

@@ -13,11 +13,11 @@ from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
-from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.tracker import TrackerPage, read_tracker
+from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 
 if TYPE_CHECKING:
     from ftsupervise.report.groups import GroupsSeen
+    from ftsupervise.rundir.tracker import TrackerPage
 
 _FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
 _OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
@@ -66,9 +66,17 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
     groups = _groups(rundir, now)
-    tracker = read_tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
+    tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
     avoided = avoided_nodes(rundir, now)
     return RunDetail(seen, row, account_of(seen), avoided, _newest_log(seen), groups, tracker)
+
+
+def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
+    if not any(os.path.lexists(rundir.attempt(number) / TRACKER) for number in tracked_attempts(newest)):
+        return None  # what reads them is imported where there are some
+    from ftsupervise.rundir.tracker import read_tracker
+
+    return read_tracker(rundir, newest)
 
 
 def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:

@@ -1,7 +1,5 @@
 """A run as one row: what ``status`` shows of it, as plain values."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -123,7 +121,7 @@ def watch_of(rundir: RunDir, now: datetime) -> tuple[WatchFound | None, datetime
     return found, due, late
 
 
-def members(waiting: Sequence[Job]) -> int:
+def members(waiting: Sequence["Job"]) -> int:
     """How many jobs or members of arrays these are."""
     if not waiting:
         return 0

@@ -39,6 +39,7 @@ from ftsupervise.printable import log_line, printable
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
 ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
+TRACKER = "tracker.json"  # in an attempt's directory: the page of the run in an experiment tracker (tracker.py)
 RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from (resumed.py)
 STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
 
@@ -139,6 +140,11 @@ class RunDir:
     def replicas(self) -> Path:
         """What is known of all replica groups together."""
         return self.root / "replicas"
+
+
+def tracked_attempts(newest: int) -> range:
+    """The attempts whose tracker pages count, the newest first: a later one may not have come so far as to name it."""
+    return range(newest, max(0, newest - 5), -1)
 
 
 def write_whole(

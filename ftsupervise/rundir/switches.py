@@ -3,8 +3,6 @@
 Standard library only, and no file in a switch's place can block a read: the guard reads it inside the training loop.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from datetime import datetime

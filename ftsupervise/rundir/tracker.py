@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from ftsupervise.host.modes import may_be_changed, stranger
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
 from ftsupervise.rundir.records import read_record, write_json
 
 ENV_URL = "FTSUPERVISE_TRACKER_URL"  # for a tracker that has no variables of its own
-_PAGE = "tracker.json"
 _LONGEST = 500
-_BACK = 5  # attempts that are looked through, the newest first: a later one may not have come so far
 _PLAIN = re.compile(r"[A-Za-z0-9._~:/@!$&'()*+,;=%#\[\]-]+")  # of RFC 3986, without what parts or closes it elsewhere
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](?::[0-9]{1,5})?")
 
@@ -89,13 +87,13 @@ def _is_on(word: str) -> bool:
 
 def write_tracker(attempt: Path, page: TrackerPage) -> None:
     """Raises OSError."""
-    write_json(attempt / _PAGE, page, sync=False)
+    write_json(attempt / TRACKER, page, sync=False)
 
 
 def read_tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
     """The page of the newest attempt that names one, of the last few. None where there is none, and where a stranger may have
     written it."""
-    for number in range(newest, max(0, newest - _BACK), -1):
+    for number in tracked_attempts(newest):
         folder = rundir.attempt(number)
         if (found := _read(folder)) is not None:
             return found
@@ -103,7 +101,7 @@ def read_tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
 
 
 def _read(folder: Path) -> TrackerPage | None:
-    path = folder / _PAGE
+    path = folder / TRACKER
     if not os.path.lexists(path):
         return None
     try:

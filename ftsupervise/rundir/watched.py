@@ -3,8 +3,6 @@
 The journal of the alerts is the truth; this page is what of it can be read for a thousand runs in a second.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, NamedTuple
 
