@@ -1,4 +1,4 @@
-"""What a run's time was lost to, the dearest first, in a few named items: the answer to "what cost most?". Pure.
+"""What a run's time was lost to, the costliest first, in a few named items: the answer to "what cost most?". Pure.
 
 The items are disjoint: with the training at its usual speed they make up all of the time.
 """
@@ -23,8 +23,8 @@ class CostItem(NamedTuple):
     seconds: float
     times: int = 0  # interruptions; 0 where it is none
     fault: bool = False  # something went wrong
-    example: RunIncident | None = None  # the dearest of them; of HELD, after which it was held longest
-    slowest: SlowPeriod | None = None  # the dearest of the slow times
+    example: RunIncident | None = None  # the costliest of them; of HELD, after which it was held longest
+    slowest: SlowPeriod | None = None  # the costliest of the slow times
     run: str = ""  # whose example it is, where there are several runs
 
 
@@ -34,7 +34,7 @@ def cost_items(
     found: Sequence[RunIncident],
     slow: Sequence[SlowPeriod],
 ) -> tuple[CostItem, ...]:
-    """The dearest first. What may have been training, without the guard, comes last."""
+    """The costliest first. What may have been training, without the guard, comes last."""
     items: dict[str, CostItem] = {}
 
     def add(name: str, seconds: float, one: RunIncident | None = None, *, fault: bool = False) -> None:

@@ -92,7 +92,7 @@ def incidents(attempts: Sequence[Attempt], account: TimeAccount, *, running: boo
 
 
 def costs_of(found: Iterable[RunIncident]) -> tuple[CauseCost, ...]:
-    """The kinds of incidents, the dearest first."""
+    """The kinds of incidents, the costliest first."""
     groups: dict[tuple[str, bool], list[RunIncident]] = {}
     for one in found:
         groups.setdefault((one.kind, one.planned), []).append(one)

@@ -119,7 +119,7 @@ def cost_sentence(item: CostItem, total: float) -> str:
 
 
 def explained(item: CostItem) -> str:
-    """A clause on what an item is, or its dearest case."""
+    """A clause on what an item is, or its costliest case."""
     words = _example(item)
     return f"{item.run}: {words[:1].lower()}{words[1:]}" if item.run and words and item.example else words
 
@@ -129,7 +129,7 @@ def _example(item: CostItem) -> str:
     if item.slowest is not None:
         slowest, share = item.slowest, item.slowest.rate / item.slowest.usual
         begin, end = (stamp(datetime.fromtimestamp(at, timezone.utc)) for at in (slowest.begin, slowest.end))
-        return f"The dearest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
+        return f"The costliest: from {begin} to {end}, at {100 * share:.0f} % of its usual speed."
     if item.name == HELD and item.example is not None:
         one = item.example
         why = ": ".join(filter(None, (one.kind, cause_of(one), one.evidence)))
@@ -139,7 +139,7 @@ def _example(item: CostItem) -> str:
     one = item.example
     where = f" on {', '.join(one.nodes[:3])}" if one.nodes and not any(node in one.cause for node in one.nodes) else ""
     said = f": {one.evidence}" if one.evidence and one.evidence not in one.cause else ""
-    begins = "The dearest" if item.times > 1 else "It was"
+    begins = "The costliest" if item.times > 1 else "It was"
     return f"{begins}: {cause_of(one) or one.kind}{where}{said}"
 
 

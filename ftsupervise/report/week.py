@@ -78,7 +78,7 @@ class WeekReport(NamedTuple):
         )
 
     def costs(self) -> tuple[CostItem, ...]:
-        """Of all runs together, the dearest first."""
+        """Of all runs together, the costliest first."""
         merged: dict[str, CostItem] = {}
         for item in (item._replace(run=one.row.name) for one in self.rows for item in one.costs):
             old = merged.get(item.name)

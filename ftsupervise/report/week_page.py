@@ -51,7 +51,7 @@ def page(week: WeekReport) -> str:
         "costs": [cost_row(one, total, costs[0].seconds) for one in costs[:_COSTS]],
         "runs": [_run(one, axis) for one in week.rows],
         "kinds": kind_rows(week.seconds),
-        "incidents": [{**incident_row(one), "run": name} for name, one in _dearest(week)],
+        "incidents": [{**incident_row(one), "run": name} for name, one in _costliest(week)],
         "nodes": week.nodes(),
     }
     return rendered("report.week.html.j2", view, None)
@@ -90,12 +90,12 @@ def _run(one: WeekRow, axis: Axis) -> dict[str, Any]:
         "ettr": ratio(of.ettr_meta()) if of is not None else "",
         "steps": "" if one.steps is None else f"{one.steps:,}",
         "faults": one.faults if of is not None else "",
-        "dearest": f"{one.costs[0].name}, {show_duration(one.costs[0].seconds)}" if one.costs else "",
+        "costliest": f"{one.costs[0].name}, {show_duration(one.costs[0].seconds)}" if one.costs else "",
         "problem": cut(one.problem),
     }
 
 
-def _dearest(week: WeekReport) -> list[tuple[str, RunIncident]]:
+def _costliest(week: WeekReport) -> list[tuple[str, RunIncident]]:
     found = [(row.row.name, one) for row in week.rows for one in row.incidents]
     found.sort(key=lambda pair: -pair[1].whole)
     return found[:_INCIDENTS]
@@ -133,14 +133,14 @@ def _lines(week: WeekReport) -> Iterator[str]:
             one["ettr"],
             one["steps"],
             str(one["faults"]),
-            plain(one["problem"] or one["dearest"]),
+            plain(one["problem"] or one["costliest"]),
         )
         for one in rows
     )
-    yield from table(("run", "state", "ETTR", "steps", "faults", "dearest"), cells)
-    dearest = _dearest(week)
-    if dearest:
-        yield "## The dearest interruptions"
+    yield from table(("run", "state", "ETTR", "steps", "faults", "costliest"), cells)
+    costliest = _costliest(week)
+    if costliest:
+        yield "## The costliest interruptions"
         yield ""
         rows_of = (
             (
@@ -149,7 +149,7 @@ def _lines(week: WeekReport) -> Iterator[str]:
                 f"{plain(': '.join(filter(None, (one.kind, cause_of(one)))))} {code(one.evidence)}".rstrip(),
                 show_duration(one.whole),
             )
-            for name, one in dearest[:10]
+            for name, one in costliest[:10]
         )
         yield from table(("when", "run", "cause and evidence", "cost"), rows_of)
     nodes = week.nodes()

@@ -59,7 +59,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict", "tone", "words", "dearest"),
+    ("name", "verdict", "tone", "words", "costliest"),
     [
         ("fine", "RUNNING", "good", "It trains at its usual speed", ("saving checkpoints", "waiting in the queue")),
         ("crash-loop", "STOPPED", "bad", "ModuleNotFoundError", ("held", "program error")),
@@ -70,13 +70,13 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
     ],
 )
 def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
-    account: Account, name: str, verdict: str, tone: str, words: str, dearest: tuple[str, ...]
+    account: Account, name: str, verdict: str, tone: str, words: str, costliest: tuple[str, ...]
 ) -> None:
     found = account.report(name)
     head = headline(found)
     assert (head.verdict, head.tone) == (verdict, tone), head
     assert words in head.sentence
-    assert tuple(item.name for item in found.costs[: len(dearest)]) == dearest
+    assert tuple(item.name for item in found.costs[: len(costliest)]) == costliest
     shown = page(found)
     assert head.verdict in shown
     assert list(sentences(found))
@@ -241,7 +241,7 @@ def test_markdown_goes_to_standard_output_and_begins_with_the_verdict(account: A
 # --------------------------------------------------------------------------------------------------------- the week
 
 
-def test_the_week_of_several_runs_puts_the_dearest_first(account: Account) -> None:
+def test_the_week_of_several_runs_puts_the_costliest_first(account: Account) -> None:
     runs = {name: account.folder / name for name in STORIES}
     week = week_of({**runs, "away": account.folder / "away"}, NOW, account.env)
     assert week.rows[0].row.name == "queue-bound"
