@@ -1,9 +1,9 @@
 """What the lighthouse of replica groups costs, and what its death and a group's cost the others: up to 500 real managers.
 
-    python benchmarks/replicas/control_plane.py [--groups 8,50,200,500] [--rounds 10] [--check]
+    python benchmarks/replicas/control_plane.py [--groups 8,50,200,500] [--seconds 10] [--check]
 
-Each manager is torchft's own (heartbeats from its Rust threads, ten a second) and asks for a quorum in every round, all at
-once, as groups do whose steps end together. Beside ours stands what a user would start: the command ``torchft_lighthouse`` in
+Each manager is torchft's own (heartbeats from its Rust threads, ten a second) and asks for the next quorum as soon as it has
+one: steps that take no time. Beside ours stands what a user would start: the command ``torchft_lighthouse`` in
 a shell's loop, so that it comes back, with our flags but for the heartbeat's timeout, which is torchft's own (5 s). All is
 on this machine: the managers take the lighthouse's cores. CPU and memory are the lighthouse's own. Needs torchft.
 
@@ -27,7 +27,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +46,7 @@ HOST = "127.0.0.1"
 RETRIES = (
     59  # of a call in a minute, one a second, as ours sets it; torchft's default, none, survives no restart at all
 )
+_LONGEST = 90.0  # seconds that a stall is followed
 SETTLE = 3.0  # seconds between two faults
 HEARTBEATS = 5.0  # seconds in which only heartbeats are sent
 
@@ -78,7 +78,6 @@ class Groups:
             for number in range(count)
         ]  # fmt: skip
         self.clients = [torchft.ManagerClient(one.address(), connect_timeout=seconds) for one in self.servers]
-        self.step = 0
         self.newest = [deque[Answer](maxlen=10_000) for _ in self.clients]
 
     def ask(self, number: int, step: int) -> Answer:
@@ -90,32 +89,39 @@ class Groups:
         )  # fmt: skip
         return Answer(began, time.time(), quorum.replica_world_size, quorum.quorum_id)
 
-    def round(self) -> dict[str, float]:
-        """One step of all, at once."""
-        self.step += 1
-        with ThreadPoolExecutor(len(self.clients)) as pool:
-            answers = list(pool.map(lambda number: self.ask(number, self.step), range(len(self.clients))))
-        return {"slowest": max(one.end - one.began for one in answers), "id": min(one.quorum for one in answers)}
-
     def run_freely(self) -> None:
         """Each makes steps for itself, as groups do, from now on."""
 
         def work(number: int) -> None:
-            for step in range(self.step + 1, 1 << 60):
-                self.newest[number].append(self.ask(number, step))
+            for step in range(1, 1 << 60):
+                try:
+                    self.newest[number].append(self.ask(number, step))
+                except Exception:  # it gave up after a minute, which the next answer shows
+                    continue
 
         for number in range(len(self.clients)):
             threading.Thread(target=work, args=(number,), daemon=True).start()
 
+    def since(self, at: float) -> dict[str, float]:
+        """The answers to all that was asked after ``at``: how long they took, and how many one group had."""
+        answers = [one for newest in self.newest for one in list(newest) if one.began > at]
+        took = [one.end - one.began for one in answers]
+        return {
+            "median": statistics.median(took), "worst": max(took), "each": len(took) / len(self.newest),
+            "id": max(one.quorum for one in answers),
+        }  # fmt: skip
+
     def stall(self, at: float, wanted: Callable[[Answer], bool]) -> dict[str, float]:
         """How long after ``at`` all of them had an answer that is ``wanted``."""
         while not all(any(map(wanted, list(newest))) for newest in self.newest):
+            if time.time() - at > _LONGEST:
+                return {"stall": _LONGEST}
             time.sleep(0.01)
         return {"stall": max(next(filter(wanted, list(newest))).end for newest in self.newest) - at}
 
 
 def groups_main(lighthouse: str, count: int, first: int) -> None:
-    """A line of answer for each line: "round", "freely", "without AT" (a group was killed then), "anew AT" (the lighthouse)."""
+    """A line of answer for each line: "freely", "since AT", "without AT" (a group was killed), "anew AT" (the lighthouse)."""
     groups = Groups(lighthouse, count, first)
     print(json.dumps({"ready": count}), flush=True)
     for line in sys.stdin:
@@ -124,8 +130,8 @@ def groups_main(lighthouse: str, count: int, first: int) -> None:
         if word == "freely":
             groups.run_freely()
             told: dict[str, float] = {}
-        elif word == "round":
-            told = groups.round()
+        elif word == "since":
+            told = groups.since(at)
         elif word == "without":
             told = groups.stall(at, lambda one, at=at: one.end > at and one.size == count)  # type: ignore[misc]
         else:  # what was asked before the death is asked again a second later
@@ -232,15 +238,15 @@ class Measured(NamedTuple):
     start: float
     memory: float
     beating: float  # cores, while nothing but heartbeats is sent
-    quorum: float  # the slowest call of a round, the median of rounds
+    quorum: float  # the median of all calls
     worst: float
-    cpu: float  # of the lighthouse, for a round
+    cpu: float  # of the lighthouse, for a quorum of all
     group_death: float  # until all survivors have their next quorum
     own_death: float  # the same for the lighthouse's own
     false_deaths: int  # quorums that changed while nothing failed
 
 
-def measure(kind: str, count: int, rounds: int) -> Measured:
+def measure(kind: str, count: int, seconds: float) -> Measured:
     timeouts = derive(1.0, 0, count)
     with tempfile.TemporaryDirectory(prefix="ftsupervise-bench-") as folder, ExitStack() as stack:
         started = stack.enter_context(KINDS[kind](count, timeouts, Path(folder)))
@@ -248,23 +254,24 @@ def measure(kind: str, count: int, rounds: int) -> Measured:
         stack.callback(survivors.end)
         victim = GroupsProcess(started.address, 1, count - 1)
         stack.callback(victim.end)
-        return _measured(started, survivors, victim, count, rounds)
+        return _measured(started, survivors, victim, count, seconds)
 
 
-def _measured(started: Started, survivors: GroupsProcess, victim: GroupsProcess, count: int, rounds: int) -> Measured:
+def _measured(
+    started: Started, survivors: GroupsProcess, victim: GroupsProcess, count: int, seconds: float
+) -> Measured:
     pid = pid_of(started)
     before, began = _cpu(pid), time.perf_counter()
     time.sleep(HEARTBEATS)
     beating = (_cpu(pid) - before) / (time.perf_counter() - began)
     victim.told("freely")
-    first = survivors.told("round")
-    before = _cpu(pid)
-    told = [survivors.told("round") for _ in range(rounds)]
-    cpu = (_cpu(pid) - before) / rounds
-    memory = next(one.resident for one in processes.living() if one.pid == pid) / 2**20
-    slowest = [one["slowest"] for one in told]
-    changed = int(told[-1]["id"] - first["id"])
     survivors.told("freely")
+    time.sleep(SETTLE)
+    first = survivors.told("since 0")
+    at, before = time.time(), _cpu(pid)
+    time.sleep(seconds)
+    after, told = _cpu(pid), survivors.told(f"since {at}")
+    memory = next(one.resident for one in processes.living() if one.pid == pid) / 2**20
     time.sleep(SETTLE)
     at = time.time()
     victim.child.kill()
@@ -274,7 +281,15 @@ def _measured(started: Started, survivors: GroupsProcess, victim: GroupsProcess,
     os.kill(pid, signal.SIGKILL)
     own_death = survivors.told(f"anew {at}")["stall"]
     return Measured(
-        started.start, memory, beating, statistics.median(slowest), max(slowest), cpu, group_death, own_death, changed
+        started.start,
+        memory,
+        beating,
+        told["median"],
+        told["worst"],
+        (after - before) / told["each"],
+        group_death,
+        own_death,
+        int(told["id"] - first["id"]),
     )
 
 
@@ -330,7 +345,7 @@ def wrong(count: int, mine: Measured, other: Measured) -> list[str]:
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", default="8,50,200,500")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--check", action="store_true")
     return parser.parse_args(words)
 
@@ -343,7 +358,7 @@ def main() -> int:
     problems: list[str] = []
     print(f"torchft 0.2's managers and lighthouse on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n\n{HEAD}")
     for count in map(int, chosen.groups.split(",")):
-        found = {kind: measure(kind, count, chosen.rounds) for kind in KINDS}
+        found = {kind: measure(kind, count, chosen.seconds) for kind in KINDS}
         for kind, one in found.items():
             print(row(count, kind, one), flush=True)
         print(ratio(found[OURS], found[THEIRS]), flush=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from ftsupervise.cli.lighthouse import lighthouse
 from ftsupervise.cli.output import say
 from ftsupervise.cli.run import option_of
 from ftsupervise.config.grouping import GROUP_SETTINGS
@@ -101,9 +100,6 @@ groups.add_command(
         ],
     )
 )
-
-
-groups.add_command(lighthouse)
 
 
 @groups.command()

@@ -4,9 +4,9 @@ Each group asks it at each step who takes part, and has its address from its sta
 group starts, and a lighthouse that dies is started again at that very address, at once: the groups ask again once a second.
 Where another program has taken the port meanwhile, it is tried again until it is free.
 
-``SupervisedLighthouse`` does this in threads of its own, so that its owner (``ftsupervise run``, or ``ftsupervise lighthouse``
-in a job of its own) may wait for a disk or for Slurm meanwhile. It needs ``start()`` and ``stop()``; all else can be asked at
-any time and never waits. The lighthouse ends with its supervisor, however that ends.
+``SupervisedLighthouse`` does this in threads of its own, so that its owner (``ftsupervise groups run``, beside the groups
+or in a job of its own) may wait for a disk or for Slurm meanwhile. It needs ``start()`` and ``stop()``; all else can be asked
+at any time and never waits. The lighthouse ends with its supervisor, however that ends.
 
 Two of one run would be two trainings that know nothing of each other. So each supervisor takes a turn in the run directory, and
 one that sees a later turn ends its lighthouse.

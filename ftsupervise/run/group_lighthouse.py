@@ -28,13 +28,17 @@ class GroupLighthouse:
         env: Mapping[str, str],
         allocation: Allocation,
         say: Callable[[str], None],
+        *,
+        apart: bool = False,
     ) -> None:
+        """``apart``: the groups are in other jobs, wherever those run."""
         assert asked.timeouts is not None
         self._timeouts, self._say = asked.timeouts, say
         here = env.get("SLURMD_NODENAME", "")
+        others = [allocation.address(node) or node for node in allocation.nodes if node != here]
         place = LighthousePlace(
             home=asked.rundir.replicas,
-            host=own_address(allocation.address(node) or node for node in allocation.nodes if node != here),
+            host=own_address(others) if others or apart else LOOPBACK,
             groups=asked.count,
             least=asked.least,
             timeouts=asked.timeouts,

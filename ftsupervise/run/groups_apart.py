@@ -62,7 +62,7 @@ class GroupsApart:
         make_folder(asked.rundir.replicas, FOLDER)
         lighthouse = None
         if asked.timeouts is not None:
-            lighthouse = GroupLighthouse(asked, self.env, self._allocation, self.say)
+            lighthouse = GroupLighthouse(asked, self.env, self._allocation, self.say, apart=True)
         writer = ProgressWriter(asked.rundir, self.attempt, self.area, self.pages.progress)
         try:
             while not told:
