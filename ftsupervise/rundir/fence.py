@@ -79,10 +79,10 @@ def superseded(rundir: RunDir, mine: int) -> int | None:
 def staging(rundir: RunDir, checkpoints: Path) -> Path:
     """Where the attempts of this run stage checkpoints for ``checkpoints``.
 
-    Two runs may share that folder. The inode of the run's attempts tells them apart, on every client and by every path.
-    Raises OSError.
+    Two runs may share that folder, and the replica groups of a run do. The inode of the attempts tells them apart, on every
+    client and by every path. Raises OSError.
     """
-    if checkpoints == rundir.checkpoints:
+    if checkpoints == rundir.checkpoints and rundir.whole is None:
         return checkpoints / STAGING
     return checkpoints / STAGING / f"run-{rundir.attempts.stat().st_ino}"
 

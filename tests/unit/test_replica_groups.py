@@ -21,6 +21,7 @@ from ftsupervise.replicas.groups import (
     write_table,
 )
 from ftsupervise.replicas.timeouts import derive
+from ftsupervise.rundir import fence
 from ftsupervise.rundir.paths import RunDir
 
 NODES = ("node-1", "node-2", "node-3", "node-4", "node-5")
@@ -117,3 +118,16 @@ def test_a_group_sees_only_its_own_nodes_of_the_job() -> None:
     assert (seen["SLURM_JOB_NODELIST"], seen["SLURM_NNODES"]) == ("node-[2-3]", "2")
     assert "SLURM_TASKS_PER_NODE" not in seen
     assert on_its_nodes({"A": "b"}, ()) == {"A": "b"}
+
+
+def test_a_group_that_starts_again_seals_nothing_of_another_group(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    areas = []
+    for name in ("g000", "g001"):
+        group = run.group(name)
+        group.attempts.mkdir(parents=True)
+        areas.append(fence.staging(group, group.checkpoints))
+    first, other = (fence.open_area(folder, 1) for folder in areas)
+    assert first is not None and other is not None and areas[0] != areas[1] != fence.staging(run, run.checkpoints)
+    fence.seal(areas[1], 2, [1])
+    assert fence.is_sealed(other) and not fence.is_sealed(first)
