@@ -1,6 +1,8 @@
 """The nouns of every room: frozen values with no behaviour that touches the world. Standard library, without dataclasses.
 
 Times are aware UTC ``datetime``; durations ``timedelta``; sizes bytes (``int``); shares 0–1 (``float``).
+Annotations are no texts here, nor in other modules that ``status`` imports for their records (no ``from __future__ import
+annotations``): typing compiles each text, and every start would wait for it.
 """
 
 from datetime import datetime
@@ -76,7 +78,7 @@ class CauseKind(str, Enum):
 
 
 class Standstill(str, Enum):
-    """How the ranks stand that a hang is about."""
+    """The state of the ranks that a hang is about."""
 
     STOPPED = "stopped"
     GONE = "gone"
@@ -146,7 +148,7 @@ class Cause(NamedTuple):
         return f"{said}: {self.then.words()}" if self.kind is CauseKind.NODE else f"{said}, then {self.then.words()}"
 
     def hang_words(self) -> str:
-        """Who stands how, since when and where."""
+        """Say which ranks stand still and how, since when and where."""
         where = f"at step {self.step}" if self.step is not None else "before the first step"
         who = ", ".join(one.words() for one in self.at) + (f" and {self.more} more" if self.more else "")
         stands = f"{who} {(self.how or Standstill.IDLE).words()}" if who else "all ranks wait"
@@ -210,7 +212,7 @@ def _signal_name(number: int) -> str:
 
 
 class Reached(NamedTuple):
-    """How far an attempt came, as far as its beats tell."""
+    """The progress of an attempt, as far as its beats tell."""
 
     first: int | None = None  # first step
     last: int | None = None  # last step

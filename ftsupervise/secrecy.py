@@ -128,7 +128,7 @@ _ANY = re.compile("|".join(f"(?:{form})" for _, form in _FORMS))
 
 
 def kind(text: str) -> str:
-    """What secret stands in ``text`` by its form, as "a Slack token"; "" when none is known."""
+    """Name the secret that stands in ``text`` by its form, as "a Slack token"; "" when none is known."""
     if not _ANY.search(text):
         return ""
     return next(word for word, form in _FORMS if re.search(form, text))

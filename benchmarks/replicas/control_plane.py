@@ -8,8 +8,9 @@ a shell's loop, so that it comes back, with our flags but for the heartbeat's ti
 on this machine: the managers take the lighthouse's cores. CPU and memory are the lighthouse's own. Needs torchft.
 
 ``--check`` exits 1 if, at the largest number: a group counts as dead that is not; ours takes more than a quarter of the
-command's memory or of its start; heartbeats take a core; a quorum takes 2 s; survivors wait longer for a death than the
-heartbeat's timeout and two quorums, or longer than 10 s for the lighthouse's own.
+command's memory or of its start; heartbeats take a core, or a quorum a second of CPU or twice as long as the command's;
+survivors wait longer for a death than the heartbeat's timeout and two quorums, or longer for the lighthouse's own than 5 s
+and two quorums.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -44,10 +47,20 @@ HOST = "127.0.0.1"
 RETRIES = (
     59  # of a call in a minute, one a second, as ours sets it; torchft's default, none, survives no restart at all
 )
+SETTLE = 3.0  # seconds between two faults
 HEARTBEATS = 5.0  # seconds in which only heartbeats are sent
 
 
 # ---------------------------------------------------------------------------------------------- the groups, in a process
+
+
+class Answer(NamedTuple):
+    """Of the lighthouse to one group: when it was asked, when it came (``time.time``), and the quorum's size and id."""
+
+    began: float
+    end: float
+    size: int
+    quorum: int
 
 
 class Groups:
@@ -66,44 +79,58 @@ class Groups:
         ]  # fmt: skip
         self.clients = [torchft.ManagerClient(one.address(), connect_timeout=seconds) for one in self.servers]
         self.step = 0
+        self.newest = [deque[Answer](maxlen=10_000) for _ in self.clients]
+
+    def ask(self, number: int, step: int) -> Answer:
+        """One quorum for one of them."""
+        began = time.time()
+        quorum = self.clients[number]._quorum(
+            group_rank=0, step=step, checkpoint_metadata="", shrink_only=False, init_sync=False, commit_failures=0,
+            timeout=timedelta(seconds=RETRIES + 1),
+        )  # fmt: skip
+        return Answer(began, time.time(), quorum.replica_world_size, quorum.quorum_id)
 
     def round(self) -> dict[str, float]:
-        """One step of all, at once: when the last of them has its quorum, and its size."""
+        """One step of all, at once."""
         self.step += 1
-        took, sizes, ids, failed = [0.0] * len(self.clients), [0] * len(self.clients), set[int](), list[str]()
+        with ThreadPoolExecutor(len(self.clients)) as pool:
+            answers = list(pool.map(lambda number: self.ask(number, self.step), range(len(self.clients))))
+        return {"slowest": max(one.end - one.began for one in answers), "id": min(one.quorum for one in answers)}
 
-        def ask(number: int) -> None:
-            began = time.perf_counter()
-            try:
-                quorum = self.clients[number]._quorum(
-                    group_rank=0, step=self.step, checkpoint_metadata="", shrink_only=False, init_sync=False,
-                    timeout=timedelta(seconds=RETRIES + 1), commit_failures=0,
-                )  # fmt: skip
-            except Exception as error:
-                failed.append(str(error)[:200])
-                return
-            took[number], sizes[number] = time.perf_counter() - began, quorum.replica_world_size
-            ids.add(quorum.quorum_id)
+    def run_freely(self) -> None:
+        """Each makes steps for itself, as groups do, from now on."""
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(self.clients))]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        return {
-            "at": time.time(), "slowest": max(took), "least": min(sizes), "most": max(sizes), "id": min(ids, default=0),
-            "failed": len(failed),
-        }  # fmt: skip
+        def work(number: int) -> None:
+            for step in range(self.step + 1, 1 << 60):
+                self.newest[number].append(self.ask(number, step))
+
+        for number in range(len(self.clients)):
+            threading.Thread(target=work, args=(number,), daemon=True).start()
+
+    def stall(self, at: float, wanted: Callable[[Answer], bool]) -> dict[str, float]:
+        """How long after ``at`` all of them had an answer that is ``wanted``."""
+        while not all(any(map(wanted, list(newest))) for newest in self.newest):
+            time.sleep(0.01)
+        return {"stall": max(next(filter(wanted, list(newest))).end for newest in self.newest) - at}
 
 
 def groups_main(lighthouse: str, count: int, first: int) -> None:
-    """A line of answer for each line: "round"; "rounds": again and again, each told, until the input ends."""
+    """A line of answer for each line: "round", "freely", "without AT" (a group was killed then), "anew AT" (the lighthouse)."""
     groups = Groups(lighthouse, count, first)
     print(json.dumps({"ready": count}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(groups.round()), flush=True)
-        while line.strip() == "rounds":
-            print(json.dumps(groups.round()), flush=True)
+        word, _, text = line.strip().partition(" ")
+        at = float(text or 0)
+        if word == "freely":
+            groups.run_freely()
+            told: dict[str, float] = {}
+        elif word == "round":
+            told = groups.round()
+        elif word == "without":
+            told = groups.stall(at, lambda one, at=at: one.end > at and one.size == count)  # type: ignore[misc]
+        else:  # what was asked before the death is asked again a second later
+            told = groups.stall(at, lambda one, at=at: one.began > at or one.end > at + 0.95)  # type: ignore[misc]
+        print(json.dumps(told), flush=True)
     os._exit(0)  # torchft's threads are not waited for
 
 
@@ -118,10 +145,11 @@ class GroupsProcess:
         self.child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, env=env)
         self.read()
 
-    def tell(self, word: str) -> None:
+    def told(self, word: str) -> dict[str, float]:
         assert self.child.stdin is not None
         self.child.stdin.write(word + "\n")
         self.child.stdin.flush()
+        return self.read()
 
     def read(self) -> dict[str, float]:
         assert self.child.stdout is not None
@@ -130,13 +158,6 @@ class GroupsProcess:
             self.errors.seek(0)
             raise RuntimeError(f"the managers' process ended: {self.errors.read()[-500:].decode('utf-8', 'replace')}")
         return dict(json.loads(line))
-
-    def until(self, wanted: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-        """The first round that is as ``wanted``."""
-        while not wanted(told := self.read()):
-            if told["failed"]:
-                raise RuntimeError(f"{told['failed']:.0f} survivors gave up")
-        return told
 
     def end(self) -> None:
         self.child.kill()
@@ -235,27 +256,23 @@ def _measured(started: Started, survivors: GroupsProcess, victim: GroupsProcess,
     before, began = _cpu(pid), time.perf_counter()
     time.sleep(HEARTBEATS)
     beating = (_cpu(pid) - before) / (time.perf_counter() - began)
-    victim.tell("rounds")
-    survivors.tell("round")
-    first = survivors.read()
-    told, before = [], _cpu(pid)
-    for _ in range(rounds):
-        survivors.tell("round")
-        told.append(survivors.read())
+    victim.told("freely")
+    first = survivors.told("round")
+    before = _cpu(pid)
+    told = [survivors.told("round") for _ in range(rounds)]
     cpu = (_cpu(pid) - before) / rounds
     memory = next(one.resident for one in processes.living() if one.pid == pid) / 2**20
     slowest = [one["slowest"] for one in told]
     changed = int(told[-1]["id"] - first["id"])
-    survivors.tell("rounds")
-    survivors.read()
+    survivors.told("freely")
+    time.sleep(SETTLE)
     at = time.time()
     victim.child.kill()
-    alone = survivors.until(lambda one: one["most"] == count - 1)
-    group_death = alone["at"] - at
+    group_death = survivors.told(f"without {at}")["stall"]
+    time.sleep(SETTLE)
     at = time.time()
     os.kill(pid, signal.SIGKILL)
-    again = survivors.until(lambda one: one["id"] < alone["id"])  # a new lighthouse counts from one
-    own_death = again["at"] - at
+    own_death = survivors.told(f"anew {at}")["stall"]
     return Measured(
         started.start, memory, beating, statistics.median(slowest), max(slowest), cpu, group_death, own_death, changed
     )
@@ -301,10 +318,11 @@ def wrong(count: int, mine: Measured, other: Measured) -> list[str]:
         f"its memory is {mine.memory / other.memory:.2f} of the command's": mine.memory > other.memory / 4,
         f"its start takes {mine.start / other.start:.2f} of the command's": mine.start > other.start / 4,
         f"heartbeats take {mine.beating:.0%} of a core": mine.beating > 1.0,
-        f"a quorum takes {mine.quorum:.2f} s": mine.quorum > 2.0,
+        f"a quorum takes {mine.cpu:.2f} s of CPU": mine.cpu > 1.0,
+        f"a quorum takes {mine.quorum / other.quorum:.2f} of the command's": mine.quorum > 2 * other.quorum,
         f"survivors wait {mine.group_death:.2f} s for a group's death": mine.group_death
         > heartbeat + 2 * mine.worst + 0.5,
-        f"survivors wait {mine.own_death:.2f} s for the lighthouse's death": mine.own_death > 10.0,
+        f"survivors wait {mine.own_death:.2f} s for the lighthouse's death": mine.own_death > 5.0 + 2 * mine.worst,
     }
     return [words for words, is_wrong in bounds.items() if is_wrong]
 

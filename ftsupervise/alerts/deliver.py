@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from ftsupervise.alerts import outbox
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import JournalState, Message
 from ftsupervise.alerts.receivers import Broken, Doubtful, Parcel, Partly, Send, TryLater, Unsendable, sender
 from ftsupervise.alerts.record import About, advance
@@ -69,11 +69,11 @@ def deliver(
     now: datetime,
     *,
     budget: timedelta = timedelta(seconds=45),
-    days: Mapping[str, LastDay] = MappingProxyType({}),
+    beside: Mapping[str, AboutRun] = MappingProxyType({}),
     jitter: Callable[[], float] = random.random,
 ) -> Delivered:
     """Send what is due in ``journals``; ``settings`` is for all of them, or one for each. Bounded by about ``budget``.
-    ``days``: the last day of the run that a journal is about, by the journal's home.
+    ``beside``: what else is told of the run that a journal is about, by the journal's home.
 
     Never raises for a receiver: what went wrong is in the answer and in the journal.
     """
@@ -88,7 +88,7 @@ def deliver(
             break
         attempts: list[_Attempt] = []
         for journal, own in zip(journals, each, strict=True):
-            attempts += _claim(journal, own, who, now + passed, days.get(journal.home))
+            attempts += _claim(journal, own, who, now + passed, beside.get(journal.home))
         if not attempts:
             break
         for ended in _send_all(attempts, min(PATIENCE, budget - passed + timedelta(seconds=1))):
@@ -108,7 +108,7 @@ def _nobody_knows(state: JournalState, message: Message) -> bool:
     return any(n.finding.severity is Severity.CRITICAL and n.key not in notified for n in message.notices)
 
 
-def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, day: LastDay | None) -> list[_Attempt]:
+def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, beside: AboutRun | None) -> list[_Attempt]:
     named = settings.named
     out: list[_Attempt] = []
 
@@ -121,7 +121,9 @@ def _claim(journal: Journal, settings: Alerts, who: str, now: datetime, day: Las
         state = outbox.claim(state, frozenset(m.id for m in chosen), who, now)
         for message in state.outbox:
             if message.claimed_by == who and any(m.id == message.id for m in chosen):
-                parcel = replace(_parcel(state, message, settings, now), day=day if _helps(message) else None)
+                parcel = _parcel(state, message, settings, now)
+                if beside is not None:
+                    parcel = replace(parcel, beside=beside if _helps(message) else beside._replace(day=None))
                 out.append(_Attempt(journal, settings, named[message.receiver], message, parcel))
         return state
 

@@ -110,6 +110,13 @@ class LastDay(NamedTuple):
         return "\n".join([*lines, legend])
 
 
+class AboutRun(NamedTuple):
+    """What messages about a run carry besides: its last day, and its page in an experiment tracker ("": it has none)."""
+
+    day: LastDay | None = None
+    tracker: str = ""
+
+
 def sample(until: datetime) -> LastDay:
     """A day with a fault in it, for ``notify preview``."""
     from datetime import timedelta

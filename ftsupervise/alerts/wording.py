@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.last_day import AboutRun, LastDay
 from ftsupervise.alerts.outbox import Message, message_id
 from ftsupervise.alerts.step import alert_id
 from ftsupervise.findings import EventKind, Finding, Notice, Reason, Severity
@@ -121,6 +121,7 @@ class View:
     status: str  # the command to see for oneself
     id: str
     day: LastDay | None = None  # the last day of the run as a picture
+    tracker: str = ""  # address of its page in an experiment tracker
 
 
 def view(
@@ -128,10 +129,10 @@ def view(
     now: datetime,
     *,
     over: Mapping[str, datetime] = MappingProxyType({}),
-    day: LastDay | None = None,
+    beside: AboutRun | None = None,
 ) -> View:
     """The contents of ``message``, for templates. ``over``: alerts that ended since, and when (for a post that is edited);
-    ``day``: the last day of its run, for those who show it."""
+    ``beside``: what else is told of its run, for those who show it."""
     items = tuple(_item(notice, message, over.get(notice.alert_id)) for notice in message.notices)
     more = sum(message.more.values())
     word = _word(message, items)
@@ -154,7 +155,8 @@ def view(
         over=all(item.over or item.reason in ("resolved", "unwatched", "announced") for item in items) and not more,
         status=command("status", message.where),
         id=message.id,
-        day=day,
+        day=beside.day if beside is not None else None,
+        tracker=beside.tracker if beside is not None else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where does the run go back to when its loss was no number or diverged, and how many batches does it skip? Pure.
+"""Decides where the run goes back to when its loss was no number or diverged, and how many batches it skips. Pure.
 
 The newest checkpoints are the state that diverged. The run goes on from one that is older by some steps, as published runs did
 (about 100 steps before the spike), and may skip the batches from there to where the trouble was seen. Where the trouble comes
@@ -28,7 +28,7 @@ class GoBack(NamedTuple):
     skipped: tuple[SkippedBatches, ...] = ()  # of the attempt that came to it
 
     def skipping(self, step: int) -> tuple[SkippedBatches, ...]:
-        """What is skipped on the way, when the run goes on from ``step``."""
+        """Return the batches that are skipped when the run goes on from ``step``."""
         kept = skipped_before(self.skipped, step)
         if self.trouble.then != "resume":
             return kept
@@ -67,7 +67,7 @@ def used(skipped: Sequence[SkippedBatches], step: int) -> int:
 
 
 def skipped_before(skipped: Sequence[SkippedBatches], step: int) -> tuple[SkippedBatches, ...]:
-    """Of what an attempt had skipped, the part that a checkpoint of ``step`` knows of."""
+    """Return the part of what an attempt had skipped that a checkpoint of ``step`` knows of."""
     return tuple(one for one in skipped if one.step < step)
 
 

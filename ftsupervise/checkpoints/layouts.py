@@ -1,4 +1,4 @@
-"""Which program wrote a checkpoint, and does its own sign say that it is complete? By names and sizes; nothing is unpickled.
+"""Tells which program wrote a checkpoint, and whether its own sign says that it is complete. Nothing is unpickled.
 
 | layout | sign that it is complete |
 |---|---|

@@ -147,7 +147,7 @@ class SlotFile:
         return found if self.room.holds(found.meta_size, found.data_size) else None
 
     def held(self) -> dict[SnapshotId, int]:
-        """What the file holds, newest last, each with its slot. Raises OSError."""
+        """Return the snapshots in the file, newest last, each with its slot. Raises OSError."""
         found = {}
         for slot in range(self.room.slots):
             if (header := self.valid(slot)) is not None:
@@ -199,7 +199,7 @@ class SlotFile:
         return found
 
     def data_at(self, slot: int) -> int:
-        """Where a slot's data begins in the file: a multiple of the page size."""
+        """Return where a slot's data begins in the file: a multiple of the page size."""
         return self._at(slot) + PAGE + self.room.meta
 
     # --------------------------------------------------------------------------------------------------------- writing

@@ -1,4 +1,4 @@
-"""What saves that were killed have left in their staging areas. The guard asks at each save, so this imports little."""
+"""Finds what killed saves have left in their staging areas. The guard asks at each save, so this imports little."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ A_DAY = 86400.0  # seconds without a change, after which nothing works there any
 
 
 def left_alone(folder: Path, now: float) -> tuple[Path, ...]:
-    """What saves without a supervisor have left in their staging areas, and has not changed for a day. Raises OSError."""
+    """Return what saves without a supervisor left in their staging areas and has not changed for a day. Raises OSError."""
     areas = [folder / fence.STAGING / name for name in names_in(folder / fence.STAGING) if fence.is_alone(name)]
     staged = (area / name for area in areas if area.is_dir() and not area.is_symlink() for name in names_in(area))
     return tuple(path for path in staged if unchanged(path, now))

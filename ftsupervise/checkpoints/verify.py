@@ -40,7 +40,7 @@ class CheckpointState(str, Enum):
 
 
 class Thoroughness(str, Enum):
-    """How much is compared."""
+    """Names how much of a checkpoint is compared."""
 
     SIZES = "sizes"
     QUICK = "quick"  # sizes, and the digests of small files: what a loader reads first, for some milliseconds

@@ -23,7 +23,8 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     """Run COMMAND as replica groups, each under a supervisor of its own: the command of an `ftsupervise run`.
 
     \b
-    ftsupervise run --run-dir R -- ftsupervise groups run --count 4 -- --in-place 9 -- srun python train.py
+    ftsupervise run --run-dir R -- ftsupervise groups run --count 4
+        -- --in-place 9 -- srun python train.py
 
     The words before a second -- are options of each group's `ftsupervise run`. Groups are started again by themselves, on
     other nodes of the job where theirs are lost. Ends when the run has finished, is asked to stop, or no group can go on.
@@ -31,12 +32,13 @@ def _run(command: tuple[str, ...], **values: Any) -> None:
     from ftsupervise.run.gate import SignalQueue
     from ftsupervise.run.group_options import group_options
     from ftsupervise.run.groups import GroupsOfJob
+    from ftsupervise.run.groups_apart import GroupsApart
 
     settings, rest = _parted(command)
     asked = group_options(os.environ, values, settings, rest)
     signals = SignalQueue()
     try:
-        code = GroupsOfJob(asked, os.environ, signals).go()
+        code = (GroupsApart if asked.apart else GroupsOfJob)(asked, os.environ, signals).go()
     finally:
         signals.close()
     sys.exit(code)
@@ -50,6 +52,43 @@ def _parted(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (), words
 
 
+def _member(number: int, run_dir: str, name: str, command: tuple[str, ...], **values: Any) -> None:
+    """Become the supervisor of one group that has a job of its own, once the run's lighthouse is there.
+
+    The batch script of such a group calls it.
+    """
+    from pathlib import Path
+
+    from ftsupervise.run.group_options import options_of_groups
+    from ftsupervise.run.groups_apart import member_command
+    from ftsupervise.rundir.paths import RunDir, tell
+
+    settings, rest = _parted(command)
+    asked = options_of_groups(RunDir(Path(run_dir).absolute()), name, values, settings, rest)
+    found = member_command(asked, number, os.environ)
+    if isinstance(found, str):
+        tell(None, found)
+        return
+    words, env = found
+    os.execve(words[0], words, env)
+
+
+_COMMAND = click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)
+groups.add_command(
+    click.Command(
+        "member",
+        callback=_member,
+        help=_member.__doc__,
+        context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+        params=[
+            click.Option(["--number"], type=click.IntRange(0, 998), required=True, help="Of the group, from 0."),
+            click.Option(["--run-dir"], metavar="DIR", required=True, help="The directory of the whole run."),
+            click.Option(["--name"], required=True, help="What the run is called."),
+            *map(option_of, GROUP_SETTINGS),
+            _COMMAND,
+        ],
+    )
+)
 groups.add_command(
     click.Command(
         "run",
@@ -58,7 +97,7 @@ groups.add_command(
         context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
         params=[
             *map(option_of, GROUP_SETTINGS),
-            click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
+            _COMMAND,
         ],
     )
 )
@@ -68,10 +107,13 @@ groups.add_command(lighthouse)
 
 
 @groups.command()
-@click.argument("run")
 @click.argument("group")
-def leave(run: str, group: str) -> None:
-    """Let GROUP (g002) of RUN leave for good: it is told to stop, and is not started again. The others train on."""
+@click.argument("run", metavar="[RUN]", required=False)
+def leave(group: str, run: str | None) -> None:
+    """Let GROUP (g002) leave for good: it is told to stop, and is not started again. The others train on.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.config.find_run import find_run
     from ftsupervise.run.group_options import let_leave
 
@@ -79,10 +121,13 @@ def leave(run: str, group: str) -> None:
 
 
 @groups.command()
-@click.argument("run")
 @click.argument("group")
-def join(run: str, group: str) -> None:
-    """Let GROUP of RUN join again, after `groups leave`."""
+@click.argument("run", metavar="[RUN]", required=False)
+def join(group: str, run: str | None) -> None:
+    """Let GROUP join again, after `groups leave`.
+
+    RUN is a directory, an ftsupervise.yaml, or a name; default: ./ftsupervise.yaml.
+    """
     from ftsupervise.config.find_run import find_run
     from ftsupervise.run.group_options import let_join
 

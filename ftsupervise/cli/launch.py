@@ -135,7 +135,7 @@ def _show(plan: Plan, run: Run) -> None:
 
     for index in range(plan.submissions):
         options = plan.link(index)
-        script = render(plan, run.launch, options)
+        script = render(plan.part(index), run.launch, options)
         if plan.submissions > 1:
             click.echo(f"# ---- job {index + 1} of {plan.submissions}")
         click.echo(script, nl=not script.endswith("\n"))
@@ -183,6 +183,8 @@ def _tell(done: Launched, plan: Plan, run: Run, handed: tuple[str, ...]) -> None
     where = done.run_dir.root
     ids = " ".join(done.job_ids)
     members = f"{plan.members} members, one at a time" if plan.members > 1 else "one member"
+    if plan.groups:
+        members = f"the lighthouse, then {len(plan.groups)} groups, each {members}"
     if done.found_again:
         say(f"{plan.name}: found in the queue as job {ids}: an earlier sbatch had been accepted after all")
     else:

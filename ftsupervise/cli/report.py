@@ -16,10 +16,8 @@ from ftsupervise.errors import CannotWrite, Error, UsageError, from_os_error
 from ftsupervise.printable import printable
 
 if TYPE_CHECKING:
-    from ftsupervise.report.everything import RunReport
+    from ftsupervise.report.everything import ReportFacts
     from ftsupervise.report.week import WeekReport
-
-_READ = 30.0  # seconds that a run of very many attempts may take
 
 
 @click.command()
@@ -112,15 +110,14 @@ def _mail(where: Mapping[str, Path]) -> None:
         raise Error("; ".join(failed), hint="ftsupervise notify test tries the receivers")
 
 
-def _read(root: Path) -> RunReport:
+def _read(root: Path) -> ReportFacts:
     from ftsupervise.report.everything import report_of
     from ftsupervise.rundir.paths import RunDir
 
-    time_limit.extend(_READ)
     return report_of(RunDir(root), datetime.now(timezone.utc), os.environ, time_limit.extend)
 
 
-def _text(found: RunReport, *, markdown: bool) -> str:
+def _text(found: ReportFacts, *, markdown: bool) -> str:
     if markdown:
         from ftsupervise.report.markdown import as_markdown
 

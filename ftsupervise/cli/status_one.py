@@ -39,8 +39,8 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     if seen.step is not None and row.last_step:
         step += f" of {row.last_step} ({100 * seen.step / row.last_step:.0f} %)"
     head = click.style(seen.verdict, fg=COLOURS.get(seen.verdict, "cyan"), bold=True)
-    lines = [f"{seen.name}: {head}{f' ({seen.why})' if seen.why else ''}{step}"]
-    lines += [*_queue(seen), *_progress(found), *_memory(seen), *_saved(found)]
+    lines = [f"{seen.name}: {head}{_alarm(found)}{f' ({seen.why})' if seen.why else ''}{step}"]
+    lines += [*_queue(seen), *_progress(found), *_groups(found), *_memory(seen), *_saved(found)]
     for switch in seen.run.switches:
         if switch.up or switch.problem:
             by = f", by {switch.who}" if switch.who else ""
@@ -49,8 +49,20 @@ def lines_of(found: RunDetail, width: int = 80) -> list[str]:
     lines += [f"  receiver  {printable(words)}" for words in seen.telling]
     if found.log is not None:
         lines.append(f"  log       {printable(str(found.log))}")
+    if found.tracker is not None:
+        lines.append(f"  tracker   {found.tracker.url}")
     lines.append(f"  directory {seen.rundir.root}")
     return lines
+
+
+def _alarm(found: RunDetail) -> str:
+    """The worst alert, beside a verdict that would look well without it."""
+    if found.status.verdict != "RUNNING" or not found.row.alerts:
+        return ""
+    worst = found.row.alerts[0]
+    critical = worst.severity == "critical"
+    words = f"{'ALERT' if critical else 'alert'} {printable(worst.watchdog)}"
+    return f", {click.style(words, fg='red' if critical else 'yellow', bold=critical)}"
 
 
 def _queue(seen: Status) -> list[str]:
@@ -105,6 +117,14 @@ def _progress(found: RunDetail) -> Iterator[str]:
         yield f"  rate      {_pace(row.rate)}{usual}{done}"
 
 
+def _groups(found: RunDetail) -> Iterator[str]:
+    if found.groups is None:
+        return
+    from ftsupervise.cli.status_groups import group_lines
+
+    yield from group_lines(found.groups, found.status.at)
+
+
 def _memory(seen: Status) -> Iterator[str]:
     """The rank whose memory is at the limit first, where that is within a day."""
     for fact, what in (("memory", "memory"), ("gpu_memory", "GPU memory")):
@@ -156,7 +176,11 @@ def _nodes(found: RunDetail) -> Iterator[str]:
 
 
 def _attempts(seen: Status) -> list[str]:
+    from ftsupervise.report.detail import runs_now
+
     shown = seen.attempts[-5:]
+    if runs_now(seen):  # on another host, where its process cannot be seen
+        shown = (*shown[:-1], shown[-1]._replace(cause=None))
     lines = []
     if earlier := seen.run.not_read + len(seen.attempts) - len(shown):
         unread = f", of which {seen.run.not_read} were not read" if seen.run.not_read else ""

@@ -122,6 +122,8 @@ def _note(row: RunRow, now: datetime) -> Cell:
         return Cell(printable(f"{row.alerts[0].watchdog}: {row.alerts[0].summary}"), "red")
     if row.watch_late:
         return Cell(f"no tick of the watch for {ago(row.watched_at, now) or 'long'}", "red")
+    if row.groups_away:
+        return Cell(printable(row.groups_away), "yellow")
     if row.verdict == "RUNNING" and row.phase and row.phase not in ("train", "finished"):
         return Cell(f"phase {printable(row.phase)}{f'; disk {row.disk}' if row.disk else ''}")
     return Cell(printable(f"disk {row.disk}") if row.disk else "")

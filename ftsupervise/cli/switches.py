@@ -78,9 +78,10 @@ def clear(runs: tuple[str, ...], switch: str, brake: bool) -> None:
     With --brake: release the brake, which repeated failures without progress put on. Earlier failures no longer
     count, and the held members of the chain go on.
     """
-    for rundir, name in _find(runs):
+    for rundir, name in _find(runs, brake=brake):
         if brake:
             _release(rundir, name)
+            _release_groups(rundir)
         else:
             _take_down(rundir, name, switch)
 
@@ -119,6 +120,39 @@ def _tell_of_the_brake(rundir: RunDir, name: str) -> None:
         say(f"Take it off:  ftsupervise clear --brake {rundir.quoted()}")
 
 
+def _release_groups(rundir: RunDir) -> None:
+    """The brakes of its replica groups. They start again by themselves."""
+    from datetime import datetime, timezone
+
+    from ftsupervise.errors import from_os_error
+    from ftsupervise.rundir.paths import GROUPS
+    from ftsupervise.rundir.switches import release_brake
+
+    try:
+        names = sorted(os.listdir(rundir.root / GROUPS))
+    except OSError:
+        return
+    for group in map(rundir.group, names):
+        try:
+            was = release_brake(group, who=shown_user(), now=datetime.now(timezone.utc)) if group.whole else None
+        except OSError as error:
+            raise from_os_error(error, f"take the brake of {group.root.name} off") from None
+        if was is not None:
+            say(f"The brake of group {group.root.name} is off: {was.words()}")
+
+
+def _refuse_a_group(rundir: RunDir) -> None:
+    """The switches of a replica group are those of its run."""
+    from ftsupervise.errors import UsageError
+
+    if rundir.whole is not None:
+        leave = f"ftsupervise groups leave {rundir.root.name} {rundir.whole}"
+        raise UsageError(
+            f"{rundir.root.name} is a replica group, and a switch is for its whole run: name {rundir.whole}",
+            hint=f"to let only this group leave: {leave}",
+        )
+
+
 def _release(rundir: RunDir, name: str) -> None:
     from datetime import datetime, timezone
 
@@ -146,11 +180,13 @@ def _release(rundir: RunDir, name: str) -> None:
         say(f"Nothing was held. Go on:  {how_to_launch(rundir)}")
 
 
-def _find(runs: tuple[str, ...]) -> list[Found]:
+def _find(runs: tuple[str, ...], *, brake: bool = False) -> list[Found]:
     """All of them before anything is done to one."""
     from ftsupervise.config.find_run import find_run
 
     found = {rundir.root: rundir for rundir in (find_run(run) for run in runs or (None,))}
+    for rundir in found.values() if not brake else ():
+        _refuse_a_group(rundir)
     return [(rundir, rundir.root.name) for rundir in found.values()]
 
 

@@ -178,7 +178,7 @@ def _sign_off(roster: Roster) -> None:
 
 def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, send: bool) -> TickResult:
     from ftsupervise.nodes.exclude import relieve
-    from ftsupervise.report.day import last_day
+    from ftsupervise.report.day import about_run
     from ftsupervise.report.textfile import export
     from ftsupervise.rundir.paths import state_dir
     from ftsupervise.scheduler import open_scheduler
@@ -194,7 +194,7 @@ def _tick(roster: Roster, only: tuple[str, ...], every: timedelta | None, *, sen
         send=send,
         every=every,
         relieve=relieve,
-        draw=last_day,
+        draw=about_run,
         export=export,
     )
     return tick(roster, orders)

@@ -95,8 +95,9 @@ def _find_run(argument: str | None) -> RunDir:
         )
     path = Path(argument)
     if path.is_dir():
-        if (path / "switches").is_dir():
-            return RunDir(path.absolute())
+        found = RunDir(path.absolute())
+        if (path / "switches").is_dir() or (found.whole is not None and found.switches.is_dir()):
+            return found
         if (path / CONFIG_NAME).is_file():
             return run_dir_of_config(path / CONFIG_NAME)
         raise NotFound(

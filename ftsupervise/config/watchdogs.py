@@ -54,6 +54,8 @@ class IsRunning(Section):
     """How long a job may be COMPLETING before an alert."""
     pending_for: Duration | None = None
     """How long a job may wait in the queue before an alert; null: without limit."""
+    group_away_for: Duration = 30 * _M
+    """How long a replica group may be away before an alert; that too few of them run is one at once."""
 
 
 Signal = Literal["step", "beat", "checkpoint", "log", "gpu"]

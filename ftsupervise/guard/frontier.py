@@ -68,7 +68,7 @@ class Frontier(NamedTuple):
         return self if step <= self.closed else self._replace(closed=step)
 
     def between(self, answered: int, step: int) -> tuple[NamedStep, ...]:
-        """What was named after ``answered``, up to ``step``."""
+        """Return the steps that were named after ``answered``, up to ``step``."""
         return tuple(one for one in self.named if answered < one.at <= step)
 
     def next_after(self, step: int) -> int | None:

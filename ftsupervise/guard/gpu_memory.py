@@ -1,4 +1,4 @@
-"""How full the GPUs are that this process computes on, as PyTorch and the driver say it.
+"""Reads how full the GPUs are that this process computes on, from PyTorch and the driver.
 
 CUDA is asked only where the program itself has begun to use it: a guard that initialised it would break every later fork and
 take some hundred megabytes. Memory that PyTorch's allocator holds but has given to no tensor is not used: the next tensor gets
@@ -49,7 +49,7 @@ class GpuMemory:
         self._gave_back = -inf
 
     def shares(self) -> tuple[GpuShare, ...]:
-        """Of each device on which this process holds memory; () without one. Raises whatever CUDA raises."""
+        """Return the share of each device on which this process holds memory; () without one. Raises whatever CUDA raises."""
         cuda = self._find()
         if cuda is None:
             return ()

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from ftsupervise.guard import settings
+from ftsupervise.guard import settings, tracked
 from ftsupervise.guard.checkpoint import COMMIT_WITHIN, Checkpoints
 from ftsupervise.guard.decider import Decider
 from ftsupervise.guard.heartbeat import Heart
@@ -83,6 +83,7 @@ class Guard:
         self._loop: LoopCheckpoints | None = None  # what restore() named
         self._page = self._heart.page
         self._decider.listen(problems)
+        tracked.note_page(place, self._voice)
 
     # ------------------------------------------------------------------------------------------- in the training loop
 
@@ -319,9 +320,16 @@ class Guard:
             self._in_memory.finished()
         self.close()
 
-    def report(self, *, last_step: int) -> None:
-        """Say once after which step the training is complete; ``status`` then says when that will be."""
-        self._heart.last_step(last_step)
+    def report(self, *, last_step: int | None = None, url: str | None = None) -> None:
+        """Say once after which step the training is complete, and where its page in a tracker is (W&B, MLflow, TensorBoard)."""
+        if last_step is not None:
+            self._heart.last_step(last_step)
+        if url is not None:
+            tracked.note_page(self._place, self._voice, url)
+
+    def on_restart(self, callback: Callable[[tracked.Restarted], object]) -> None:
+        """Call ``callback(restart)`` now, on rank 0, if this attempt follows another: to mark it in a tracker. Never raises."""
+        tracked.tell_restart(self._place, self._voice, callback)
 
     def loss(self, value: float, step: int | None = None) -> None:
         """Give the loss of this step, before or after ``step()``, each step or now and then; ``step`` where it is an older

@@ -66,7 +66,7 @@ class LoopCheckpoints:
         return found
 
     def _by_vote(self, found: Path | OSError | None) -> Path | OSError | None:
-        """What rank 0 found, told by its step."""
+        """Return what rank 0 found; it tells the others the step alone."""
         assert self._agree is not None
         vote = _FAULT if isinstance(found, OSError) else _NONE
         if isinstance(found, Path):

@@ -35,7 +35,7 @@ class FirstArray(NamedTuple):
 
 
 class SavedRank(NamedTuple):
-    """What one rank saved, as it lies in its file."""
+    """The state that one rank saved, as it lies in its file."""
 
     step: int
     rank: int

@@ -65,7 +65,7 @@ class LoopState:
         )
 
     def places(self, described: Described, buffer: memoryview) -> Places:
-        """Where each array goes in ``buffer``."""
+        """Return where each array goes in ``buffer``."""
         loose = [described.arrays[n] for n in described.loose]
         return buffer, [[one.view(buffer, row) for row in loose if row.kind == one.kind] for one in self._frameworks]
 

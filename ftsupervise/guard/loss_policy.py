@@ -1,4 +1,4 @@
-"""What the guard does about a loss that is no number, or that diverges: it warns, stops the run, or has it go back and go on.
+"""Decides what the guard does about a loss that is no number, or that diverges: warn, stop the run, or go back and go on.
 
 A state whose loss is no number is worth nothing: the loop leaves without saving it, and no snapshot of it is taken. Every rank
 judges the losses that it is given; one rank that stops is enough, for the ranks agree on the strongest vote.
@@ -109,7 +109,7 @@ class LossWatch:
             self.trouble = self.trouble._replace(since=step if since is None else since, step=step)
 
     def action(self, cause: str) -> str:
-        """What the settings say about this cause; "" where it is none of the loss."""
+        """Return what the settings say about this cause; "" where it is none of the loss."""
         of = {NOT_A_NUMBER: self._policy.nonfinite, DIVERGES: self._policy.diverging}
         return of[cause].value if cause in of else ""
 

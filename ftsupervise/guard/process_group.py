@@ -36,7 +36,9 @@ class ProcessGroup:
         return self._dist.distributed_c10d._get_default_store()
 
     def can_swap(self) -> bool:
-        """Has it a store that can compare and set?"""
+        """Has it a store that can compare and set, and that is this group's alone?"""
+        if _store_outlives_the_group():
+            return False
         try:
             store = self.store()
             while isinstance(store, self._dist.PrefixStore):
@@ -69,10 +71,7 @@ class StoreRegister:
     def __init__(self, group: ProcessGroup, number: int) -> None:
         self.world = group.world
         self._group = group
-        attempt = os.environ.get(ENV_ATTEMPT, "")
-        # torchrun's agent may keep one store over all its restarts
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if _agent_has_the_store() else ""
-        self._prefix = f"{_PREFIX}/{attempt}/{restart}/{number}"
+        self._prefix = f"{_PREFIX}/{os.environ.get(ENV_ATTEMPT, '')}/{number}"
 
     def swap(self, expected: str, desired: str) -> str:
         found = self._group.store().compare_set(f"{self._prefix}/agreed", expected, desired)
@@ -105,6 +104,12 @@ def _next_number(group: weakref.ref[Any]) -> int:
     _made[:] = [one for one in _made if one[0]() is not None]
     _made.append((group, 1))
     return 1
+
+
+def _store_outlives_the_group() -> bool:
+    """torchrun's agents may keep one store over all their restarts, with what former groups agreed on. Nothing tells the ranks
+    of one group from those of another there: the agents do not count restarts alike, and not those when a node is added."""
+    return _agent_has_the_store() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _agent_has_the_store() -> bool:

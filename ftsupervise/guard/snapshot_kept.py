@@ -29,7 +29,7 @@ class KeptRank:
 
 
 def kept_for(folder: Path, world: int) -> SnapshotId:
-    """What is kept there, by the page that all ranks read. Raises OSError; ValueError where it is another number of ranks'."""
+    """Return what is kept there, by the page that all ranks read. Raises OSError; ValueError for another number of ranks."""
     page = read_page(folder)
     if page.world != world:
         raise ValueError(

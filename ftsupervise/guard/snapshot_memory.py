@@ -252,7 +252,7 @@ class SnapshotMemory:
 
 
 class _Retry:
-    """When memory that was short may be asked for again, and when it is looked at next."""
+    """Says when memory that was short may be asked for again, and when it is looked at next."""
 
     def __init__(self) -> None:
         self.look = 0.0  # monotonic
@@ -280,7 +280,7 @@ class _Share:
 
 
 def local_ranks(env: Mapping[str, str]) -> int:
-    """How many ranks this node has, as the launcher says; 1 where it does not."""
+    """Return how many ranks this node has, as the launcher says; 1 where it does not."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if found := re.match(r"([0-9]{1,5})(?:\(x[0-9]+\))?$", env.get(name, "")):
             return int(found[1])

@@ -192,7 +192,7 @@ class SwitchReader:
         return self._seen != before
 
     def wanted(self) -> Decision:
-        """What they ask for, as last seen."""
+        """Return what they ask for, as last seen."""
         seen = self._seen
         if seen.kill is not None:
             return Decision(2, "kill switch", seen.kill)
@@ -254,7 +254,7 @@ class SwitchReader:
 
 
 class AttemptFiles:
-    """What other processes leave for the ranks of this attempt: the warning of its end, and a newer attempt."""
+    """Looks for what other processes leave for the ranks of this attempt: the warning of its end, and a newer attempt."""
 
     def __init__(self, place: RankContext, voice: Voice) -> None:
         self._number, self._voice = place.attempt, voice
@@ -273,7 +273,7 @@ class AttemptFiles:
 
     @property
     def says(self) -> Decision:
-        """What follows from them, as last seen."""
+        """Return what follows from them, as last seen."""
         if self.newer is None:
             return self._warning
         return Decision(2, SUPERSEDED, f"superseded: attempt {self.newer} has begun, this one must not write any more")

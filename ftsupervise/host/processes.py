@@ -4,8 +4,6 @@ Process numbers are used again; a number and a start time together are an identi
 the node agents, the supervisor and ``status`` load this when they start: psutil is 30 ms more, as much as all of ``status``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -78,7 +76,7 @@ class ProcessStat(NamedTuple):
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Of the process with this number now; None if there is none."""
+    """Return the facts of the process with this number now; None if there is none."""
     found = stat_fields(f"/proc/{pid}/stat")
     if found is None:
         return None

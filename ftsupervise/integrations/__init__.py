@@ -1,1 +1,1 @@
-"""What knows a training framework. Only here are frameworks imported, and only when the training program has loaded them."""
+"""The code that knows training frameworks. They are imported here alone, and only when the training program has loaded them."""

@@ -201,7 +201,7 @@ class TorchFramework:
             target.zero_grad(set_to_none=True)
 
     def better(self, target: object) -> str:
-        """What to name in place of ``target``, which has no state; "" when torch knows nothing better."""
+        """Return what to name in place of ``target``, which has no state; "" when torch knows nothing better."""
         if isinstance(target, torch.utils.data.DataLoader):
             return "Batches(loader) of ftsupervise.integrations.torch_data keeps the place in the data"
         return ""
@@ -209,19 +209,19 @@ class TorchFramework:
     # ------------------------------------------------------------------------------------------------------- between ranks
 
     def rank_and_world(self) -> tuple[int, int] | None:
-        """Of the default process group; None where there is none."""
+        """Return the rank and the size of the default process group; None where there is none."""
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return None
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def from_rank_0(self, value: Any) -> Any:
-        """What rank 0 gave, on every rank."""
+        """Return what rank 0 gave, on every rank."""
         box = [value]
         torch.distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def of_all(self, value: Any) -> list[Any]:
-        """What each rank gave, by rank: when it returns, all have come here."""
+        """Return what each rank gave, by rank. When it returns, all have come here."""
         found: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(found, value)
         return found

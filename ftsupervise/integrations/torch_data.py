@@ -267,7 +267,7 @@ def _generators(loader: Any, samplers: list[Any]) -> list[torch.Generator]:
 
 
 def _random_states(generators: list[torch.Generator]) -> dict[str, Any]:
-    """What a sampler may draw from, in this process."""
+    """Return the states of the generators that a sampler may draw from, in this process."""
     found = {
         "python": random.getstate(),
         "torch": torch.get_rng_state(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -58,6 +59,9 @@ class SupervisedTraining:
         self._save_every, self._keep, self._over = save_every, keep, False
         self._saved: int | None = None
         self._context = settings.place(os.environ, None, rank, world)
+        wandb = getattr(sys.modules.get("wandb"), "run", None)  # what the framework's own logger has begun
+        if isinstance(url := getattr(wandb, "url", None), str):
+            self.guard.report(url=url)
         self._voice = Voice(rank, world)
         started = settings.place(os.environ, None, None, None).world
         if started > world:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from ftsupervise import __version__, secrecy
 from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership, processes
 from ftsupervise.hostlist import expand_hostlist
-from ftsupervise.launch.words import in_groups, words_of, words_of_the_whole
+from ftsupervise.launch.words import in_groups, in_its_job, words_of, words_of_the_whole
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import is_srun, srun
@@ -56,13 +56,21 @@ _NODES = ("--nodes", "-N", "--nodelist", "-w", *_TASKS)
 
 
 @dataclass(frozen=True)
+class PlannedGroup:
+    """The chain of one replica group."""
+
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain."""
+    """One launch. ``submissions`` is 1 for an array, ``members`` for a daisy chain, one for each group and one for all."""
 
     name: str
     token: str
     kind: str  # of the scheduler
-    chain: str  # "array" or "daisy"
+    chain: str  # "array", "daisy", or "groups": an array for each replica group
     members: int
     run_dir: Path
     workdir: Path
@@ -72,20 +80,29 @@ class Plan:
     avoided: tuple[str, ...] = ()  # nodes excluded because of their incidents, not by the settings
     notes: tuple[str, ...] = ()  # notes for the person
     config: Path | None = None  # the settings file, to be found again by the run's name
+    groups: tuple[PlannedGroup, ...] = ()  # each with a chain of its own, after that of the lighthouse
     own_workdir: bool = False  # the token of this launch: a job that finds another account's folder there does nothing
 
     @property
     def submissions(self) -> int:
-        return self.members if self.chain == "daisy" else 1
+        return self.members if self.chain == "daisy" else 1 + len(self.groups)
+
+    def part(self, index: int) -> Plan:
+        """Of submission ``index`` alone: that of a group has options and a command of its own."""
+        if index == 0 or not self.groups:
+            return self
+        one = self.groups[index - 1]
+        return replace(self, options=one.options, command=one.command, groups=())
 
     def token_of(self, index: int) -> str:
         return self.token if self.submissions == 1 else f"{self.token}.{index + 1}"
 
     def link(self, index: int, previous: str = PREVIOUS) -> tuple[str, ...]:
         """The options of submission ``index`` (from 0); ``previous`` is the id of the one before."""
-        before = self.after if index == 0 else previous
+        before = self.after if index == 0 or self.groups else previous
         own = self.token_of(index)  # a token of its own, so that each can be found again
-        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in self.options)
+        given = self.part(index).options
+        options = (f"--comment={comment(self.name, own)}" if o.startswith("--comment=") else o for o in given)
         return (*options, *((f"--dependency=afterany:{before}",) if before else ()))
 
 
@@ -109,9 +126,16 @@ def plan(
     chain: str = launch.chain
     notes = []
     groups = launch.replica_groups
-    if groups is not None and groups.in_ == "jobs":
+    apart = groups is not None and groups.in_ == "jobs"
+    if apart and kind != SLURM:
         raise ConfigError(
-            "launch.replica_groups: in: jobs is not there yet", hint="in: allocation runs all groups in one job"
+            f"launch.replica_groups: in: jobs needs Slurm (scheduler: {kind})",
+            hint="in: allocation runs all groups in one",
+        )
+    if apart and launch.spare_nodes:
+        raise ConfigError(
+            "launch.spare_nodes: a replica group with a job of its own cannot have spare nodes yet",
+            hint="its next member takes over on other nodes; in: allocation has spare nodes",
         )
     if _outlives_a_node(launch) and chain == "array":
         chain = "daisy"
@@ -129,12 +153,22 @@ def plan(
     notes += [f"{node.name} is excluded: {node.why} (ftsupervise nodes)" for node in avoid]
     theirs = {node for text in (*launch.exclude, *exclude) for node in expand_hostlist(text)}
     avoided = tuple(node.name for node in avoid if node.name not in theirs)
-    options = _options(run, chain=chain, token=token, workdir=workdir, exclude=(*exclude, *avoided))
+    options = _options(
+        run, chain="array" if apart else chain, token=token, workdir=workdir, exclude=(*exclude, *avoided)
+    )
     settings = words_of(run) if groups is None else words_of_the_whole(run)
     supervisor = processes.own_command(
         "run", "--run-dir", str(run.run_dir), "--launched", token, *settings, "--", python=python
     )
     command = (*supervisor, *(in_groups(run, token, python) if groups else ()), *train_command(launch, kind))
+    planned: tuple[PlannedGroup, ...] = ()
+    if apart:
+        trains, chain = train_command(launch, kind), "groups"
+        commands = (
+            [(*in_its_job(run, token, python, number), *trains) for number in range(groups.count)] if groups else []
+        )
+        planned = tuple(PlannedGroup(tuple(options), one) for one in commands)
+        options = _of_the_lighthouse(options)
     return Plan(
         name=run.name,
         token=token,
@@ -148,7 +182,28 @@ def plan(
         command=command,
         avoided=avoided,
         notes=tuple(notes),
+        groups=planned,
     )
+
+
+_LARGE = (
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gpus-per-node",
+    "gres",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "exclusive",
+)
+
+
+def _of_the_lighthouse(options: Sequence[str]) -> list[str]:
+    """``options`` of a group's job, for the small one that serves all groups and trains nothing."""
+    none = tuple(f"--{name}" for name in ("nodes", "no-kill", *_LARGE))
+    memory = ["--mem=2G"] if any(one.startswith("--mem") for one in options) else []
+    return [*(one for one in options if one.partition("=")[0] not in none), "--nodes=1", "--ntasks=1", *memory]
 
 
 def warning_lead(launch: Launch) -> timedelta:

@@ -213,8 +213,10 @@ def launch_run(
     done = unanswered(plan, scheduler)
     if done is None:
         check_queue(plan, scheduler, again=again)
-        for options in (plan.link(index) for index in range(plan.submissions)):
-            render(plan, run.launch, options)  # a template that does not render must not leave half a chain behind
+        for index in range(plan.submissions):
+            render(
+                plan.part(index), run.launch, plan.link(index)
+            )  # a template that does not render must not leave half a chain behind
         settings = dump(run)
         if found := secrecy.kind(settings):
             raise ConfigError(
@@ -284,7 +286,7 @@ def submit(
         for index in range(plan.submissions):
             options = plan.link(index, ids[-1] if ids else "")
             path = folder / ("train.sbatch" if plan.submissions == 1 else f"train-{index + 1}.sbatch")
-            script = render(plan, launch, options)
+            script = render(plan.part(index), launch, options)
             write_whole(path, script, mode=SCRIPT)
             write_json(folder / "launch.json", record)
             answer = scheduler.submit(script, script_path=path, token=plan.token_of(index), env=env)
@@ -364,8 +366,9 @@ def unanswered(plan: Plan, scheduler: Scheduler) -> Launched | None:
         if record.state != "submitting" or not record.token:
             continue
         found = scheduler.find(comment(plan.name, record.token))
-        if (
-            not found or record.chain == "daisy"
+        if not found or record.chain in (
+            "daisy",
+            "groups",
         ):  # half a daisy chain is in the queue: the check before the launch reported it
             continue
         ids = tuple(dict.fromkeys(job.base_id for job in found))

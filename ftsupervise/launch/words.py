@@ -35,6 +35,16 @@ def in_groups(run: Run, token: str, python: str) -> list[str]:
     return [*own, "--", *words_of(run, each), "--"]
 
 
+def in_its_job(run: Run, token: str, python: str, number: int) -> list[str]:
+    """The same for one group that has a job of its own."""
+    own = processes.own_command(
+        "groups", "member", "--number", str(number), "--run-dir", str(run.run_dir), python=python
+    )
+    words = in_groups(run, token, python)
+    at = words.index("run", len(processes.own_command(python=python)))
+    return [*own, "--name", run.name, *words[at + 1 :]]
+
+
 _HANG = "launch.restart.hang.at_least"
 
 

@@ -85,7 +85,7 @@ class Probe:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the children that answer it now."""
+        """Return the numbers of the children that answer it now."""
         return tuple(child.pid for child in self._children.values() if child.pid)
 
     # ----------------------------------------------------------------------------------------------- questions

@@ -117,7 +117,7 @@ def watched(
 
 
 class _Pulse:
-    """How long ago did a thread of the process last run? Time in which this process slept does not count."""
+    """Tells how long ago a thread of the process last ran. Time in which this process slept does not count."""
 
     def __init__(self, pid: int, patience: float) -> None:
         self._pid, self._patience = pid, patience

@@ -184,7 +184,7 @@ class ExitReports:
                 self._unacked[one] = (now + _TRY_AGAIN[min(tries, len(_TRY_AGAIN) - 1)], tries + 1)
 
     def due(self) -> float:
-        """When to send next."""
+        """Return when to send next."""
         return min((due for due, _ in self._unacked.values()), default=float("inf"))
 
 

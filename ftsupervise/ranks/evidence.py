@@ -60,7 +60,7 @@ _LINE = re.compile(r"pid (\d+) state (\S+) syscall (\S+) wchan (\S+) waits (yes|
 
 
 def parse_header(line: str) -> EvidenceHeader | None:
-    """What ``EvidenceHeader.line`` wrote; None for anything else."""
+    """Parse what ``EvidenceHeader.line`` wrote; None for anything else."""
     found = _LINE.match(line)
     if found is None:
         return None

@@ -47,7 +47,7 @@ class FollowedLog:
     """The steps in the lines that are added to a log: an open file, or a path whose file may be rotated or cut."""
 
     def __init__(self, pattern: re.Pattern[str], path: Path | None, fd: int = 0) -> None:
-        """What stands there already is of earlier attempts. Raises OSError when ``fd`` is no file."""
+        """Pass over what stands there already: earlier attempts wrote it. Raises OSError when ``fd`` is no file."""
         self._pattern, self._path = pattern, path
         self._fd = -1 if path is not None else fd
         self._at = 0

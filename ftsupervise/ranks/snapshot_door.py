@@ -1,4 +1,4 @@
-"""Where a node takes the snapshots of others, and gives them away: a port, and a thread for each connection.
+"""Takes the snapshots of other nodes, and gives ours away: one port, and a thread for each connection.
 
 Who does not prove within seconds that it knows the key of this run is shut out, and never holds up another one.
 """

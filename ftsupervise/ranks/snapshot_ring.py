@@ -29,7 +29,7 @@ class _Member(NamedTuple):
 
 
 class CopyState(NamedTuple):
-    """How far the buddy copies are, for people."""
+    """The progress of the buddy copies, for people."""
 
     held: int = -1  # step that every buddy holds
     nodes: int = 0  # that take part

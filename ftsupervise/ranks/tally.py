@@ -1,4 +1,4 @@
-"""What the guards of many ranks have counted, as one: each agent sums up its node, and the supervisor its nodes.
+"""Sums up what the guards of many ranks have counted: each agent for its node, and the supervisor for all nodes.
 
 So a run of 100,000 ranks tells its first step, its newest checkpoint, its seconds in saves and its loss in 61 bytes per node.
 Merging is associative, and the order does not matter.

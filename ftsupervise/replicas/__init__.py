@@ -9,6 +9,7 @@ torchft does the work in the loop; this room holds what surrounds it, and never 
     lighthouse_page.py     its status page, read into types
     lighthouse_health.py   is it to be ended?
     suspects.py            what the lighthouse believes of a group, and we know better
+    stores.py              does the store of each group still answer?
     lighthouse_job.py      the lighthouse in a job of its own, and how groups in other jobs find it
     lighthouse_record.py   RUN/replicas/lighthouse.json, and whose turn it is
     torchft_python.py      which Python has torchft

@@ -66,6 +66,15 @@ class LighthouseRecord(NamedTuple):
         )
 
 
+def lighthouse_address(home: Path) -> str:
+    """Where the lighthouse of the run is now; "" while it is not known to be there."""
+    try:
+        page = read_lighthouse(home)
+    except (OSError, ValueError):
+        return ""
+    return page.address if page is not None and page.down_since is None else ""
+
+
 def read_lighthouse(home: Path) -> LighthouseRecord | None:
     """The page in ``home`` (RUN/replicas); None if there is none. Raises OSError and ValueError: it could not be seen, is
     damaged, or an account wrote it that is not trusted there."""

@@ -4,16 +4,13 @@ The lighthouse takes every manager at its word. One that calls itself like anoth
 training is counted too, and of all steps that are told the highest counts: all others throw their weights away and copy those
 of the group that told it. The supervisor knows the groups that it has started, and their steps from their own ranks.
 
-Pure but for ``store_answers``. What is not known makes nobody a suspect.
+Pure. What is not known makes nobody a suspect.
 """
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Collection, Mapping
 from enum import Enum
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from ftsupervise.replicas.lighthouse_page import LighthousePage, QuorumMember, group_of
@@ -44,7 +41,7 @@ def suspects(
     page: LighthousePage, steps: Mapping[str, int | None], heartbeat: float, silent_stores: Collection[str] = ()
 ) -> list[SuspectMember]:
     """``steps``: each group of this run, and the newest step that its ranks have told us (None: not known). ``heartbeat``:
-    seconds after which a start counts as dead. ``silent_stores``: addresses for which ``store_answers`` was False."""
+    seconds after which a start counts as dead. ``silent_stores``: addresses of stores that do not answer (``stores.py``)."""
     heard = page.heard(heartbeat)
     found = [
         SuspectMember(
@@ -110,26 +107,3 @@ class SuspectWatch:
         self._page, self._before = page, set(found)
         self._told = (self._told & self._before) | {(one.replica, one.trouble) for one in new}
         return new
-
-
-def store_answers(store: str, hosts: Collection[str], within: float = 1.0) -> bool | None:
-    """Does something listen at the store of a member ("HOST:PORT/prefix")? None where that cannot be said.
-
-    A stranger may have written the address, so that it is connected to only where its host is one of ``hosts``, addresses of
-    the run's own nodes. Nothing is sent.
-    """
-    host, _, rest = store.rpartition(":")
-    port = rest.partition("/")[0]
-    if host not in hosts or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        return None
-    try:
-        family = socket.AF_INET6 if ip_address(host).version == 6 else socket.AF_INET
-    except ValueError:  # a name would have to be resolved: its caller does that, with a bound
-        return None
-    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as one:
-        one.settimeout(within)
-        try:
-            one.connect((host, int(port)))
-        except OSError as error:
-            return False if error.errno == errno.ECONNREFUSED else None
-    return True

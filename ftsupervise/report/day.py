@@ -6,15 +6,16 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ftsupervise.alerts.last_day import KINDS, PARTS, LastDay
+from ftsupervise.alerts.last_day import KINDS, PARTS, AboutRun, LastDay
 from ftsupervise.report import Status
 from ftsupervise.report.account import kinds_over
 from ftsupervise.report.detail import account_of
 from ftsupervise.report.reading import read_run
 from ftsupervise.report.verdict import verdict_of
-from ftsupervise.rundir.ledger import backwards
+from ftsupervise.rundir.ledger import backwards, numbers
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.steps import StepRecord, read_steps
+from ftsupervise.rundir.tracker import read_tracker
 
 if TYPE_CHECKING:
     from ftsupervise.model import Job
@@ -46,6 +47,12 @@ def last_day(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> Las
         rates=rates_over(read_steps(rundir), begin, end, PARTS),
         shares=tuple((kind, shares.get(kind, 0.0)) for kind in KINDS),
     )
+
+
+def about_run(rundir: RunDir, jobs: tuple[Job, ...] | None, now: datetime) -> AboutRun:
+    """What messages about a run carry besides. Raises as ``last_day`` does."""
+    page = read_tracker(rundir, max(numbers(rundir), default=0))
+    return AboutRun(last_day(rundir, jobs, now), page.url if page is not None else "")
 
 
 def rates_over(record: StepRecord, begin: float, end: float, count: int) -> tuple[float | None, ...]:

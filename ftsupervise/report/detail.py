@@ -6,14 +6,18 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftsupervise.report import Status, gather
 from ftsupervise.report.account import Ettr, Spent, TimeAccount, account
 from ftsupervise.report.queues import QueueSeen
 from ftsupervise.report.row import RunRow, row_of, watch_of
 from ftsupervise.rundir.ledger import lives_here
-from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.paths import TRACKER, RunDir, tracked_attempts
+
+if TYPE_CHECKING:
+    from ftsupervise.report.groups import GroupsSeen
+    from ftsupervise.rundir.tracker import TrackerPage
 
 _FRESH = 60.0  # seconds: a page that young is of an attempt that runs, where the queue cannot be asked
 _OVER = frozenset(("FINISHED", "STOPPED", "GONE", "NEW", "WAITING"))
@@ -38,6 +42,8 @@ class RunDetail(NamedTuple):
     account: TimeAccount
     avoided: tuple[str, ...] | None  # nodes; None: could not be seen
     log: Path | None  # the newest output of its jobs, where it has one
+    groups: GroupsSeen | None = None  # its replica groups, where it has some
+    tracker: TrackerPage | None = None  # its page in an experiment tracker
 
     @property
     def time(self) -> TimeSpent:
@@ -59,7 +65,26 @@ def detail(rundir: RunDir, now: datetime, env: Mapping[str, str]) -> RunDetail:
     seen = gather(rundir, now, env)
     found, tick, late = watch_of(rundir, now)
     row = row_of(seen.run, QueueSeen(seen.jobs, seen.blind), found, tick, late=late)
-    return RunDetail(seen, row, account_of(seen), avoided_nodes(rundir, now), _newest_log(seen))
+    groups = _groups(rundir, now)
+    tracker = _tracker(rundir, seen.run.last.number if seen.run.last is not None else 0)
+    avoided = avoided_nodes(rundir, now)
+    return RunDetail(seen, row, account_of(seen), avoided, _newest_log(seen), groups, tracker)
+
+
+def _tracker(rundir: RunDir, newest: int) -> TrackerPage | None:
+    if not any(os.path.lexists(rundir.attempt(number) / TRACKER) for number in tracked_attempts(newest)):
+        return None  # what reads them is imported where there are some
+    from ftsupervise.rundir.tracker import read_tracker
+
+    return read_tracker(rundir, newest)
+
+
+def _groups(rundir: RunDir, now: datetime) -> GroupsSeen | None:
+    if not os.path.lexists(rundir.replicas):  # what reads them is imported where there are some
+        return None
+    from ftsupervise.report.groups import groups_of
+
+    return groups_of(rundir, now)
 
 
 def account_of(seen: Status) -> TimeAccount:

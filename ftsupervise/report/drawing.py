@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ftsupervise.report.account import Spent, Stretch, TimeAccount
-from ftsupervise.report.slow import Pace
+from ftsupervise.report.slow import StepRate
 from ftsupervise.rundir.steps import StepRecord
 
 WIDE, HIGH = 1200, 100
@@ -38,7 +38,7 @@ class Tick(NamedTuple):
     minor: bool = False  # left out where there is little room
 
 
-class Shape(NamedTuple):
+class KindPath(NamedTuple):
     """A path of one class."""
 
     kind: str
@@ -84,7 +84,7 @@ def axis_of(account: TimeAccount) -> Axis:
 # ------------------------------------------------------------------------------------------------------------ the time
 
 
-def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[Shape, ...]:
+def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[KindPath, ...]:
     """The run as a band: each column in the kind that matters most there; one path of each kind."""
     columns = list(_columns(stretches, axis))
     paths: dict[Spent, list[str]] = {}
@@ -96,7 +96,7 @@ def strip(stretches: Sequence[Stretch], axis: Axis) -> tuple[Shape, ...]:
         if kind is not None:
             paths.setdefault(kind, []).append(f"M{begin} 0h{index - begin}v{HIGH}H{begin}z")
         begin = index
-    return tuple(Shape(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
+    return tuple(KindPath(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
 
 
 def _columns(stretches: Sequence[Stretch], axis: Axis) -> Iterator[Spent | None]:
@@ -138,7 +138,7 @@ def buckets(account: TimeAccount) -> tuple[Bucket, ...]:
     )
 
 
-def bars(found: Sequence[Bucket]) -> tuple[Shape, ...]:
+def bars(found: Sequence[Bucket]) -> tuple[KindPath, ...]:
     """A column for each, stacked: what was trained at the foot."""
     paths: dict[Spent, list[str]] = {}
     wide = WIDE / max(1, len(found))
@@ -151,17 +151,7 @@ def bars(found: Sequence[Bucket]) -> tuple[Shape, ...]:
                 foot -= high
                 box = f"M{index * wide + gap / 2:.1f} {foot:.1f}h{wide - gap:.1f}v{high:.1f}h{gap - wide:.1f}z"
                 paths.setdefault(kind, []).append(box)
-    return tuple(Shape(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
-
-
-def whole_bar(account: TimeAccount) -> tuple[Shape, ...]:
-    """All of the time in one bar."""
-    at, found = 0.0, []
-    for kind, share in account.shares().items():
-        if share > 0:
-            found.append(Shape(kind.value, f"M{at:.2f} 0h{WIDE * share:.2f}v{HIGH}h{-WIDE * share:.2f}z"))
-            at += WIDE * share
-    return tuple(found)
+    return tuple(KindPath(kind.value, "".join(paths[kind])) for kind in KINDS if kind in paths)
 
 
 def marks(times: Iterable[float], axis: Axis) -> str:
@@ -198,7 +188,7 @@ def loss_line(record: StepRecord, axis: Axis, starts: Sequence[float] = ()) -> L
     return _line(points, axis, starts)
 
 
-def rate_line(paces: Sequence[Pace], axis: Axis, starts: Sequence[float] = ()) -> Line | None:
+def rate_line(paces: Sequence[StepRate], axis: Axis, starts: Sequence[float] = ()) -> Line | None:
     points = [((one.begin + one.end) / 2, one.rate) for one in paces]
     return _line(points, axis, starts, zero=True)
 

@@ -1,4 +1,4 @@
-"""All that a report of one run is made of, read once: ``RunReport``. What could not be read stands there with the reason.
+"""All that a report of one run is made of, read once: ``ReportFacts``. What could not be read stands there with the reason.
 
 Places that may hang by themselves (checkpoints, shared directories of nodes) are read by threads that are left behind.
 """
@@ -17,7 +17,7 @@ from ftsupervise.printable import printable
 from ftsupervise.report.costs import CostItem, cost_items
 from ftsupervise.report.detail import RunDetail, detail, runs_now
 from ftsupervise.report.incidents import RunIncident, incidents
-from ftsupervise.report.slow import Pace, SlowPeriod, paces, paces_of, slow_periods, usual_rate
+from ftsupervise.report.slow import SlowPeriod, StepRate, paces, paces_of, slow_periods, usual_rate
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.steps import StepRecord, read_steps
@@ -85,10 +85,10 @@ class Listed(NamedTuple):
     problem: str = ""
 
 
-class RunReport(NamedTuple):
+class ReportFacts(NamedTuple):
     detail: RunDetail
     steps: StepRecord
-    paces: tuple[Pace, ...]
+    paces: tuple[StepRate, ...]
     slow: tuple[SlowPeriod, ...]
     incidents: tuple[RunIncident, ...]
     costs: tuple[CostItem, ...]
@@ -107,7 +107,7 @@ class RunReport(NamedTuple):
 
 def report_of(
     rundir: RunDir, now: datetime, env: Mapping[str, str], extend: Callable[[float], None] = lambda _: None
-) -> RunReport:
+) -> ReportFacts:
     """``extend`` is told how many seconds the next part may take. Raises NotFound, NotPermitted when the run directory cannot
     be read."""
     found = detail(rundir, now, env)
@@ -120,7 +120,7 @@ def report_of(
     ends = tuple(harmless(one) for one in ended)
     run, settings = _settings(rundir, found.status.run.records, env)
     folder = _checkpoint_folder(rundir, run)
-    return RunReport(
+    return ReportFacts(
         detail=found,
         steps=record,
         paces=rates,
@@ -245,9 +245,10 @@ def _told(state: JournalState) -> list[AlertRow]:
 
 def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str, str]) -> tuple[Run | None, Listed]:
     """The settings that the run was launched with, and where each was said: in the file it was launched from, where that still
-    says the same, else in the run directory."""
+    says the same, else in the run directory. The first is for use: no path of this account in another's settings."""
     import json
 
+    from ftsupervise.config.believed import load_believed
     from ftsupervise.config.json_schema import shown
     from ftsupervise.config.load import leaves, loads, values
     from ftsupervise.config.strict_yaml import dotted
@@ -256,6 +257,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         return None, Listed(problem=f"there is no {rundir.config}: no launch has made this run")
     try:
         run, where = _loaded(rundir.config, env)
+        trusted = load_believed(rundir.config, watched=False, environ=env).run
     except (Error, OSError) as error:
         return None, Listed(problem=printable(f"the settings cannot be read: {error}", 500))
     real = leaves(values(run))
@@ -273,7 +275,7 @@ def _settings(rundir: RunDir, records: Sequence[LaunchRecord], env: Mapping[str,
         SettingRow(dotted(path), json.dumps(value, ensure_ascii=False), where.get(dotted(path), ""))
         for path, value in leaves(shown(run)).items()
     )
-    return run, Listed(tuple(rows))
+    return trusted, Listed(tuple(rows))
 
 
 def _loaded(path: Path, env: Mapping[str, str]) -> tuple[Run, dict[str, str]]:

@@ -20,7 +20,7 @@ from ftsupervise.report import drawing, summary
 from ftsupervise.report.account import Spent
 from ftsupervise.report.costs import CostItem
 from ftsupervise.report.drawing import KINDS, Axis, Line
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, RunReport, SettingRow
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow
 from ftsupervise.report.incidents import RunIncident, costs_of
 from ftsupervise.report.summary import percent, stamp
 from ftsupervise.units import show_duration, show_size
@@ -52,7 +52,7 @@ _TONES = {
 _NODE_TONES = {"excluded": "bad", "by hand": "bad", "left in": "watch", "trusted": "good"}
 
 
-def page(report: RunReport) -> str:
+def page(report: ReportFacts) -> str:
     """The whole file."""
     axis = drawing.axis_of(report.detail.account)
     lines = _lines(report, axis)
@@ -116,7 +116,7 @@ def _environment() -> Environment:
 # ------------------------------------------------------------------------------------------------------------ the view
 
 
-def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+def _view(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     seen, of = report.detail.status, report.detail.account
     found = drawing.buckets(of)
     faults = drawing.marks((one.at.timestamp() for one in report.incidents if not one.planned), axis)
@@ -127,7 +127,7 @@ def _view(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Li
         "at": stamp(seen.at),
         "span": f"of {show_duration(of.total)} since {stamp(of.since)}" if of.total >= 1 else "",
         "directory": str(seen.rundir.root),
-        "links": (),
+        "tracker": report.detail.tracker,
         "nav": _NAV,
         "head": summary.headline(report),
         "said": tuple(summary.sentences(report)),
@@ -206,7 +206,7 @@ def kind_rows(seconds: Mapping[Spent, float]) -> list[dict[str, str]]:
     ]
 
 
-def _lines(report: RunReport, axis: Axis) -> list[tuple[str, str, str, Line]]:
+def _lines(report: ReportFacts, axis: Axis) -> list[tuple[str, str, str, Line]]:
     """The curves that there are: name, title, words for those who do not see them."""
     found = []
     starts = [one.started.timestamp() for one in report.detail.status.attempts]
@@ -224,7 +224,7 @@ def _lines(report: RunReport, axis: Axis) -> list[tuple[str, str, str, Line]]:
     return found
 
 
-def _slow(report: RunReport) -> str:
+def _slow(report: ReportFacts) -> str:
     if not report.slow:
         return ""
     worst = max(report.slow, key=lambda one: one.lost)
@@ -232,7 +232,7 @@ def _slow(report: RunReport) -> str:
     return f"Slowest: from {stamp(_at(report, worst.begin))} to {stamp(_at(report, worst.end))}, at {share} of its usual speed."
 
 
-def _at(report: RunReport, epoch: float) -> Any:
+def _at(report: ReportFacts, epoch: float) -> Any:
     from datetime import datetime
 
     return datetime.fromtimestamp(epoch, report.detail.status.at.tzinfo)
@@ -298,7 +298,7 @@ def cut(text: str, longest: int = _LONGEST) -> str:
 # ------------------------------------------------------------------------------------------------------------ the data
 
 
-def _data(report: RunReport, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
+def _data(report: ReportFacts, axis: Axis, lines: Iterable[tuple[str, str, str, Line]]) -> dict[str, Any]:
     """What the pointer reads; times are seconds since the begin."""
     found = drawing.buckets(report.detail.account)
     curves = {

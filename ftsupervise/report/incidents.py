@@ -105,6 +105,8 @@ def costs_of(found: Iterable[RunIncident]) -> tuple[CauseCost, ...]:
 
 def kind_of(one: Attempt) -> str:
     """The class of an attempt's end, for people; "" while it runs."""
+    if one.failure is not None and one.hardware:
+        return "hardware fault"
     if one.failure is not None:
         return _OF_A_FAILURE[one.failure.kind]
     if one.cause is None:

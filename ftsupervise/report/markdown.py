@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ftsupervise.printable import printable
 from ftsupervise.report import summary
-from ftsupervise.report.account import Spent
-from ftsupervise.report.everything import AlertRow, NodeRow, RunReport
+from ftsupervise.report.account import Spent, TimeAccount
+from ftsupervise.report.everything import AlertRow, NodeRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.summary import percent, stamp
 from ftsupervise.units import show_duration
@@ -22,19 +22,20 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$^])")  # within a line
 _BAR = 30  # characters
 
 
-def as_markdown(report: RunReport) -> str:
+def as_markdown(report: ReportFacts) -> str:
     """The verdict first, then what cost most, the account, and the newest of each kind."""
     return "\n".join(_lines(report)).rstrip("\n") + "\n"
 
 
-def _lines(report: RunReport) -> Iterator[str]:
+def _lines(report: ReportFacts) -> Iterator[str]:
     seen, of, head = report.detail.status, report.detail.account, summary.headline(report)
     yield f"# {plain(seen.name)}: {head.verdict}"
     yield ""
     yield f"**{plain(head.sentence, 600)}**"
     yield ""
-    yield " ".join(plain(words, 600) for words in summary.sentences(report))
-    yield ""
+    if said := " ".join(plain(words, 600) for words in summary.sentences(report)):
+        yield said
+        yield ""
     yield from table(
         ("", "", ""), ((tile.title, f"**{plain(tile.value)}**", plain(tile.more)) for tile in summary.tiles(report))
     )
@@ -44,17 +45,7 @@ def _lines(report: RunReport) -> Iterator[str]:
         for number, item in enumerate(report.costs[:_COSTS], 1):
             yield f"{number}. {plain(summary.cost_sentence(item, of.total), 600)}"
         yield ""
-    yield "## Where the time went"
-    yield ""
-    seconds = of.seconds()
-    whole = sum(seconds.values())
-    rows = [
-        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
-        for kind in Spent
-        if seconds[kind] > 0
-    ]
-    yield from table(("kind", "time", "share", ""), rows)
-    yield from table(("ratio", "value", "definition"), summary.definitions(of))
+    yield from _time(of)
     yield from _incidents(report.incidents)
     yield from _nodes(report)
     yield from _alerts(report)
@@ -63,7 +54,26 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield "## Plan and actual"
         yield ""
         yield from table(("", "planned, or usual", "actual"), rows_of_plan)
+    if report.detail.tracker is not None:
+        yield f"Its page in {plain(report.detail.tracker.kind)}: {report.detail.tracker.url}"
+        yield ""
     yield f"As of {stamp(seen.at)}. The page with pictures: {code(f'ftsupervise report {seen.rundir.quoted()}')}"
+
+
+def _time(of: TimeAccount) -> Iterator[str]:
+    seconds = of.seconds()
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return
+    yield "## Where the time went"
+    yield ""
+    rows = [
+        (kind.value, show_duration(seconds[kind]), percent(seconds[kind] / whole), code(bar(seconds[kind] / whole)))
+        for kind in Spent
+        if seconds[kind] > 0
+    ]
+    yield from table(("kind", "time", "share", ""), rows)
+    yield from table(("ratio", "value", "definition"), summary.definitions(of))
 
 
 def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
@@ -84,7 +94,7 @@ def _incidents(found: Sequence[RunIncident]) -> Iterator[str]:
         yield ""
 
 
-def _nodes(report: RunReport) -> Iterator[str]:
+def _nodes(report: ReportFacts) -> Iterator[str]:
     rows = [row for row in report.nodes.rows if isinstance(row, NodeRow)][:_ROWS]
     if rows:
         yield "## Nodes with a history"
@@ -93,7 +103,7 @@ def _nodes(report: RunReport) -> Iterator[str]:
         yield from table(("node", "state", "score", "faults here", "why"), cells)
 
 
-def _alerts(report: RunReport) -> Iterator[str]:
+def _alerts(report: ReportFacts) -> Iterator[str]:
     rows = [row for row in report.alerts.rows if isinstance(row, AlertRow)][:_ROWS]
     if rows:
         yield "## Alerts"

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from ftsupervise.model import Attempt, Job
 from ftsupervise.report.detail import RunDetail, TimeSpent
+from ftsupervise.report.groups import GroupsSeen
 from ftsupervise.report.row import RunRow
 from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.tracker import TrackerPage
 from ftsupervise.truth import Beat, SwitchState
 
 SCHEMA_VERSION = 3  # another one when a field goes or changes its meaning
@@ -34,6 +36,8 @@ class RunFields(NamedTuple):
     finished: bool
     avoided_nodes: tuple[str, ...] | None
     log: Path | None
+    groups: GroupsSeen | None
+    tracker: TrackerPage | None
     time: TimeSpent
     receivers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -53,6 +57,8 @@ def fields_of(found: RunDetail) -> RunFields:
         finished=run.finished,
         avoided_nodes=found.avoided,
         log=found.log,
+        groups=found.groups,
+        tracker=found.tracker,
         time=found.time,
         receivers=seen.telling,
         warnings=seen.warnings,

@@ -1,7 +1,6 @@
 """A run as one row: what ``status`` shows of it, as plain values."""
 
-from __future__ import annotations
-
+import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -40,6 +39,7 @@ class RunRow(NamedTuple):
     firing: int = 0  # alerts
     alerts: tuple[FiringAlert, ...] = ()  # the worst of them
     disk: str = ""  # forecast
+    groups_away: str = ""  # which replica groups are away, in words
     attempts: int = 0  # that were made
     members_left: int | None = None  # jobs or array members that wait to take over
     ends_at: datetime | None = None  # when Slurm ends the job that runs
@@ -80,6 +80,7 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         firing=found.firing if found is not None else 0,
         alerts=found.alerts if found is not None else (),
         disk=found.disk if found is not None else "",
+        groups_away=_groups(run) if runs else "",
         attempts=last.number if last is not None else 0,
         members_left=None if queue.jobs is None else members(waiting),
         ends_at=next((job.end_time for job in queue.jobs or () if not job.state.waiting and job.end_time), None),
@@ -87,6 +88,14 @@ def row_of(run: RunReading, queue: QueueSeen, found: WatchFound | None, tick: da
         watched_next=tick,
         watch_late=late,
     )
+
+
+def _groups(run: RunReading) -> str:
+    if not os.path.lexists(run.rundir.replicas):  # what reads them is imported where there are some
+        return ""
+    from ftsupervise.report.groups import running_words
+
+    return running_words(run.rundir, run.at)
 
 
 def _loss(run: RunReading) -> float | None:
@@ -112,7 +121,7 @@ def watch_of(rundir: RunDir, now: datetime) -> tuple[WatchFound | None, datetime
     return found, due, late
 
 
-def members(waiting: Sequence[Job]) -> int:
+def members(waiting: Sequence["Job"]) -> int:
     """How many jobs or members of arrays these are."""
     if not waiting:
         return 0

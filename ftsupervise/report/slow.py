@@ -17,7 +17,7 @@ _GAP = 12  # times the usual distance of two spans: a restart, or a wait
 _USUAL = 0.8  # the rate that this share of all pieces does not exceed: a run may be slow for most of its time
 
 
-class Pace(NamedTuple):
+class StepRate(NamedTuple):
     """The rate over a time in which it trained without a break. Epoch seconds; steps a second."""
 
     begin: float
@@ -33,7 +33,7 @@ class SlowPeriod(NamedTuple):
     lost: float  # seconds that it would not have taken at the usual rate
 
 
-def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[Pace, ...]:
+def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[StepRate, ...]:
     """The rates over the run, at most some hundreds, none across a restart. ``starts``: when its attempts began, in epoch
     seconds."""
     size = max(_SPANS, -(-len(record.spans) // _PIECES))
@@ -44,11 +44,11 @@ def paces(record: StepRecord, starts: Sequence[float] = ()) -> tuple[Pace, ...]:
             made = sum(one.made for one in piece[1:])  # those of the first were made before it
             if seconds > 0 and made > 0:
                 begin = (piece[0].number + 1) * record.every
-                found.append(Pace(float(begin), float(begin + seconds), made / seconds))
+                found.append(StepRate(float(begin), float(begin + seconds), made / seconds))
     return tuple(found)
 
 
-def paces_of(attempts: Sequence[Attempt], known: Sequence[Pace]) -> tuple[Pace, ...]:
+def paces_of(attempts: Sequence[Attempt], known: Sequence[StepRate]) -> tuple[StepRate, ...]:
     """``known`` and, for attempts too short to have any, their mean rate by the ledger."""
     begins = [one.begin for one in known]
     found = list(known)
@@ -58,17 +58,17 @@ def paces_of(attempts: Sequence[Attempt], known: Sequence[Pace]) -> tuple[Pace, 
         begin, end = (one.started.timestamp() + seconds for seconds in (one.ready, one.worked))
         steps, seconds = one.last_step - one.first_step, end - begin - (one.saving or 0.0)
         if steps >= _STEPS and seconds > 0 and bisect_left(begins, begin) == bisect_left(begins, end):
-            found.append(Pace(begin, end, steps / seconds))
+            found.append(StepRate(begin, end, steps / seconds))
     return tuple(sorted(found))
 
 
-def usual_rate(found: Sequence[Pace]) -> float | None:
+def usual_rate(found: Sequence[StepRate]) -> float | None:
     """None where there is too little to tell."""
     rates = sorted(one.rate for one in found)
     return rates[min(len(rates) - 1, int(_USUAL * len(rates)))] if len(rates) >= 3 else None
 
 
-def slow_periods(found: Sequence[Pace]) -> tuple[SlowPeriod, ...]:
+def slow_periods(found: Sequence[StepRate]) -> tuple[SlowPeriod, ...]:
     """Where it ran below ``SLOW`` of its usual rate; neighbours are one."""
     usual = usual_rate(found)
     if usual is None:

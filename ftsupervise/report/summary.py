@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ftsupervise.report.account import Ettr, Spent, TimeAccount
 from ftsupervise.report.costs import BLIND, FIRST, HELD, PLANNED, QUEUE, SAVES, STANDS, UNKNOWN, CostItem
-from ftsupervise.report.everything import AlertRow, PlanRow, RunReport
+from ftsupervise.report.everything import PlanRow, ReportFacts
 from ftsupervise.report.incidents import RunIncident
 from ftsupervise.report.slow import SLOW
 from ftsupervise.units import show_duration
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     tone: str = ""
 
 
-def headline(report: RunReport) -> Headline:
+def headline(report: ReportFacts) -> Headline:
     """The verdict of ``status`` and one sentence."""
     seen, row = report.detail.status, report.detail.row
     verdict = seen.verdict
@@ -81,14 +81,16 @@ def headline(report: RunReport) -> Headline:
     return Headline(verdict, "good", f"It runs{f' ({seen.why})' if seen.why else ''}.")
 
 
-def sentences(report: RunReport) -> Iterator[str]:
+def sentences(report: ReportFacts) -> Iterator[str]:
     """How far it came, and in what time; at most four."""
     of, row = report.detail.account, report.detail.row
     if of.total < 1:
         return
     meta, seconds = of.ettr_meta(), of.seconds()
     share = f": {ratio(meta)} of the time in which it could have run" if meta is not None else ""
-    yield f"In the {show_duration(of.total)} since its launch it trained for {show_duration(seconds[Spent.TRAIN])}{share}."
+    if len(of.blind) < len(report.detail.status.attempts) or not of.blind:
+        trained = show_duration(seconds[Spent.TRAIN])
+        yield f"In the {show_duration(of.total)} since its launch it trained for {trained}{share}."
     faults = sum(1 for one in report.incidents if not one.planned)
     planned = len(report.incidents) - faults
     lost = sum(one.lost for one in report.incidents if not one.planned)
@@ -146,7 +148,7 @@ def cause_of(one: RunIncident) -> str:
     return one.cause.removeprefix(one.kind).lstrip(": ")
 
 
-def tiles(report: RunReport) -> tuple[Tile, ...]:
+def tiles(report: ReportFacts) -> tuple[Tile, ...]:
     return tuple(
         filter(
             None, (_effective(report), _step(report), _speed(report), _faults(report), _saved(report), _alerts(report))
@@ -154,7 +156,7 @@ def tiles(report: RunReport) -> tuple[Tile, ...]:
     )
 
 
-def _effective(report: RunReport) -> Tile | None:
+def _effective(report: ReportFacts) -> Tile | None:
     of = report.detail.account
     meta, byterobust, last = of.ettr_meta(), of.ettr_byterobust(), of.ettr_last()
     if meta is None:
@@ -165,7 +167,7 @@ def _effective(report: RunReport) -> Tile | None:
     return Tile("Effective training time", ratio(meta), f"as ByteRobust counts {ratio(byterobust)}{hour}", tone)
 
 
-def _step(report: RunReport) -> Tile:
+def _step(report: ReportFacts) -> Tile:
     step, goal = reached(report), report.detail.row.last_step
     if step is None:
         return Tile("Step", "none yet", "no rank has reported one")
@@ -175,7 +177,7 @@ def _step(report: RunReport) -> Tile:
     return Tile("Step", f"{step:,}", ", ".join(more))
 
 
-def _speed(report: RunReport) -> Tile | None:
+def _speed(report: ReportFacts) -> Tile | None:
     rate, usual = report.detail.row.rate, report.usual
     if rate is None:
         return Tile("Usual speed", pace(usual), "it does not run now") if usual else None
@@ -184,7 +186,7 @@ def _speed(report: RunReport) -> Tile | None:
     return Tile("Speed now", pace(rate), more, "watch" if share is not None and share < SLOW else "")
 
 
-def _faults(report: RunReport) -> Tile:
+def _faults(report: ReportFacts) -> Tile:
     faults = [one for one in report.incidents if not one.planned]
     planned = len(report.incidents) - len(faults)
     lost = f"{show_duration(sum(one.lost for one in faults))} lost" if faults else "none"
@@ -192,7 +194,7 @@ def _faults(report: RunReport) -> Tile:
     return Tile("Faults", str(len(faults)), f"{lost}{besides}", "watch" if faults else "good")
 
 
-def _saved(report: RunReport) -> Tile:
+def _saved(report: ReportFacts) -> Tile:
     row, now = report.detail.row, report.detail.status.at
     if row.saved is None:
         return Tile("Newest checkpoint", "none", "no rank has reported one")
@@ -202,7 +204,7 @@ def _saved(report: RunReport) -> Tile:
     return Tile("Checkpoint at step", f"{row.saved:,}", "; ".join(filter(None, (age, risk))))
 
 
-def _alerts(report: RunReport) -> Tile:
+def _alerts(report: ReportFacts) -> Tile:
     row = report.detail.row
     if row.firing:
         return Tile("Alerts", f"{row.firing} firing", row.alerts[0].watchdog if row.alerts else "", "bad")
@@ -214,7 +216,7 @@ def _alerts(report: RunReport) -> Tile:
 # ------------------------------------------------------------------------------------------------------ plan and actual
 
 
-def plan_rows(report: RunReport) -> Iterator[PlanRow]:
+def plan_rows(report: ReportFacts) -> Iterator[PlanRow]:
     """What the settings or the run's own past promise, beside what came."""
     row, of, run = report.detail.row, report.detail.account, report.run
     step = reached(report)
@@ -239,7 +241,7 @@ def plan_rows(report: RunReport) -> Iterator[PlanRow]:
         yield from _of_settings(report)
 
 
-def _of_settings(report: RunReport) -> Iterator[PlanRow]:
+def _of_settings(report: ReportFacts) -> Iterator[PlanRow]:
     run, ends = report.run, report.incidents
     assert run is not None
     launch = run.launch
@@ -267,7 +269,7 @@ def _of_settings(report: RunReport) -> Iterator[PlanRow]:
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-def _stands(report: RunReport) -> float:
+def _stands(report: ReportFacts) -> float:
     """Seconds for which the attempt that runs has made no progress."""
     last = report.detail.status.run.last
     if last is None or last.ended is not None:
@@ -276,14 +278,10 @@ def _stands(report: RunReport) -> float:
     return sum(one.seconds for one in mine if one.kind is Spent.DETECT)
 
 
-def reached(report: RunReport) -> int | None:
+def reached(report: ReportFacts) -> int | None:
     """The highest step of any attempt."""
     steps = (report.detail.status.step, *(one.last_step for one in report.detail.status.attempts))
     return max((step for step in steps if step is not None), default=None)
-
-
-def firing(report: RunReport) -> tuple[AlertRow, ...]:
-    return tuple(one for one in report.alerts.rows if isinstance(one, AlertRow) and one.word in ("firing", "pending"))
 
 
 def definitions(of: TimeAccount) -> tuple[tuple[str, str, str], ...]:

@@ -16,6 +16,8 @@ from ftsupervise.nodes.selector import NodeSelector, Placement, calls_srun, text
 from ftsupervise.ranks.agent_pool import AT_ONCE, Agents
 from ftsupervise.ranks.hang_detector import Detector, GapHistory
 from ftsupervise.ranks.hang_monitor import HangMonitor, RankStates
+from ftsupervise.replicas.environment import ENV_LIGHTHOUSE
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
 from ftsupervise.run import Options, fencing, gate, rendezvous
 from ftsupervise.run.cause import with_lost_nodes
 from ftsupervise.run.command import RunningCommand
@@ -37,6 +39,7 @@ from ftsupervise.rundir.paths import (
     ENV_ATTEMPT_DIR,
     ENV_CHECKPOINT_DIR,
     ENV_DEADLINE,
+    ENV_GROUP_JOB,
     ENV_GUARD,
     ENV_NODE_RANK,
     ENV_NODES,
@@ -48,8 +51,10 @@ from ftsupervise.rundir.paths import (
     ENV_SNAPSHOTS,
     ENV_STAGING,
     ERROR_FILE,
+    RunDir,
     tell,
 )
+from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_away, is_srun
 from ftsupervise.warm.restarts import WarmStart
@@ -150,6 +155,10 @@ def begin(to: Services, now: RunProgress, wait: Callable[[float], bool]) -> tupl
         return now, False
     log = mine.folder / "run.log"
     where = {ENV_CHECKPOINT_DIR: to.options.checkpoints or str(rundir.checkpoints), **to.env}
+    try:
+        keep_reached(rundir, mine.number - 1)
+    except OSError:  # the account of a lost attempt then ends with its last page
+        pass
     now = now._replace(claim=mine, fence=fencing.begin(rundir, mine.number, where, partial(tell, log)))
     newer = superseded(rundir, mine.number)
     why = f"attempt {newer} has begun meanwhile" if newer is not None else shut(to.options)
@@ -248,6 +257,9 @@ def _env(to: Services, now: RunProgress, pages: str) -> dict[str, str]:
     given.update(now.fence.env() if now.fence is not None else {})
     if now.placement.nodes:
         given[ENV_NODES] = compress_hostlist(now.placement.nodes)
+    if options.rundir.whole is not None and ENV_LIGHTHOUSE in given and ENV_GROUP_JOB in given:
+        # it may have moved with its job since this one began
+        given[ENV_LIGHTHOUSE] = lighthouse_address(RunDir(options.rundir.whole).replicas) or given[ENV_LIGHTHOUSE]
     if to.end is not None:
         given[ENV_DEADLINE] = f"{to.end:.0f}"
     if now.crowded:

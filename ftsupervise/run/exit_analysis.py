@@ -1,5 +1,5 @@
-"""Which rank died first? srun's own exit code often names a victim: when one rank is killed it ends the others with SIGTERM
-and exits with 143. Its messages in the job's output say more, in the order of events. Pure, but for reading.
+"""Finds the rank that died first. srun's own exit code often names a victim: when one rank is killed it ends the others with
+SIGTERM and exits with 143. Its messages in the job's output say more, in the order of events. Pure, but for reading.
 
 The lines are Slurm's own, as seen on 22.05 to 26.05.
 """

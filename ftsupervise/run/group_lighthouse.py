@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 
-from ftsupervise.host.addresses import own_address
+from ftsupervise.host.addresses import LOOPBACK, own_address
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
+from ftsupervise.replicas.stores import StoreWatch
 from ftsupervise.replicas.suspects import SuspectWatch
 from ftsupervise.replicas.torchft_python import find_torchft
 from ftsupervise.run.group_options import GroupOptions
@@ -40,20 +43,26 @@ class GroupLighthouse:
         )
         python = find_torchft(asked.command, env).python
         self._lighthouse = SupervisedLighthouse(place, python, say, env=env)
+        before = lighthouse_address(asked.rundir.replicas)
         self._lighthouse.start()
         self.address = self._lighthouse.address
+        self.moved = datetime.now(timezone.utc) if before not in ("", self.address) else None
         self.restarted: float | None = None  # monotonic: torchft may have lost a group's call then
         self._suspects = SuspectWatch()
+        names = [LOOPBACK, os.uname().nodename, *allocation.nodes, *map(allocation.address, allocation.nodes)]
+        self._stores = StoreWatch(self._lighthouse.page, names)
 
     def follow(self, steps: Mapping[str, int | None]) -> None:
-        """Take note of what has happened to it. ``steps``: of each group, as its ranks say."""
+        """Take note of what has happened to it. ``steps``: of each group, the most that its ranks can have
+        made."""
         self._lighthouse.keep()
         for event in self._lighthouse.events():
             if event.restart:
                 self.restarted = time.monotonic()
         page = self._lighthouse.page()
         if isinstance(page, LighthousePage):
-            for one in self._suspects.news(time.monotonic(), page, steps, 2 * self._timeouts.heartbeat):
+            news = self._suspects.news(time.monotonic(), page, steps, 2 * self._timeouts.heartbeat, self._stores.silent)
+            for one in news:
                 self._say(one.words)
 
     def heard(self, group: str) -> bool | None:
@@ -61,4 +70,5 @@ class GroupLighthouse:
         return self._lighthouse.heard(group)
 
     def stop(self) -> None:
+        self._stores.close()
         self._lighthouse.stop()

@@ -12,6 +12,7 @@ from typing import Any
 from ftsupervise.config.grouping import least_of
 from ftsupervise.errors import NotFound, Refused, UsageError, from_os_error
 from ftsupervise.host.modes import make_folder
+from ftsupervise.replicas.groups import read_table
 from ftsupervise.replicas.timeouts import Timeouts, derive, problems
 from ftsupervise.run.group_process import LEAVE
 from ftsupervise.run.hang_bounds import hang_bounds
@@ -32,21 +33,31 @@ class GroupOptions:
     command: tuple[str, ...]
     timeouts: Timeouts | None = None  # None: torchft is not used
     slowest_step: float = 0.0
+    apart: bool = False  # each group has jobs of its own
 
 
 def group_options(
     env: Mapping[str, str], values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
 ) -> GroupOptions:
-    """``values`` by parameter (``config/grouping.py``). Raises UsageError, Refused."""
-    root, count = env.get(ENV_RUN_DIR), values["count"]
+    """Of ``groups run``. ``values`` by parameter (``config/grouping.py``). Raises UsageError, Refused."""
+    root = env.get(ENV_RUN_DIR)
     if not root or not env.get(ENV_ATTEMPT_DIR):
         raise UsageError(
             "groups run is the command of a supervised run",
             hint="ftsupervise run --run-dir DIR -- ftsupervise groups run --count 4 -- COMMAND; launch writes it so",
         )
+    rundir = RunDir(Path(root).absolute())
+    return options_of_groups(rundir, env.get(ENV_RUN) or rundir.root.name, values, settings, command)
+
+
+def options_of_groups(
+    rundir: RunDir, name: str, values: Mapping[str, Any], settings: Sequence[str], command: Sequence[str]
+) -> GroupOptions:
+    """Of all groups of the run in ``rundir``. Raises UsageError, Refused."""
     if not command:
         raise UsageError("no command for the groups", hint="ftsupervise groups run --count 4 -- COMMAND")
-    rundir, least, slowest = RunDir(Path(root).absolute()), least_of(values["min"], count), values["slowest_step"]
+    count, slowest = values["count"], values["slowest_step"]
+    least = least_of(values["min"], count)
     if not count // 2 < least <= count:
         raise UsageError(f"--min {least}: of {count} groups, {count // 2 + 1} to {count} make sense")
     timeouts = None
@@ -59,7 +70,7 @@ def group_options(
         settings = (*settings, "--nodes-dir", str(rundir.nodes))  # a bad node is bad for every group
     return GroupOptions(
         rundir=rundir,
-        name=env.get(ENV_RUN) or rundir.root.name,
+        name=name,
         launched=values["launched"],
         count=count,
         nodes_each=values["nodes_each"],
@@ -68,6 +79,7 @@ def group_options(
         command=tuple(command),
         timeouts=timeouts,
         slowest_step=slowest,
+        apart=values["in"] == "jobs",
     )
 
 
@@ -77,12 +89,17 @@ def group_options(
 def let_leave(run: RunDir, group: str) -> str:
     """Returns what was done, as a sentence. Raises NotFound, CannotWrite, NotPermitted."""
     mark = _of(run, group).state / LEAVE
+    if (table := read_table(run)) is not None and table.place == "jobs":
+        raise Refused(
+            f"{group} has jobs of its own, and `groups leave` cannot end them yet",
+            hint=f"scancel its array: squeue --me shows it as {group}; the others train on",
+        )
     try:
         make_folder(mark.parent, parents=True)
         write_whole(mark, "")
     except OSError as error:
         raise from_os_error(error, f"write {mark}") from None
-    again = f"ftsupervise groups join {run.quoted()} {group}"
+    again = f"ftsupervise groups join {group} {run.quoted()}"
     return f"{group} leaves for good, and the others train on; to let it join again: {again}"
 
 

@@ -75,11 +75,12 @@ class GroupPages:
         area: Path | None,
     ) -> None:
         self._asked, self._groups, self._nodes, self._say, self._area = asked, groups, nodes, say, area
-        self._below: datetime | None = None
+        self.below: datetime | None = None  # since when fewer than the least run
         self._written = self._quorum_written = 0.0
         self._quorum = QuorumPage()
         self._slow = ""
         self.lighthouse_restarted: float | None = None  # monotonic
+        self.moved: datetime | None = None  # when the lighthouse began at another address
 
     def write(self, over: str, *, last: bool = False) -> None:
         """``over``: why no group is started any more."""
@@ -103,12 +104,12 @@ class GroupPages:
         running = sum(1 for group in self._groups if group.row.state is GroupState.RUNNING)
         why = f"{running} of {wanted} groups run, and fewer than {least} do not train on: they wait"
         if over or running >= least:
-            if self._below is not None and not over:
+            if self.below is not None and not over:
                 self._say(f"{running} of {wanted} groups run again: the run goes on")
-            self._below = None
+            self.below = None
             return ""
-        if self._below is None:
-            self._below = now
+        if self.below is None:
+            self.below = now
             self._say(why)
         return why
 
@@ -123,6 +124,8 @@ class GroupPages:
                 continue
             if gone and (row.stalled is None or row.stalled >= _STILL):
                 found.append(Hung(row.name, row.attempt, f"{', '.join(gone)} does not answer"))
+            elif self.moved is not None and group.newest is not None and group.newest.started < self.moved:
+                found.append(Hung(row.name, row.attempt, "the lighthouse is at another address now"))
             elif why := self._left_out(group):
                 found.append(Hung(row.name, row.attempt, why))
         return tuple(found)
@@ -150,9 +153,10 @@ class GroupPages:
             host=os.uname().nodename,
             wanted=self._asked.count,
             least=self._asked.least,
+            place="jobs" if self._asked.apart else "allocation",
             groups=rows,
             spares=tuple(sorted(self._nodes.all - used - self._nodes.lost())),
-            below=self._below,
+            below=self.below,
             slow=slow,
         )
 

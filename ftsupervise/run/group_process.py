@@ -33,6 +33,7 @@ class GroupProcess:
         self.row = ReplicaGroup(name, GroupState.WAITING, now, nodes=nodes)
         self.newest: Attempt | None = None
         self.page: ProgressPage | None = None  # of the newest attempt
+        self.runs_elsewhere = False  # in a job of its own
         self.due = 0.0  # monotonic: when it may be started
         self.lost: tuple[str, ...] = ()  # nodes that were lost under it: its older copy may still run there
         self._pause, self._began = _FIRST, 0.0
@@ -40,7 +41,7 @@ class GroupProcess:
 
     @property
     def alive(self) -> bool:
-        return bool(self.row.pid)
+        return bool(self.row.pid) or self.runs_elsewhere
 
     @property
     def has_failed(self) -> bool:
@@ -122,6 +123,13 @@ class GroupProcess:
             self.page = read_progress(self.rundir, newest.number)
             self.row = self._seen(newest, now)
         return new
+
+    def step_by(self, now: datetime) -> int | None:
+        """The step that its ranks can have reached by now, at most; None where that is not known. The page is seconds old."""
+        page, seconds = self.page, self.row.seconds
+        if page is None or page.ahead is None or not seconds:
+            return None
+        return page.ahead + round(2 * max(0.0, (now - page.at).total_seconds()) / seconds) + 1
 
     def _new_ends(self, newest: Attempt | None) -> list[Attempt]:
         last = newest.number if newest is not None else 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from ftsupervise.errors import Refused
 from ftsupervise.host.modes import FOLDER, make_folder
 from ftsupervise.host.processes import own_command
-from ftsupervise.model import Claim
+from ftsupervise.model import CauseKind, Claim
 from ftsupervise.replicas.environment import environment_of, for_group, on_its_nodes
 from ftsupervise.replicas.groups import GroupState, choose_nodes, first_nodes
 from ftsupervise.run.gate import PASS_ON, STOP, SignalQueue
@@ -26,8 +26,9 @@ from ftsupervise.run.group_pages import GroupPages, NodesSeen
 from ftsupervise.run.group_process import GroupProcess, log_name
 from ftsupervise.run.progress_pages import ProgressWriter
 from ftsupervise.rundir import ledger
-from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, tell
-from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, STOPPED, tell
+from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.switches import KILL, Stopped, read_brake, read_switch, release_brake
 from ftsupervise.scheduler.allocation import Allocation
 from ftsupervise.scheduler.parse import is_srun, on_nodes
 from ftsupervise.truth import Health
@@ -74,7 +75,7 @@ class GroupsOfJob:
                 for group in self.groups:
                     self._look_after(group, over)
                 if self.lighthouse is not None:
-                    self.lighthouse.follow({group.row.name: group.row.step for group in self.groups})
+                    self.lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
                     self.pages.lighthouse_restarted = self.lighthouse.restarted
                 self.pages.write(over)
                 if not any(group.alive for group in self.groups) and (over or not self._may_go_on()):
@@ -83,6 +84,7 @@ class GroupsOfJob:
                     self._on_signal(number)
         finally:
             self._end_all()
+            self._note_why()
             writer.close()
             self.pages.write("ended", last=True)
             self.nodes.close()
@@ -116,11 +118,19 @@ class GroupsOfJob:
     def _after_its_end(self, group: GroupProcess, code: int, over: str, now: datetime) -> None:
         gone = self.nodes.lost()
         group.lost = tuple(node for node in group.row.nodes if node in gone)
+        if self._failed_of_waiting(now) and self._braked(group):
+            release_brake(group.rundir, who="its supervisor: the group failed for want of others", now=now)
+            self.say(f"{group.row.name}: its brake is taken off: it failed because too few other groups ran")
         fine = code == 0 and not group.has_failed
         if fine and not over and not group.leaves and not self._braked(group):
             group.move(GroupState.OVER, "its command has ended by itself", now)
         elif not over:
             group.move(GroupState.WAITING, f"its supervisor has ended (exit {code})", now)
+
+    def _failed_of_waiting(self, now: datetime) -> bool:
+        """Have too few groups run for so long that those that wait end themselves? That is no failure of theirs."""
+        below, timeouts = self.pages.below, self.asked.timeouts
+        return below is not None and timeouts is not None and (now - below).total_seconds() >= timeouts.quorum
 
     def _state(self, group: GroupProcess, over: str) -> tuple[GroupState, str]:
         """Of a group whose supervisor does not run."""
@@ -129,7 +139,7 @@ class GroupsOfJob:
         if group.leaves:
             return (
                 GroupState.LEFT,
-                f"for good; to let it join again: ftsupervise groups join {group.rundir.whole} {group.row.name}",
+                f"for good; to let it join again: ftsupervise groups join {group.row.name} {group.rundir.whole}",
             )
         if why := self._braked(group):
             return GroupState.STOPPED, why
@@ -215,12 +225,30 @@ class GroupsOfJob:
             for group in self.groups:
                 group.signal(number)
 
+    def _note_why(self) -> None:
+        """For the ledger of the whole run: why the groups stopped, as a guard notes it for its own attempt."""
+        if self.told:
+            kind = CauseKind.WARNING if self.told in PASS_ON else CauseKind.TOLD
+        elif read_switch(self.asked.rundir, KILL).up:
+            kind = CauseKind.KILL_SWITCH
+        else:
+            return
+        step = max((group.row.step for group in self.groups if group.row.step is not None), default=None)
+        try:
+            write_json(self.attempt.folder / STOPPED, Stopped(kind.value, self._over(), step, _now()))
+        except OSError:  # a full disk: the command has ended by itself, then
+            return
+
     def _end_all(self) -> None:
         """Nothing of ours stays behind us, whatever went wrong."""
         for group in self.groups:
             group.signal(signal.SIGTERM)
         while any(group.alive and group.ended(time.monotonic()) is None for group in self.groups):
             self.signals.wait(_TICK)  # each supervisor has its own bound, and the one above us ends us by force
+        for group in self.groups:
+            group.look(_now())
+            if group.row.state is GroupState.RUNNING:
+                group.move(GroupState.OVER, self._over() or "the groups of this job have ended", _now())
 
 
 def _now() -> datetime:

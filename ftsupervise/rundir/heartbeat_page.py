@@ -10,8 +10,6 @@ Beats in the run directory say the same slowly and everywhere; who cannot make a
 Standard library only: the guard imports this inside the training loop.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -4,8 +4,6 @@ Light (standard library), because ``status`` and the gate of every job read this
 skipped by the readers and never an error: another process may be writing it at this moment.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from datetime import datetime

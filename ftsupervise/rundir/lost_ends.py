@@ -1,4 +1,4 @@
-"""What can be said of an attempt that has no end on record: does it run, was it lost, had somebody told it to leave?"""
+"""Judges an attempt that has no end on record: it runs, it was lost, or somebody had told it to leave."""
 
 from __future__ import annotations
 

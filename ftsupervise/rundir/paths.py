@@ -8,7 +8,7 @@
       state/              finished (the run is done; queued members burn through), brake (stopped: ftsupervise clear --brake),
                           steps.json (steps and loss over time, some 80 kB at most)
       attempts/NNNN/      one per start of the command, claimed by mkdir: start.json, end.json, progress.json (all ranks as
-                          one, every few seconds), resumed.json, warning, imports.json, evidence/
+                          one, every few seconds), resumed.json, warning, imports.json, tracker.json, evidence/
       staging/NNNN/       shared files of an attempt are made here, then renamed; a plain file: sealed, a newer one has begun
       nodes/              incidents by node; exclude/NODE and trust/NODE: ``touch`` and ``rm``
       beats/              rank-N: one JSON line, rewritten whole by that rank only
@@ -39,6 +39,7 @@ from ftsupervise.printable import log_line, printable
 FINISHED = "finished"
 WARNING = "warning"  # in an attempt's directory: the job is about to be ended, and why
 ERROR_FILE = "error.json"  # in an attempt's directory: the first error, as torchrun's agent writes it
+TRACKER = "tracker.json"  # in an attempt's directory: the page of the run in an experiment tracker (tracker.py)
 RESUMED = "resumed.json"  # in an attempt's directory: the checkpoint that it went on from (resumed.py)
 STOPPED = "stopped.json"  # in an attempt's directory: why the guard asked the loop to leave
 
@@ -139,6 +140,11 @@ class RunDir:
     def replicas(self) -> Path:
         """What is known of all replica groups together."""
         return self.root / "replicas"
+
+
+def tracked_attempts(newest: int) -> range:
+    """The attempts whose tracker pages count, the newest first: a later one may not have come so far as to name it."""
+    return range(newest, max(0, newest - 5), -1)
 
 
 def write_whole(

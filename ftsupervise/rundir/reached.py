@@ -1,14 +1,15 @@
-"""How far an attempt came: by its progress page, which the supervisor writes, and by the beats of its ranks."""
+"""Tells how far an attempt came, by its progress page, which the supervisor writes, and by the beats of its ranks."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TypeVar
 
 from ftsupervise.model import NodeRanks, Reached
 from ftsupervise.rundir import heartbeat_page
 from ftsupervise.rundir.paths import RunDir
-from ftsupervise.rundir.progress import ProgressPage
+from ftsupervise.rundir.progress import ProgressPage, read_progress, write_progress
 from ftsupervise.rundir.records import as_count, as_number
 from ftsupervise.truth import Beat, LossTrouble, Tally
 
@@ -27,6 +28,26 @@ def reached(rundir: RunDir, number: int, page: ProgressPage | None, *, every_bea
     except OSError:
         mine = []
     return _of_beats(mine) if page is None else _newer(_of_beats(mine), _of_page(page))
+
+
+def keep_reached(rundir: RunDir, number: int) -> None:
+    """Write down how far attempt ``number`` came, if nobody lived to record its end: the beats of the next one take the place
+    of its own, and its supervisor's last page may be seconds old. Raises OSError."""
+    if number < 1 or os.path.lexists(rundir.attempt(number) / "end.json"):
+        return
+    page = read_progress(rundir, number)
+    if (page is not None and page.ranks > FEW) or len(os.listdir(rundir.beats)) > FEW:
+        return
+    mine = [beat for beat in heartbeat_page.read_beats(rundir) if beat.facts.get("attempt") == str(number)]
+    newest = max((beat.at for beat in mine if beat.step is not None), default=None)
+    seen, before = reached(rundir, number, page), page or ProgressPage()
+    if newest is None or seen.last is None or (before.ahead is not None and seen.last <= before.ahead):
+        return
+    kept = before._replace(
+        at=max(newest, before.at), ranks=max(before.ranks, len(mine)), ahead=seen.last, first=seen.first
+    )
+    kept = kept._replace(first_at=seen.first_at, saved=seen.saved, saving=seen.saving or 0.0)
+    write_progress(rundir.attempt(number), kept._replace(active_at=max(newest.timestamp(), before.active_at or 0.0)))
 
 
 def counted(beats: Sequence[Beat]) -> Tally:
@@ -62,7 +83,7 @@ def _of_page(page: ProgressPage) -> Reached:
 
 
 def _newer(one: Reached, other: Reached) -> Reached:
-    """What the two say together. Each may be the newer one."""
+    """Join the two. Each may be the newer one."""
     firsts = [first for first in (one.first, other.first) if first is not None]
     last, saved = _latest(one.last, other.last), _latest(one.saved, other.saved)
     times = (_latest(one.first_at, other.first_at), _latest(one.saving, other.saving))

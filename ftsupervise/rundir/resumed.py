@@ -1,4 +1,4 @@
-"""Which checkpoint an attempt went on from, and which newer ones it passed over: ``attempts/NNNN/resumed.json``.
+"""Keeps which checkpoint an attempt went on from, and which newer ones it passed over: ``attempts/NNNN/resumed.json``.
 
 Written by rank 0 when its loop asks ``guard.latest()``. By it a checkpoint is found from which attempt after attempt fails.
 """

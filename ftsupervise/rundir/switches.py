@@ -3,8 +3,6 @@
 Standard library only, and no file in a switch's place can block a read: the guard reads it inside the training loop.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from datetime import datetime
@@ -92,7 +90,7 @@ def _switch_problem(directory: os.stat_result, found: os.stat_result) -> str:
 
 
 def _read_switch_text(directory: int, name: str) -> dict[str, str]:
-    """Who, host and why from the file; its first line is the why if it is no JSON. Made printable."""
+    """Return who, host and why from the file, made printable. Its first line is the why if it is no JSON."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError:  # raised, but its content is unreadable: it is up all the same

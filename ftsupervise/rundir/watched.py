@@ -1,9 +1,7 @@
-"""What the last tick of the watch found, in one small page for ``status``: ``watch/found.json``.
+"""Keeps what the last tick of the watch found, in one small page for ``status``: ``watch/found.json``.
 
 The journal of the alerts is the truth; this page is what of it can be read for a thousand runs in a second.
 """
-
-from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated, NamedTuple

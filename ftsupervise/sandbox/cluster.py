@@ -201,7 +201,7 @@ class Sandbox:
 
     @property
     def alive(self) -> bool:
-        """Whether any daemon of it runs."""
+        """Return whether any daemon of it runs."""
         return bool(self._daemons())
 
     @property

@@ -321,7 +321,7 @@ def _based(program: str, shape: Shape) -> list[str]:
 
 @dataclass
 class _Answer:
-    """Whether slurmdbd answers ``ask``. Raises Error with its last output once it has ended."""
+    """Return whether slurmdbd answers ``ask``. Raises Error with its last output once it has ended."""
 
     ask: list[str]
     env: dict[str, str]

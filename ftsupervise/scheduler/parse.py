@@ -143,7 +143,7 @@ def reason_word(reason: str) -> str:
 
 
 def is_held(reason: str) -> bool:
-    """Whether a job that waits for ``reason`` is held: it starts after ``scontrol release`` and not before."""
+    """Return whether a job that waits for ``reason`` is held: it starts after ``scontrol release`` and not before."""
     return reason.startswith(("JobHeld", "JobHold")) or re.search(r"(^|_)held(_|$)", reason_word(reason)) is not None
 
 
@@ -166,7 +166,8 @@ def complaints(stderr: str) -> frozenset[str]:
 
 
 def is_no_answer(complaint: str) -> bool:
-    """Whether this complaint says that the controller was not reached, or not asked what was meant, whatever the exit code."""
+    """Return whether this complaint says, whatever the exit code, that the controller was not reached, or not asked what was
+    meant."""
     return _NO_ANSWER.search(complaint) is not None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftsupervise.alerts.deliver import Delivered, deliver
 from ftsupervise.alerts.journal import Journal
-from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import due
 from ftsupervise.alerts.record import announce, record
 from ftsupervise.alerts.wording import event_finding
@@ -59,7 +59,6 @@ _FORECAST_KEPT = timedelta(days=1)
 BOUND = 8.0  # seconds that a step on a user's disk may take
 ASKING = 75.0  # … that the scheduler may take: its command is ended after 60
 SENDING = 80.0  # … that a delivery may be silent: it ends after about 45, and the last message may take 20 more
-EXPORTING = 20.0  # … that it may take to write the metrics of a run
 RELIEVING = 150.0  # … that it may take to bring Slurm's lists up to date
 
 FINDS, READS, STANDS = "find where it lies", "read its settings", "check its directory"
@@ -78,7 +77,7 @@ class TickOrders:
     send: bool = True
     every: timedelta | None = None
     relieve: Callable[[Run, datetime], Sequence[str]] | None = None
-    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], LastDay | None] | None = None  # the last day of a run
+    draw: Callable[[RunDir, tuple[Job, ...] | None, datetime], AboutRun | None] | None = None  # beside its messages
     export: Callable[[RunDir, tuple[Job, ...] | None, str, datetime, Path], Sequence[str]] | None = None  # its metrics
 
 
@@ -230,10 +229,10 @@ class Tour:
         if mine:
             settings = [progress.roster.known[i].run.alerts for i in mine]
             journals = [self._journal(i) for i in mine]
-            done = send(journals, settings, self.orders.now, self.say, mine, self._last_day)
+            done = send(journals, settings, self.orders.now, self.say, mine, self._beside)
             self.tell(MessagesSent(tuple(mine), done))
 
-    def _last_day(self, index: int) -> LastDay | None:
+    def _beside(self, index: int) -> AboutRun | None:
         """For the messages of a run that this child has looked at."""
         if self.orders.draw is None or index not in self.jobs:
             return None
@@ -257,7 +256,7 @@ class Tour:
             folder, run = seen.run.watch.metrics, self.progress.runs[index]
             if self.orders.export is None or folder is None or run.exported or run.hung:
                 continue
-            self.say.at(index, EXPORTS, EXPORTING)
+            self.say.at(index, EXPORTS, BOUND)
             blind = queue_of(seen.run, self.progress.queues or {}).blind
             self.tell(
                 MetricsWritten(index, tuple(self.orders.export(seen.rundir, seen.jobs, blind, self.orders.now, folder)))
@@ -274,17 +273,17 @@ def send(
     now: datetime,
     say: Say,
     items: Sequence[int],
-    draw: Callable[[int], LastDay | None] = lambda _: None,
+    draw: Callable[[int], AboutRun | None] = lambda _: None,
 ) -> Delivered:
     """Send the messages that are due in ``journals``; ``items`` has the index of each one's run. ``draw``: the last day of a
     run, asked for where there is a message."""
-    days: dict[str, LastDay] = {}
+    beside: dict[str, AboutRun] = {}
     for journal, item in zip(journals, items, strict=True):  # a journal that hangs does so while nothing is claimed
         say.at(item, SENDS, BOUND)
-        if due(journal.read(), now) and (day := draw(item)) is not None:
-            days[journal.home] = day
+        if due(journal.read(), now) and (found := draw(item)) is not None:
+            beside[journal.home] = found
     say.at(-1, "send messages", SENDING)
-    return deliver(journals, settings, now, days=days)
+    return deliver(journals, settings, now, beside=beside)
 
 
 def queue_of(run: Run, queues: Mapping[str, QueueAnswer]) -> QueueAnswer:

@@ -72,6 +72,7 @@ def dead(tmp_path: Path, dead_mount: HungMount) -> Place:
 COMMANDS = [
     ("status", 74),
     ("check all", 3),
+    ("report", 74),
     ("kill --yes", 74),
     ("save", 74),
     ("clear", 74),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,11 +40,10 @@ class Four:
         (scene.folder / "loop.py").write_text(LOOP)
 
     def launch(self, **launch: Any) -> None:
-        groups = {"count": 4, "lighthouse": "none"}
+        groups = {"count": 4, "lighthouse": "none", **launch.pop("replica_groups", {})}
         restart = {"warm": "off", "hang": {"at_least": "4s", "start": "60s"}}
-        self.scene.launch(
-            f"{sys.executable} loop.py", replica_groups=groups, nodes=1, jobs=1, restart=restart, **launch
-        )
+        given = {"nodes": 1, "jobs": 1, "restart": restart, "replica_groups": groups, **launch}
+        self.scene.launch(f"{sys.executable} loop.py", **given)
 
     def pid(self, name: str, attempt: int = 1) -> int:
         """Of the rank of a group that makes steps in this attempt; 0 before."""
@@ -85,3 +85,47 @@ def test_each_fault_is_of_one_group_and_a_lost_node_is_replaced_by_the_spare_one
     assert {here.causes(name)[-1] for name in NAMES} == {CauseKind.KILL_SWITCH}
     assert here.row("g000").state is GroupState.OVER
     assert not here.scene.processes()
+
+
+@pytest.mark.slow
+def test_a_group_with_a_job_of_its_own_may_wait_in_the_queue_while_the_others_train(
+    scene: Callable[..., Scene], until: Until
+) -> None:
+    here = Four(scene(nodes=4))
+    here.launch(replica_groups={"in": "jobs"}, exclusive=True, jobs=2)
+    train = until(lambda: [found := [name for name in NAMES if here.pid(name)]][0][2:] and found, "three groups")
+    (waits,) = set(NAMES) - set(train)
+    until(lambda: here.row(waits).state is GroupState.WAITING and "in the queue" in here.row(waits).why, "the fourth")
+    until(lambda: [here.row(name).state for name in train] == [GroupState.RUNNING] * 3, "the three")
+    said = here.scene.type("status", str(here.scene.rundir.root))
+    assert "3 of 4 run, at least 3 have to" in said and f"{waits} waiting" in said
+    assert "is in the queue already" in here.scene.type("launch", code=75)
+    here.scene.type("kill", "--yes")
+    until(lambda: not here.scene.queue(), "the end of all jobs", 90)
+    assert {here.causes(name)[-1] for name in train} == {CauseKind.KILL_SWITCH}
+    assert here.causes(waits) == []
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_groups_on_nodes_of_their_own_train_together_by_torchft(scene: Callable[..., Scene], until: Until) -> None:
+    pytest.importorskip("torchft")
+    here = scene(nodes=4)
+    ddp = Path(__file__).parents[2] / "examples" / "replicas" / "ddp.py"
+    words = f"{sys.executable} {ddp} --steps 100000 --step-time 0.1 --log-every 1"
+    here.launch(words, nodes=1, jobs=1, replica_groups={"count": 4, "slowest_step": "3s"})
+    logs = [here.rundir.group(name).logs for name in NAMES]
+
+    def said(folder: Path) -> str:
+        return "".join(path.read_text() for path in folder.glob("*.out"))
+
+    until(lambda: all("4 of 4 groups" in said(folder) for folder in logs), "all four to train together", 150)
+    (beat,) = read_beats(here.rundir.group("g001"))
+    os.kill(beat.pid, signal.SIGKILL)
+    until(lambda: all("3 of 4 groups" in said(folder) for folder in (logs[0], logs[2], logs[3])), "three to go on", 30)
+    until(lambda: len(ledger(here.rundir.group("g001"))) == 2 and here.rundir.group("g001"), "g001 to start again")
+    until(lambda: said(logs[0]).rpartition("\ng000: ")[2].find("4 of 4") > 0, "g001 to be back", 90)
+    here.type("kill", "--yes")
+    until(lambda: not here.queue(), "the end of the job", 60)
+    last = {ledger(here.rundir.group(name))[-1].last_step for name in NAMES}
+    assert len(last) == 1, f"all stop at the same step: {last}"

@@ -170,7 +170,7 @@ def rank_of(plan: dict[str, Any], rank: int, folder: Path, said: dict[str, Any])
     elif plan["unnamed"] == "one rank":
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     if plan["store"] == "agent":
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": plan.get("restarts", "0")}
     os.environ["FTSUPERVISE_GUARD_LOSS_NONFINITE"] = "stop"
     own, hold = random.Random(plan["seed"] * 10 + rank), []
     memory = max(HostMemory().shares().values()) + 0.012 if any(what == "memory" for _, what in mine) else None

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from ftsupervise.host import processes
+from ftsupervise.rundir.heartbeat_page import write_beat
 from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import WARNING, RunDir
+from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.reached import keep_reached
 from ftsupervise.rundir.records import write_json
+from ftsupervise.truth import Beat
 
 TOLD = datetime(2026, 11, 21, 3, 0, tzinfo=timezone.utc)
 
@@ -59,3 +63,34 @@ def test_the_cause_of_an_attempt_without_a_last_page_is_what_it_was_told(
         page = {"signal": told[0], "at": told[1].isoformat() if told[1] is not None else "soon"}
         (rundir.attempt(1) / WARNING).write_text(f"as people read it\n{json.dumps(page)}\n")
     assert ledger(rundir)[0].words == cause
+
+
+def test_how_far_a_lost_attempt_came_is_kept_before_the_next_ones_beats_take_the_place_of_its_own(
+    tmp_path: Path,
+) -> None:
+    rundir = RunDir(tmp_path)
+    for folder in (rundir.attempt(1), rundir.beats):
+        folder.mkdir(parents=True)
+    write_json(rundir.attempt(1) / "start.json", {"attempt": 1, "at": TOLD.isoformat(), "host": "elsewhere"})
+    page = ProgressPage(TOLD + timedelta(seconds=10), 2, 100, 101, first=1, first_at=TOLD.timestamp() + 2, saving=1.0)
+    write_progress(rundir.attempt(1), page._replace(active_at=TOLD.timestamp() + 9.9))
+
+    def beat(rank: int, attempt: int, step: int, seconds: float) -> None:
+        facts = {"attempt": str(attempt), "first": "1", "saving": "1.5", "saved": "130"}
+        write_beat(rundir, Beat(rank, step, "train", TOLD + timedelta(seconds=seconds), facts=facts))
+
+    beat(0, 1, 140, 14)
+    beat(1, 1, 139, 13.8)
+    keep_reached(rundir, 1)
+    beat(0, 2, 131, 30)
+    beat(1, 2, 131, 30)
+    keep_reached(rundir, 1)  # another start of the next one finds nothing newer
+    (one,) = ledger(rundir)
+    assert (one.first_step, one.last_step, one.saved, one.saving, one.worked) == (1, 140, 130, 1.5, 14.0)
+    assert one.heard == TOLD + timedelta(seconds=14)
+    write_json(rundir.attempt(1) / "end.json", {"at": TOLD.isoformat(), "exit_code": 0})
+    before = (rundir.attempt(1) / "progress.json").read_text()
+    beat(0, 1, 999, 60)
+    keep_reached(rundir, 1)
+    keep_reached(rundir, 0)
+    assert (rundir.attempt(1) / "progress.json").read_text() == before, "it has an end on record"

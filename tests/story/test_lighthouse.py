@@ -21,7 +21,8 @@ from ftsupervise.host.ports import ports_of
 from ftsupervise.replicas.lighthouse import LighthousePlace, SupervisedLighthouse
 from ftsupervise.replicas.lighthouse_page import LighthousePage
 from ftsupervise.replicas.lighthouse_record import read_lighthouse
-from ftsupervise.replicas.suspects import MemberTrouble, store_answers, suspects
+from ftsupervise.replicas.stores import StoreWatch, store_answers
+from ftsupervise.replicas.suspects import MemberTrouble, suspects
 from ftsupervise.replicas.timeouts import derive
 from tests.neighbours import needs
 from tests.neighbours.managers import Group
@@ -252,13 +253,13 @@ def test_a_group_whose_store_is_gone_is_named(scene: Scene, until: Until) -> Non
         together(groups, until)
         page = until(lambda: (p := page_of(lighthouse)) and len(p.members) == 4 and p, "all are members")
         assert {one.store for one in page.members if one.group == "g002"} == {address}
-        assert store_answers(address, ["127.0.0.1"]) is True and store_answers(address, ["10.0.0.1"]) is None
+        watch = StoreWatch(lighthouse.page, ["127.0.0.1"], every=0.2)
+        assert store_answers(address, {"127.0.0.1": "127.0.0.1"}, 1.0) is True
     finally:
         store.kill()
         store.wait(20)
         store.stdout.close()
-    silent = [
-        one.store for one in page.members if one.group == "g002" and store_answers(one.store, ["127.0.0.1"]) is False
-    ]
-    found = suspects(page, dict.fromkeys(NAMES), 10.0, silent)
-    assert [(one.group, one.trouble) for one in found] == [("g002", MemberTrouble.STORE)]
+    until(lambda: address in watch.silent, "it does not answer")
+    found = suspects(page, dict.fromkeys(NAMES), 10.0, watch.silent)
+    watch.close()
+    assert ("g002", MemberTrouble.STORE) in [(one.group, one.trouble) for one in found]

@@ -70,6 +70,7 @@ def test_a_second_one_ends_the_first_with_the_code_for_that(tmp_path: Path, stac
     assert first.wait(60) == 100 and "another lighthouse of" in first.said()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @needs.torchft
 def test_it_stays_for_the_last_groups_when_the_run_has_finished_and_ends_after_them(

@@ -23,6 +23,7 @@ from ftsupervise.rundir import paths
 from tests.manual.blocks import CHECKS, ROOT, Block, all_blocks, marked, pages, prose, rewrite
 from tests.manual.messages import incident
 from tests.manual.parse import refused
+from tests.manual.report_screens import report_screens
 from tests.manual.status_screens import EVENT, NOW, screens
 
 HERE = (str(ROOT), os.path.expanduser("~/"), "/tmp/")  # noqa: PTH111 - as the shell would
@@ -51,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the program makes for the blocks marked ``same=``."""
     texts = incident(tmp_path_factory.mktemp("night"))
     tree = (paths.__doc__ or "").partition("    RUN/\n")[2].partition("\n\n")[0]
-    texts |= screens()
+    texts |= screens() | report_screens(tmp_path_factory.mktemp("report"))
     texts["last-day"] = sample(NOW).text + "\n"
     texts["event-line"] = EVENT.text("login1") + "\n"
     texts["run-directory"] = "RUN/\n" + "".join(f"{line[4:]}\n" for line in tree.split("\n"))

@@ -130,6 +130,66 @@ def test_promtool_finds_nothing_against_the_metrics_nor_the_rules(tmp_path: Path
         assert done.returncode == 0 and not done.stderr.strip(), done.stdout + done.stderr
 
 
+# alert: minutes after which it fires, series that make it fire, series of a healthy run; "a+bxn": a, a+b, … each minute
+NIGHTS: dict[str, tuple[int, dict[str, str], dict[str, str]]] = {
+    "FtsuperviseRunGone": (15, {'state{state="gone"}': "1+0x60"}, {'state{state="gone"}': "0+0x60"}),
+    "FtsuperviseRunUnknown": (20, {'state{state="unknown"}': "1+0x60"}, {'state{state="unknown"}': "0+0x60"}),
+    "FtsuperviseBrakeOn": (5, {"brake_on{}": "1+0x60"}, {"brake_on{}": "0+0x60"}),
+    "FtsuperviseWatchSilent": (
+        45,
+        {"watch_timestamp_seconds{}": "0+0x60"},
+        {"watch_timestamp_seconds{}": "0+60x60"},
+    ),
+    "FtsuperviseRunStalled": (
+        80,
+        {"step{}": "700+0x90", 'state{state="running"}': "1+0x90"},
+        {"step{}": "700+1x90", 'state{state="running"}': "1+0x90"},
+    ),
+    "FtsuperviseRunSlow": (
+        70,
+        {"steps_per_second{}": "0.5+0x90", "usual_steps_per_second{}": "1+0x90"},
+        {"steps_per_second{}": "0.9+0x90", "usual_steps_per_second{}": "1+0x90"},
+    ),
+    "FtsuperviseNoSuccessor": (
+        30,
+        {"members_left{}": "0+0x60", "job_end_timestamp_seconds{}": "5400+0x60", 'state{state="running"}': "1+0x60"},
+        {"members_left{}": "1+0x60", "job_end_timestamp_seconds{}": "5400+0x60", 'state{state="running"}': "1+0x60"},
+    ),
+    "FtsuperviseCheckpointOld": (
+        300,
+        {"checkpoint_timestamp_seconds{}": "0+0x400", 'state{state="running"}': "1+0x400"},
+        {"checkpoint_timestamp_seconds{}": "0+59x400", 'state{state="running"}': "1+0x400"},
+    ),
+    "FtsuperviseGoodputLow": (
+        480,
+        {'time_seconds_total{kind="train"}': "0+30x500", 'time_seconds_total{kind="restart"}': "0+30x500"},
+        {'time_seconds_total{kind="train"}': "0+50x500", 'time_seconds_total{kind="restart"}': "0+10x500"},
+    ),
+}
+
+
+def test_each_rule_fires_for_what_it_says_and_for_no_healthy_run(tmp_path: Path) -> None:
+    rules = ROOT / "docs/metrics/rules.yml"
+    assert {rule["alert"] for rule in yaml.safe_load(rules.read_text())["groups"][0]["rules"]} == set(NIGHTS)
+    tests = []
+    for name, (after, bad, well) in NIGHTS.items():
+        for series, samples in ((bad, [{"labels": f'{{alertname="{name}"}}', "value": 1}]), (well, [])):
+            values = [{"series": in_full(one), "values": each} for one, each in series.items()]
+            firing = f'count by (alertname) (ALERTS{{alertstate="firing",alertname="{name}"}})'
+            asked = {"expr": firing, "eval_time": f"{after}m", "exp_samples": samples}
+            tests.append({"interval": "1m", "input_series": values, "promql_expr_test": [asked]})
+    page = tmp_path / "tests.yml"
+    page.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": tests}))
+    done = promtool("test", "rules", page)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def in_full(series: str) -> str:
+    name, _, labels = series.rstrip("}").partition("{")
+    inner = ",".join(filter(None, ('run="r"', 'user="ada"', labels)))
+    return f"ftsupervise_run_{name}{{{inner}}}"
+
+
 def used(expression: str) -> set[str]:
     return set(re.findall(r"\bftsupervise_\w+", expression))
 

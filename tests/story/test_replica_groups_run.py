@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from ftsupervise.rundir.ledger import ledger
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.progress import read_progress
 from tests.neighbours.patience import wait_until
-from tests.neighbours.supervised import Program, SupervisedRun
+from tests.neighbours.supervised import Program, SupervisedRun, outside_a_job
 
 LOOP = """\
 import os, sys, time
@@ -60,6 +62,12 @@ class Groups:
             str(self.folder / "bad"),
         ]
         return self.run.start("--hang", "off", "--warm", "off", "--", *words)
+
+    def type(self, *words: str) -> str:
+        us, env = [sys.executable, "-m", "ftsupervise"], outside_a_job()
+        done = subprocess.run([*us, *words], capture_output=True, text=True, timeout=60, check=False, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def of(self, name: str) -> RunDir:
         return self.run.rundir.group(name)
@@ -118,21 +126,32 @@ def test_below_the_least_the_run_waits_and_goes_on_by_itself(groups: Groups) -> 
     assert "2 of 4 groups run, and fewer than 3 do not train on: they wait" in said
     assert groups.row("g003").state is GroupState.STOPPED and "clear --brake" in groups.row("g003").why
     assert len(groups.attempts("g000")) == 1, "the others are not touched"
-    (groups.folder / "bad" / "g003").unlink()
-    (groups.of("g003").state / "brake").unlink()
-    groups.train(2, "g003")
-    wait_until(lambda: "3 of 4 groups run again: the run goes on" in groups.run.log(), "it goes on")
+    said = groups.type("status", str(groups.run.rundir.root))
+    assert "2 of 4 run, at least 3 have to: the run waits since" in said
+    assert "exit 1: the data of this group cannot be read; stopped by the brake" in said
+    seen = json.loads(groups.type("status", str(groups.run.rundir.root), "--json"))["groups"]
+    assert {one["group"] for one in seen["faults"]} == {"g002", "g003"}
+    assert {one["name"]: one["state"] for one in seen["rows"]}["g000"] == "running"
+    for name in ("g002", "g003"):
+        (groups.folder / "bad" / name).unlink()
+    said = groups.type("clear", "--brake", str(groups.run.rundir.root))
+    assert "The brake of group g002 is off" in said and "The brake of group g003 is off" in said
+    groups.train(2, "g002", "g003")
+    wait_until(lambda: "groups run again: the run goes on" in groups.run.log(), "it goes on")
 
 
-def test_a_group_leaves_for_good_and_joins_again(groups: Groups) -> None:
-    groups.start(100_000)
+def test_a_group_leaves_for_good_and_joins_again_and_slurms_warning_is_for_all(groups: Groups) -> None:
+    member = groups.start(100_000)
     groups.train()
-    us = [sys.executable, "-m", "ftsupervise", "groups"]
     root = str(groups.run.rundir.root)
-    assert os.spawnv(os.P_WAIT, us[0], [*us, "leave", root, "g002"]) == 0
+    assert "g002 leaves for good" in groups.type("groups", "leave", "g002", root)
     wait_until(lambda: groups.row("g002").state is GroupState.LEFT, "it has left")
-    assert os.spawnv(os.P_WAIT, us[0], [*us, "join", root, "g002"]) == 0
+    groups.type("groups", "join", "g002", root)
     groups.train(2, "g002")
+    member.send_signal(signal.SIGUSR1)
+    assert member.wait(60) == 0
+    assert {groups.attempts(name)[-1].cause.kind for name in NAMES} == {CauseKind.WARNING}  # type: ignore[union-attr]
+    assert [one.cause.kind for one in groups.run.attempts() if one.cause] == [CauseKind.WARNING]
 
 
 def test_a_run_ends_when_its_groups_have_finished(groups: Groups) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 
-from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, RunReport, SettingRow, report_of
+from ftsupervise.cli.status_one import lines_of
+from ftsupervise.report.everything import AlertRow, CheckpointRow, NodeRow, ReportFacts, SettingRow, report_of
 from ftsupervise.report.html import page
 from ftsupervise.report.markdown import as_markdown
 from ftsupervise.report.summary import headline, sentences
@@ -34,9 +37,9 @@ class Account:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = outside_a_job(**prepare(folder, NOW, (*STORIES, "hostile")))
-        self._read: dict[str, RunReport] = {}
+        self._read: dict[str, ReportFacts] = {}
 
-    def report(self, name: str) -> RunReport:
+    def report(self, name: str) -> ReportFacts:
         if name not in self._read:
             self._read[name] = report_of(RunDir(self.folder / name), NOW, self.env)
         return self._read[name]
@@ -79,6 +82,24 @@ def test_the_first_words_say_how_it_is_and_the_first_costs_what_cost_most(
     assert list(sentences(found))
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("fine", "fine: RUNNING (job 100_4), step 23680 of 100000 (24 %)"),
+        ("crash-loop", "crash-loop: STOPPED (brake: exit 1 (ModuleNotFoundError), the same failure 5 times"),
+        ("hang", "hang: RUNNING, ALERT hang (job 102_1), step"),
+        ("slow-node", "slow-node: RUNNING, alert throughput (job 103_1), step"),
+        ("queue-bound", "queue-bound: WAITING (Priority), step 5288"),
+        ("disk-full", "disk-full: STOPPED (brake: no space left on device at step"),
+    ],
+)
+def test_the_first_line_of_status_says_whether_the_run_is_fine(account: Account, name: str, first: str) -> None:
+    lines = [click.unstyle(line) for line in lines_of(account.report(name).detail)]
+    assert lines[0].startswith(first), lines[0]
+    running = [line for line in lines if line.startswith("  attempt") and " running for " in line]
+    assert len(running) == (name in ("fine", "hang", "slow-node")), "also where it runs on another host"
+
+
 def test_the_costs_and_the_training_at_its_usual_speed_are_all_of_the_time(account: Account) -> None:
     for name in STORIES:
         found = account.report(name)
@@ -110,6 +131,7 @@ def test_everything_that_is_known_stands_in_it(account: Account) -> None:
     assert settings["launch.jobs"].origin == "default"
     assert re.fullmatch(r".*/run\.yaml:\d+:\d+", settings["launch.nodes"].origin)
     shown = page(found)
+    assert '<a href="https://wandb.ai/lab/pretrain/runs/8f3k" rel="noreferrer noopener">' in shown
     for text in (
         "ETTR, Meta",
         "ETTR, ByteRobust",
@@ -152,6 +174,9 @@ def test_no_text_of_a_stranger_becomes_markup_whatever_field_it_stands_in(accoun
     for where in ("cause", "node", "job", "evidence", "alert", "checkpoint", "setting"):
         assert shown[:40] in seen.text, where
     assert seen.text.count(shown[:40]) >= 8, "it is shown, as text, in each of its fields"
+    assert all((attrs["href"] or "").startswith("#") for tag, attrs in seen.tags if tag == "a"), (
+        "no strange address is a link"
+    )
     week = week_of({"hostile": account.folder / "hostile"}, NOW, account.env)
     assert {tag for tag, _ in Tags(week_page(week)).tags} <= {tag for tag, _ in usual.tags} | {"br"}
 
@@ -289,3 +314,47 @@ def test_a_receiver_that_is_not_for_mail_cannot_be_named_for_the_weekly_report()
     assert emails(loads(text.format(wanted="[]")).alerts) == []
     with pytest.raises(ConfigError, match="no email receiver is called 'file'; there are: boss, email"):
         loads(text.format(wanted="[file]"))
+
+
+def test_a_run_without_a_guard_or_without_any_attempt_has_a_report_too(tmp_path: Path, account: Account) -> None:
+    run = tmp_path / "bare"
+    (run / "switches").mkdir(parents=True)
+    found = report_of(RunDir(run), NOW, account.env)
+    assert headline(found).sentence == "Nothing was launched yet."
+    assert "There was no time yet." in page(found) and as_markdown(found).startswith("# bare: NEW")
+    for seconds, code in (("1.2", 0), ("0.1", 3)):
+        words = [
+            sys.executable,
+            "-m",
+            "ftsupervise",
+            "run",
+            "--run-dir",
+            str(run),
+            "--",
+            "sh",
+            "-c",
+            f"sleep {seconds}; exit {code}",
+        ]
+        assert subprocess.run(words, env=account.env, capture_output=True, timeout=60, check=False).returncode == code
+    found = report_of(RunDir(run), datetime.now(timezone.utc), account.env)
+    assert [(one.kind, one.planned) for one in found.incidents] == [("left in order", True), ("program error", False)]
+    said = " ".join(sentences(found))
+    assert "2 attempts had no guard in the loop" in said and "it trained" not in said
+    assert found.costs[-1].name == "training without the guard"
+    assert "No step is on record" in page(found)
+
+
+@pytest.mark.root
+def test_settings_of_somebody_else_make_a_report_list_no_folder_of_ours(tmp_path: Path) -> None:
+    env = outside_a_job(**prepare(tmp_path / "account", NOW, ["fine"]))
+    run, mine = tmp_path / "account" / "fine", tmp_path / "mine"
+    (mine / "step-00000007").mkdir(parents=True)
+    text = re.sub(
+        r"^checkpoints:\n  path: null", f"checkpoints:\n  path: {mine}", (run / "run.yaml").read_text(), flags=re.M
+    )
+    (run / "run.yaml").write_text(text)
+    assert "step-00000007" in page(report_of(RunDir(run), NOW, env)), "of one's own run it is listed"
+    for path in (run, *run.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    found = page(report_of(RunDir(run), NOW, env))
+    assert "step-00000007" not in found and str(mine) in found, "it is shown among the settings, and not looked at"

@@ -100,6 +100,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
     "given",
     [
         {"store": "agent", "events": [[1, 10, "save"], [3, 50, "save"], [2, 51, "TERM"]]},
+        {"store": "agent", "restarts": "3", "events": [[1, 10, "save"], [2, 51, "TERM"]]},
         {"store": "file", "loop": "deep", "stride": 0, "events": [[3, 5, "save"], [1, 40, "stand"], [2, 60, "save"]]},
         {"store": "plain", "loop": "deep", "events": [[0, 3, "kill"]]},
         {"loop": "seldom", "stride": 3, "first": 1000, "events": [[0, 30, "wait"], [3, 33, "TERM"]]},
@@ -114,6 +115,7 @@ def test_all_ranks_stop_at_the_step_that_the_signal_of_one_has_led_to(stage: Sta
     ],
     ids=[
         "agent's store",
+        "agent's store, over its restarts",
         "three steps apart",
         "no store",
         "seldom",

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from ftsupervise.cli.run import run as run_command
+from ftsupervise.config.replicas import ReplicaGroups
+from ftsupervise.config.restarts import HangSettings, Restart
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.supervisor import SETTINGS, Setting
 from ftsupervise.errors import ConfigError
 from ftsupervise.host.processes import START
 from ftsupervise.launch.plan import plan, render, train_command, warning_lead
+
+JOBS = ReplicaGroups.model_validate_json('{"count": 3, "in": "jobs"}')
+SLOW = Restart(hang=HangSettings(at_least=timedelta(seconds=40)))
 
 
 def make(launch: dict[str, Any], **more: Any) -> Run:
@@ -247,3 +252,40 @@ def test_every_setting_that_null_switches_off_is_taken_by_the_supervisor_as_laun
     assert setting.off is not None
     context = run_command.make_context("run", [setting.flag, setting.off, "--", "true"])
     assert context.params["command"] == ("true",)
+
+
+def test_replica_groups_are_one_job_with_a_node_for_each_and_the_spare_ones() -> None:
+    found = planned({"replica_groups": ReplicaGroups(count=4, nodes_each=2), "spare_nodes": 1, "tasks_per_node": 8})
+    assert {"--nodes=9", "--no-kill", "--ntasks-per-node=8"} <= set(found.options)
+    assert found.chain == "daisy", "--no-kill and an array's %1 start two members at once"
+    words = list(found.command)
+    each = words[words.index("groups") :]
+    assert each[:2] == ["groups", "run"] and each[-6:] == [
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--nodes=2",
+        "--ntasks=16",
+        "python",
+        "train.py",
+    ]
+    assert "--hang" in words[: words.index("groups")] and "--hang" not in each, (
+        "the bound follows from the groups' timeouts"
+    )
+    asked = planned({"replica_groups": ReplicaGroups(count=4), "restart": SLOW}).command
+    assert asked[asked.index("groups") :][-1] == "train.py" and list(asked).count("--hang") == 2
+
+
+def test_groups_with_jobs_of_their_own_have_a_chain_each_and_a_small_one_for_all() -> None:
+    found = planned({"replica_groups": JOBS, "gpus_per_node": 8, "mem": "500G", "jobs": 5})
+    assert found.submissions == 4
+    small, group = found.link(0), found.link(3, "90")
+    assert {"--nodes=1", "--ntasks=1", "--mem=2G", "--array=1-5%1"} <= set(small)
+    assert not any("gpus" in option for option in small) and "--gpus-per-node=8" in group
+    assert not any(option.startswith("--dependency") for option in group), "no group waits for another one"
+    command = found.part(3).command
+    assert command[command.index("--number") + 1] == "2" and command[command.index("groups") + 1] == "member"
+    assert len({next(o for o in found.link(n) if o.startswith("--comment=")) for n in range(4)}) == 4
+    with pytest.raises(ConfigError, match="cannot have spare nodes yet"):
+        planned({"replica_groups": JOBS, "spare_nodes": 1})
+    with pytest.raises(ConfigError, match="needs Slurm"):
+        planned({"replica_groups": JOBS}, kind="local")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ftsupervise.replicas.lighthouse_page import GroupHeartbeat, LighthousePage, QuorumMember
-from ftsupervise.replicas.suspects import MemberTrouble, SuspectWatch, store_answers, suspects
+from ftsupervise.replicas.stores import hosts_of, store_answers
+from ftsupervise.replicas.suspects import MemberTrouble, SuspectWatch, suspects
 
 STEPS: dict[str, int | None] = {"g000": 100, "g001": 100, "g002": 100}
 
@@ -73,4 +74,8 @@ def test_a_store_is_asked_for_on_the_runs_own_nodes_alone() -> None:
         "10.0.0.1:²",
         "169.254.169.254:80/x",
     ):
-        assert store_answers(store, ["10.0.0.1"], 0.1) is None
+        assert store_answers(store, {"10.0.0.1": "10.0.0.1", "n1": "10.0.0.1"}, 0.1) is None
+
+
+def test_a_name_without_an_address_is_left_out() -> None:
+    assert hosts_of(["10.0.0.1", "no such host", ""]) == {"10.0.0.1": "10.0.0.1"}

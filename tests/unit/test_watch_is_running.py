@@ -12,6 +12,7 @@ from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.watchdogs import IsRunning as Settings
 from ftsupervise.findings import Finding
 from ftsupervise.model import Job, JobState
+from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, write_table
 from ftsupervise.rundir.launches import LaunchRecord
 from ftsupervise.rundir.paths import RunDir
 from ftsupervise.rundir.switches import KILL
@@ -48,6 +49,40 @@ def job(job_id: str = "88_1", state: JobState = JobState.RUNNING, **more: object
 
 
 REST = job("88_[2-10%1]", JobState.PENDING, reason="JobArrayTaskLimit")
+
+
+def groups(tmp_path: Path, *states: GroupState, below: bool = False, age: int = 0, at: int = 0) -> dict[str, Finding]:
+    """What is found of groups in these states, for ``age`` minutes; the table is ``at`` minutes old."""
+    since = NOW - timedelta(minutes=age)
+    rows = tuple(ReplicaGroup(f"g00{number}", state, since, "no node") for number, state in enumerate(states))
+    (tmp_path / "replicas").mkdir(exist_ok=True)
+    table = GroupTable(NOW - timedelta(minutes=at), wanted=3, least=2, groups=rows, below=since if below else None)
+    write_table(RunDir(tmp_path), table)
+    return {one.subject: one for one in look(tmp_path, job(), REST)}
+
+
+def test_too_few_groups_are_an_alert_at_once_and_one_that_is_away_later(tmp_path: Path) -> None:
+    fine = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.LEFT)
+    assert {fine[name].health for name in ("job", "quorum", "g000", "g002")} == {Health.OK}
+    away = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.WAITING, age=20)
+    assert (away["quorum"].health, away["g002"].health) == (Health.OK, Health.OK)
+    away = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.WAITING, age=40)
+    assert (away["quorum"].health, away["g002"].health) == (Health.OK, Health.BAD)
+    assert "group g002 is waiting for 40m: no node" in away["g002"].summary
+    few = groups(tmp_path, GroupState.RUNNING, GroupState.WAITING, GroupState.WAITING, below=True, age=1)
+    assert few["quorum"].health is Health.BAD and "1 of 3 groups run, at least 2 have to" in few["quorum"].summary
+
+
+def test_a_group_stopped_by_its_brake_is_an_alert_at_once(tmp_path: Path) -> None:
+    found = groups(tmp_path, GroupState.RUNNING, GroupState.RUNNING, GroupState.STOPPED)
+    assert found["g002"].health is Health.BAD
+
+
+def test_of_an_old_table_nothing_is_known(tmp_path: Path) -> None:
+    found = groups(tmp_path, GroupState.RUNNING, GroupState.WAITING, GroupState.WAITING, below=True, at=9)
+    assert found["quorum"].health is Health.UNKNOWN and "g002" not in found
+    (RunDir(tmp_path).switches / KILL).touch()
+    assert groups(tmp_path, GroupState.OVER, GroupState.OVER, GroupState.OVER, at=9)["quorum"].health is Health.OK
 
 
 def look(tmp_path: Path, *jobs: Job, blind: str = "", members: int = 10, **settings: object) -> list[Finding]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftsupervise import secrecy
-from ftsupervise.alerts.last_day import LastDay
+from ftsupervise.alerts.last_day import AboutRun
 from ftsupervise.alerts.outbox import Message
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Parcel:
     over: dict[str, datetime] = field(default_factory=dict)  # alerts of those earlier messages that are over: since
     templates: Path | None = None
     owed: frozenset[str] = frozenset()  # recipients that must have an earlier message first
-    day: LastDay | None = None  # the last day of the run, drawn where it helps
+    beside: AboutRun = field(default_factory=AboutRun)  # what else is told of the run
 
 
 class TryLater(Exception):

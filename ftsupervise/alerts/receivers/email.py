@@ -29,7 +29,7 @@ PLAIN = 4000  # characters of a mail that was refused for what it said
 def compose(parcel: Parcel, settings: Email) -> EmailMessage:
     """The mail as it will be sent."""
     message = parcel.message
-    seen: View = view(message, parcel.now, day=parcel.day)
+    seen: View = view(message, parcel.now, beside=parcel.beside)
     mail = EmailMessage()
     domain = settings.from_.rpartition("@")[2]
     mail["From"] = Address("ftsupervise", addr_spec=settings.from_)

@@ -170,7 +170,7 @@ def _edit(client: Any, parcel: Parcel, post: Message, settings: Slack) -> None:
     now_over = {**parcel.over, **{n.alert_id: n.at for n in parcel.message.notices if n.reason in ENDS}}
     if not now_over.keys() & {n.alert_id for n in post.notices}:
         return
-    edited = Parcel(post, parcel.now, templates=parcel.templates, day=parcel.day)
+    edited = Parcel(post, parcel.now, templates=parcel.templates, beside=parcel.beside)
     try:
         client.chat_update(
             channel=post.receipt["channel"], ts=post.receipt["ts"], **compose(edited, settings, now_over)
@@ -234,7 +234,7 @@ def _once(request: Request, timeout: float, proxy: str | None) -> tuple[int, dic
 def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = None) -> dict[str, Any]:
     """``text`` and ``blocks`` within Slack's limits. ``over``: alerts in it that are over by now, since when."""
     message = parcel.message
-    seen = view(message, parcel.now, over=over or {}, day=parcel.day)
+    seen = view(message, parcel.now, over=over or {}, beside=parcel.beside)
     loud = settings.mention and message.worst.word == "critical" and not seen.over and not over
     text = _fit((f"{settings.mention} " if loud else "") + slack_escape(seen.title), TEXT)
     if message.plain:
@@ -244,9 +244,9 @@ def compose(parcel: Parcel, settings: Slack, over: dict[str, datetime] | None = 
     if len(sections) > BLOCKS:
         sections = [*sections[:BLOCKS], _section("…")]
     header = {"type": "header", "text": {"type": "plain_text", "text": _cut(seen.title, HEADER), "emoji": False}}
-    if (
-        seen.day is not None
-    ):  # a code block, so that its characters stand in columns; last, for it explains and does not tell
+    if seen.tracker:
+        sections.append(_section(f"<{slack_escape(seen.tracker)}|Its page in the experiment tracker>"))
+    if seen.day is not None:  # a code block, so that its characters stand in columns
         sections.append(_section(_fit(f"```{slack_escape(seen.day.narrow.text)}```", SECTION)))
     mention = [_section(settings.mention)] if loud and settings.mention else []
     return {"text": text, "blocks": [header, *mention, *sections]}

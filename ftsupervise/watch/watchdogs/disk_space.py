@@ -1,4 +1,4 @@
-"""How much is left on a file system, for how long, and is that too little? Then the same by a site's own quota command.
+"""Judges whether too little is left on a file system, now or soon; then the same by a site's own quota command.
 
 The judging is pure: bytes, seconds and shares in, a level out. A quota command has a bound, and its output is not trusted.
 """

@@ -20,6 +20,7 @@ from ftsupervise.rundir.switches import KILL, SAVE, read_brake, read_switch
 from ftsupervise.scheduler.parse import array_size, is_held, reason_word
 from ftsupervise.truth import Health
 from ftsupervise.units import show_duration
+from ftsupervise.watch.watchdogs.group_signs import group_findings
 
 if TYPE_CHECKING:
     from ftsupervise.config.watchdogs import IsRunning as Settings
@@ -109,6 +110,7 @@ def check(look: Look, settings: Settings) -> Iterator[Finding]:
         yield _job(look, look.jobs, settings)
         yield _successor(look, look.jobs)
     yield from _switches(look)
+    yield from group_findings(look, settings.group_away_for, over=bool(_over(look)))
 
 
 def _job(look: Look, jobs: tuple[Job, ...], settings: Settings) -> Finding:

@@ -1,4 +1,4 @@
-"""How full is the memory the run lives in, and when will a leak have filled it?
+"""Judges how full the memory is that the run lives in, and when a leak will have filled it.
 
 Seen in two ways. Where the watch runs beside the job (``scheduler: local``, or inside the allocation): the host, the
 cgroup of the run's processes, and what these processes have taken themselves. Elsewhere only what the guard reports in

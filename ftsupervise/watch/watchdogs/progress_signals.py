@@ -101,7 +101,7 @@ class StallVerdict:
 
 
 def bound(phase: str, past: ProgressHistory, limits: StallLimits) -> float:
-    """How long, in seconds, standing still is usual in ``phase``."""
+    """Return for how many seconds it is usual to stand still in ``phase``."""
     pause = past.longest(phase)
     if phase not in (TRAIN, UNTOLD):
         if phase in limits.phases:
@@ -202,7 +202,7 @@ def _without_weak(signals: list[Signal], memory: dict[str, Any]) -> list[Signal]
 
 
 def _moved(memory: dict[str, Any], name: str, value: object, at: float) -> float:
-    """When ``name`` last changed its value: ``at`` if it did now, or was not known before.
+    """Return when ``name`` last changed its value: ``at`` if it did now, or was not known before.
 
     What changed since the last check did so after it, however old the file claims to be (some clients write mtime late).
     """

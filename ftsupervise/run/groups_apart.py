@@ -1,0 +1,198 @@
+"""Replica groups that have jobs of their own (``in: jobs``): the small job that serves them all, and the beginning of each.
+
+The small job runs the lighthouse and writes the pages. It never starts or ends a group: its own chain of jobs does that, and
+while it waits in the queue it is not dead. What is known of a group comes from its directory and from the queue.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from ftsupervise.errors import Error
+from ftsupervise.host.modes import FOLDER, make_folder
+from ftsupervise.host.processes import own_command
+from ftsupervise.model import Claim, Job
+from ftsupervise.replicas.environment import environment_of, for_group
+from ftsupervise.replicas.groups import GroupState, name_of
+from ftsupervise.replicas.lighthouse_record import lighthouse_address
+from ftsupervise.run.gate import STOP, SignalQueue, reason_not_to_start
+from ftsupervise.run.group_lighthouse import GroupLighthouse
+from ftsupervise.run.group_options import GroupOptions
+from ftsupervise.run.group_pages import GroupPages, NodesSeen
+from ftsupervise.run.group_process import GroupProcess
+from ftsupervise.run.progress_pages import ProgressWriter
+from ftsupervise.rundir import ledger, pinned
+from ftsupervise.rundir.paths import ENV_AREA, ENV_ATTEMPT, ENV_ATTEMPT_DIR, ENV_GROUP_JOB, tell
+from ftsupervise.rundir.switches import KILL, read_brake, read_switch
+from ftsupervise.scheduler.allocation import Allocation
+from ftsupervise.scheduler.ownership import comment
+from ftsupervise.scheduler.slurm import Slurm
+from ftsupervise.truth import Health
+
+_TICK = 1.0  # seconds between two looks at all groups
+_QUEUE_EVERY = 20.0  # seconds between two looks at the queue
+_FRESH = timedelta(seconds=20)  # a page that young is of a group that runs
+_LAST = 900.0  # seconds for the groups to end, once the run is over
+
+
+class GroupsApart:
+    """All groups of a run, none of which is in this job."""
+
+    def __init__(self, asked: GroupOptions, env: Mapping[str, str], signals: SignalQueue) -> None:
+        self.asked, self.env, self.signals = asked, env, signals
+        allocation, now = Allocation(env), _now()
+        names = [name_of(number) for number in range(asked.count)]
+        self.groups = [
+            GroupProcess(name, number, asked.rundir.group(name), (), now) for number, name in enumerate(names)
+        ]
+        self.area = Path(env[ENV_AREA]) if env.get(ENV_AREA) else None
+        self.attempt = Claim(int(env[ENV_ATTEMPT]), Path(env[ENV_ATTEMPT_DIR]))
+        self.queue = QueueOfGroups(asked)
+        self.pages = GroupPages(asked, self.groups, NodesSeen(Allocation({}), asked.rundir), self.say, self.area)
+        self._allocation = allocation
+
+    def go(self) -> int:
+        """Until the run is over, or this job is asked to stop: then the next member of its chain takes over."""
+        asked, told, until = self.asked, 0, None
+        make_folder(asked.rundir.replicas, FOLDER)
+        lighthouse = None
+        if asked.timeouts is not None:
+            lighthouse = GroupLighthouse(asked, self.env, self._allocation, self.say)
+        writer = ProgressWriter(asked.rundir, self.attempt, self.area, self.pages.progress)
+        try:
+            while not told:
+                over = self._over()
+                for group in self.groups:
+                    self._look(group, over)
+                if lighthouse is not None:
+                    lighthouse.follow({group.row.name: group.step_by(_now()) for group in self.groups})
+                    self.pages.lighthouse_restarted, self.pages.moved = lighthouse.restarted, lighthouse.moved
+                self.pages.write(over)
+                if over:
+                    until = time.monotonic() + _LAST if until is None else until
+                    if not self._running() or time.monotonic() > until:
+                        return 0
+                told = next((n for n in self.signals.wait(_TICK) if n in (*STOP, signal.SIGUSR1, signal.SIGUSR2)), 0)
+            self.say(
+                f"{signal.Signals(told).name}: this job ends; the groups train on, and the next member serves them"
+            )
+            return 0
+        finally:
+            writer.close()
+            self.pages.write("ended", last=True)
+            self.queue.close()
+            if lighthouse is not None:
+                lighthouse.stop()
+
+    def say(self, text: str) -> None:
+        tell(self.attempt.folder / "run.log", text)
+
+    def _running(self) -> int:
+        return sum(1 for group in self.groups if group.row.state is GroupState.RUNNING)
+
+    def _look(self, group: GroupProcess, over: str) -> None:
+        now = _now()
+        for one in group.look(now):
+            step = f" at step {one.last_step}" if one.last_step is not None else ""
+            self.say(f"{group.row.name}: attempt {one.number} ended{step}: {one.words}; {one.then}")
+        state, why = self._state(group, over, now)
+        group.runs_elsewhere = state is GroupState.RUNNING
+        nodes = group.newest.nodes if group.newest is not None and group.runs_elsewhere else ()
+        group.row = group.row._replace(nodes=nodes)
+        if group.move(state, why, now):
+            self.say(f"{group.row.name}: {state.value}{f': {why}' if why else ''}")
+
+    def _state(self, group: GroupProcess, over: str, now: datetime) -> tuple[GroupState, str]:
+        """PENDING is not dead, and a queue that does not answer says nothing."""
+        newest, page = group.newest, group.page
+        if newest is not None and newest.ended is None and page is not None and now - page.at < _FRESH:
+            return GroupState.RUNNING, ""
+        if over:
+            return GroupState.OVER, over
+        try:
+            brake = read_brake(group.rundir)
+        except OSError:
+            brake = None
+        if brake is not None:
+            clear = f"ftsupervise clear --brake {group.rundir.quoted()}"
+            return GroupState.STOPPED, f"{brake.words()}; fix the cause, then: {clear}"
+        jobs = self.queue.of(group.number)
+        if jobs is None:
+            return GroupState.UNKNOWN, "the queue could not be asked"
+        if any(not job.state.waiting and not job.state.ended for job in jobs):
+            return GroupState.WAITING, "its job starts"
+        if jobs:
+            return GroupState.WAITING, f"in the queue as job {jobs[0].id} ({jobs[0].reason or jobs[0].state.value})"
+        return GroupState.WAITING, "no job of it is in the queue: ftsupervise launch --again"
+
+    def _over(self) -> str:
+        if self.asked.rundir.has_finished():
+            return "the run has finished"
+        switch = read_switch(self.asked.rundir, KILL)
+        return f"kill switch{f', raised by {switch.who}' if switch.who else ''}" if switch.health is Health.BAD else ""
+
+
+class QueueOfGroups:
+    """The jobs of each group, by the comments of their launch: asked in a thread, because Slurm may not answer."""
+
+    def __init__(self, asked: GroupOptions) -> None:
+        self._name, self._token = asked.name, asked.launched
+        self._jobs: tuple[Job, ...] | None = self._ask()
+        self._over = threading.Event()
+        threading.Thread(target=self._look_on, name="queue", daemon=True).start()
+
+    def of(self, number: int) -> tuple[Job, ...] | None:
+        """None: the queue could not be asked."""
+        if self._jobs is None:
+            return None
+        mark = comment(self._name, f"{self._token}.{number + 2}")  # the first submission is the lighthouse's
+        return tuple(job for job in self._jobs if job.comment == mark)
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_QUEUE_EVERY):
+            self._jobs = self._ask()
+
+    def _ask(self) -> tuple[Job, ...] | None:
+        try:
+            return Slurm().queue()
+        except (Error, OSError):
+            return None
+
+
+# A group's own job begins here. The lighthouse may start later than the group: it is waited for, and then this process becomes
+# the group's supervisor.
+
+
+def member_command(asked: GroupOptions, number: int, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]] | str:
+    """The command that this process becomes, and its environment; or why it is not to start. Raises an error where the run
+    directory is not the one that was launched."""
+    name = name_of(number)
+    group = asked.rundir.group(name)
+    if asked.launched:
+        pinned.refuse(asked.rundir, asked.launched)
+    make_folder(group.state, FOLDER, parents=True)
+    address, told = "", False
+    while asked.timeouts is not None and not (address := lighthouse_address(asked.rundir.replicas)):
+        if why := reason_not_to_start(group):
+            return why
+        if not told:
+            told = True
+            tell(None, f"group {name} waits for the lighthouse of the run: {asked.rundir.replicas}/lighthouse.json")
+        time.sleep(_TICK)
+    job = ledger.job_id(env)
+    given = environment_of(number, asked.count, asked.least, address, asked.timeouts, asked.slowest_step, job)
+    words = ["run", "--run-dir", str(group.root), "--name", f"{asked.name}-{name}", *asked.settings]
+    words += ["--launched", asked.launched] if asked.launched else []
+    return own_command(*words, "--", *asked.command), {**for_group(env, given), ENV_GROUP_JOB: "1"}
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

@@ -1,0 +1,73 @@
+"""The replica groups, for *is-running*: do enough of them run, and is one of them away for long?
+
+The table is written every few seconds by the process that starts the groups. Where it is old, nothing is known of them now.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ftsupervise.findings import Finding, Severity, Words
+from ftsupervise.replicas.groups import GroupState, GroupTable, ReplicaGroup, read_table
+from ftsupervise.truth import Health
+from ftsupervise.units import show_duration
+
+if TYPE_CHECKING:
+    from ftsupervise.watch import Look
+
+_FRESH = timedelta(minutes=2)
+_STATUS = "ftsupervise status {run_dir}"
+_QUORUM = Words(
+    "No group trains until enough of them run. They go on by themselves then.",
+    _STATUS,
+    "find out why the others are away: the lines of each group in the status",
+    Severity.CRITICAL,
+)
+_AWAY = Words(
+    "The other groups train on without it, with a smaller batch.",
+    _STATUS,
+    "read why it is away; to do without it for good: ftsupervise groups leave {group} {run_dir}",
+)
+
+
+def group_findings(look: Look, away_for: timedelta, *, over: bool) -> Iterator[Finding]:
+    """None where the run has no groups. ``over``: the run need not run at all."""
+    table = read_table(look.rundir)
+    if table is None:
+        return
+    if not over and abs(look.now - table.at) > _FRESH:
+        since = show_duration(abs((look.now - table.at).total_seconds()))
+        yield look.finding("quorum", Health.UNKNOWN, f"nothing was heard of the groups for {since}", _QUORUM)
+        return
+    yield _quorum(look, table, over=over)
+    for group in table.groups:
+        yield _of_one(look, group, away_for, over=over)
+
+
+def _quorum(look: Look, table: GroupTable, *, over: bool) -> Finding:
+    text = f"{table.running} of {table.wanted} groups run, at least {table.least} have to"
+    bad = table.below is not None and not over
+    return look.finding("quorum", Health.of(bad), text, _QUORUM, since=table.below if bad else None)
+
+
+def _of_one(look: Look, group: ReplicaGroup, away_for: timedelta, *, over: bool) -> Finding:
+    fine = over or group.state in (GroupState.RUNNING, GroupState.LEFT, GroupState.OVER)
+    age = look.now - group.since
+    bad = not fine and (age > away_for or group.state is GroupState.STOPPED)
+    shown = show_duration(max(0.0, age.total_seconds()))
+    why = f": {group.why}" if group.why else ""
+    text = f"group {group.name} is {group.state.value} for {shown}{why if not fine else ''}"
+    names = {"group": group.name, "run_dir": shlex.quote(str(look.rundir.root))}
+    return look.finding(
+        group.name,
+        Health.of(bad),
+        text,
+        _AWAY,
+        names=names,
+        value=shown,
+        limit=show_duration(away_for.total_seconds()),
+        since=group.since if bad else None,
+    )

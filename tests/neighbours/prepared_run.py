@@ -1,0 +1,261 @@
+"""A run directory with a past, played forwards by a clock and written by the package's own writers (``prepared_runs.py``)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ftsupervise.alerts.journal import Journal
+from ftsupervise.alerts.outbox import Message
+from ftsupervise.alerts.record import record
+from ftsupervise.config.load import dump, loads
+from ftsupervise.findings import Finding, Severity
+from ftsupervise.hostlist import compress_hostlist
+from ftsupervise.model import Cause, CauseKind, Claim, End, Failure, Reached
+from ftsupervise.nodes.incidents import Incident, IncidentLog
+from ftsupervise.rundir.ledger import START, write_end
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.progress import ProgressPage, write_progress
+from ftsupervise.rundir.records import write_json
+from ftsupervise.rundir.steps import StepRecord, added, write_steps
+from ftsupervise.rundir.watched import FiringAlert, WatchFound, write_found
+from ftsupervise.truth import Health
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+SETTINGS = """
+name: {name}
+launch: {{command: python train.py, nodes: {nodes}, spare_nodes: 1, jobs: 10, time: "20:00:00", partition: batch}}
+run_dir: {folder}
+nodes: {{half_life: 2d}}
+watch: {{disk: [{{}}], hang: {{}}}}
+alerts:
+  receivers:
+    - email: {{host: mail.example.org, from: cluster@example.org, to: [ada@example.org]}}
+    - {{name: file, file: {{path: messages.txt}}}}
+"""
+
+
+class PreparedRun:
+    """A run whose past is played forwards; ``write`` makes its directory. The clock ends where the past does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        nodes: int = 64,
+        rate: float = 0.1,
+        save_every: int = 250,
+        last_step: int | None = 100_000,
+        sample: float = MINUTE,
+    ) -> None:
+        self.name, self.nodes, self.rate, self.save_every, self.last_step = name, nodes, rate, save_every, last_step
+        self.rundir = RunDir(folder / name)
+        self.sample = sample
+        self.clock = 0.0  # seconds since the launch
+        self.step = self.saved = 0
+        self.seen: list[tuple[float, int, int, float]] = []  # clock, step, made, loss
+        self.pages: list[Callable[[datetime], None]] = []  # written when the begin is known
+        self.number, self.job, self.member = 0, "", 0
+        self.began = 0.0
+        self._first: int | None = None
+        self._ready = self._saving = 0.0
+        self._worked = 0.0
+        self.random = Random(name)
+
+    # ------------------------------------------------------------------------------------------------ the past
+
+    def queue(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def job_begins(self) -> None:
+        self.member += 1
+        self.job = f"88_{self.member}"
+
+    def start(self, seconds: float = 5 * MINUTE) -> None:
+        """An attempt begins, and reaches its first step ``seconds`` later."""
+        if not self.job:
+            self.job_begins()
+        self.number += 1
+        self.began, self.step = self.clock, self.saved
+        self._first, self._saving = None, 0.0
+        self.clock += seconds
+        self._ready, self._worked = seconds, seconds
+        self.pages.append(self._start(self.number, self.job, self.began))
+
+    def train(self, seconds: float, *, speed: float = 1.0) -> None:
+        rate = self.rate * speed
+        end, partly = self.clock + seconds, 0.0
+        while self.clock < end:
+            length = min(self.sample, end - self.clock)
+            partly += length * rate
+            made, partly = int(partly), partly - int(partly)
+            if made and self._first is None:
+                self._first, self._ready = self.step + 1, max(self._ready, self.clock - self.began)
+            self.step += made
+            self.clock += length
+            if self.step - self.saved >= self.save_every:
+                self.saved, self._saving = self.step, self._saving + 20.0
+                self.clock += 20.0
+            if made:
+                self._worked = self.clock - self.began
+                loss = 1.9 + 9.0 / math.sqrt(1 + self.step / 300) + self.random.gauss(0, 0.03)
+                self.seen.append((self.clock, self.step, made, loss))
+
+    def end(self, cause: Cause, failure: Failure | None, *, after: float = 0.0, then: str = "", **more: Any) -> None:
+        """The attempt ends ``after`` its last progress. ``more``: fields of ``End``."""
+        self.clock += after
+        reached = Reached(self._first, self.step if self._first is not None else None, self.saved or None)
+        made = self._first is not None
+        ended = End(
+            cause,
+            failure,
+            more.pop("code", 1 if failure is not None else 0),
+            self.clock - self.began,
+            reached._replace(saving=self._saving if made else None),
+            self._ready if made else None,
+            self._worked,
+            **more,
+        )
+        number, at = self.number, self.clock
+        self.pages.append(
+            lambda begin: write_end(
+                Claim(number, self.rundir.attempt(number)), ended, then, begin + timedelta(seconds=at)
+            )
+        )
+
+    def fault(self, cause: Cause, failure: Failure, *, after: float = 30.0, pause: float = 20.0, **more: Any) -> None:
+        """A fault, and a restart in place ``pause`` later."""
+        self.end(cause, failure, after=after, then="restarted in place", **more)
+        self.clock += pause
+
+    def time_limit(self, queue: float) -> None:
+        """The job ends in order, and the next one waits."""
+        self.saved = self.step
+        self.end(Cause(CauseKind.TIME_LIMIT), None, after=20.0, then="left to the next member")
+        self.job = ""
+        self.queue(queue)
+
+    def _start(self, number: int, job: str, at: float) -> Callable[[datetime], None]:
+        nodes = compress_hostlist(tuple(f"node-{index:02}" for index in range(1, self.nodes + 1)))
+
+        def write(begin: datetime) -> None:
+            page = {"attempt": number, "job_id": job, "at": (begin + timedelta(seconds=at)).isoformat()}
+            folder = self.rundir.attempt(number)
+            folder.mkdir(parents=True)
+            write_json(folder / START, {**page, "host": "node-01", "nodes": nodes, "pid": 1}, sync=False)
+
+        return write
+
+    # ------------------------------------------------------------------------------------------------ the directory
+
+    def write(self, now: datetime, *, running: bool, current: float | None = None, settings: str = "") -> RunDir:
+        """``running``: the last attempt does. ``current``: its rate now, as a share of the usual."""
+        begin = now - timedelta(seconds=self.clock)
+        for part in (
+            "switches",
+            "watch",
+            "beats",
+            "logs",
+            "launches/0001",
+            "state",
+            "attempts",
+            "nodes",
+            "checkpoints",
+        ):
+            (self.rundir.root / part).mkdir(parents=True)
+        text = SETTINGS.format(name=json.dumps(self.name), nodes=self.nodes, folder=json.dumps(str(self.rundir.root)))
+        self.rundir.config.write_text(dump(loads(text + settings, self.rundir.config)))
+        launch = {"state": "submitted", "token": f"t-{self.name}", "at": begin.isoformat(), "scheduler": "slurm"}
+        write_json(self.rundir.launches / "0001/launch.json", {**launch, "job_ids": ["88"], "by": "ada@login-1"})
+        for page in self.pages:
+            page(begin)
+        record = StepRecord()
+        for at, step, made, loss in self.seen:
+            record = added(record, begin.timestamp() + at, step, made, loss)
+        write_steps(self.rundir, record, None)
+        if running:
+            self._progress(begin, now, current)
+        self._checkpoints(begin)
+        return self.rundir
+
+    def _progress(self, begin: datetime, now: datetime, current: float | None) -> None:
+        base = begin.timestamp() + self.began
+        page = ProgressPage(
+            at=now,
+            ranks=8 * self.nodes,
+            step=self.step,
+            ahead=self.step,
+            phase="train",
+            first=self._first,
+            first_at=base + self._ready,
+            active_at=base + self._worked,
+            stepped=now.timestamp() - base - self._worked,
+            saved=self.saved,
+            saved_at=now - timedelta(seconds=(self.step - self.saved) / self.rate),
+            saving=self._saving,
+            rate=None if current is None else self.rate * current,
+            usual=self.rate,
+            loss=self.seen[-1][3] if self.seen else None,
+            last_step=self.last_step,
+        )
+        write_progress(self.rundir.attempt(self.number), page)
+
+    def _checkpoints(self, begin: datetime) -> None:
+        steps = sorted({step // self.save_every * self.save_every for _, step, _, _ in self.seen} - {0})[-8:]
+        when = {step // self.save_every * self.save_every: at for at, step, _, _ in reversed(self.seen)}
+        for step in steps:
+            folder = self.rundir.checkpoints / f"step-{step:08d}"
+            folder.mkdir()
+            (folder / "model.safetensors").write_bytes(b"\0" * 64)
+            at = begin.timestamp() + when[step]
+            os.utime(folder, (at, at))
+
+    def alert(self, now: datetime, watchdog: str, subject: str, severity: Severity, words: str, since: float) -> None:
+        """It fires, and two receivers were told."""
+        run = loads(self.rundir.config.read_bytes(), self.rundir.config)
+        journal = Journal(self.rundir.watch / "journal", spare=self.rundir.root / "spare")
+        at = now - timedelta(seconds=since)
+        found = Finding(self.name, watchdog, subject, Health.BAD, severity, words, at, since=at)
+        record(journal, [found], run.alerts, at, run_name=self.name)
+
+        def sent(message: Message) -> Message:
+            return replace(message, sent=at + timedelta(seconds=4))
+
+        journal.change(lambda state: replace(state, outbox=(), posts={one.id: sent(one) for one in state.outbox}))
+        listed = FiringAlert("3f9a1c", severity.word, watchdog, words, at)
+        write_found(self.rundir, WatchFound(now - timedelta(seconds=40), 1, (listed,)))
+
+    def blame(self, now: datetime, node: str, kind: str, *ago: float, evidence: str = "") -> None:
+        log = IncidentLog("node-01-1")
+        log.add(
+            Incident(node, kind, now - timedelta(seconds=one), self.name, "88", 1, "12", evidence=evidence)
+            for one in ago
+        )
+        log.write([self.rundir.nodes])
+
+    def jobs(
+        self, now: datetime, *, running: bool, waiting: bool = True, reason: str = "JobArrayTaskLimit"
+    ) -> dict[str, Any]:
+        """For ``neighbours/queue.py``."""
+        epoch, mark = now.timestamp(), f"ftsupervise:{self.name}:t-{self.name}"
+        name = {"excluded": [], "comment": mark, "reason": reason}
+        found: dict[str, Any] = {}
+        if running:
+            facts = {
+                "T": "RUNNING",
+                "N": f"node-[01-{self.nodes:02}]",
+                "e": str(int(epoch + 10 * HOUR)),
+                "j": self.name,
+            }
+            found[self.job] = {**name, "reason": "None", "facts": facts}
+        if waiting:
+            found[f"88_[{self.member + 1}-10%1]"] = {**name, "facts": {"j": self.name}}
+        return found

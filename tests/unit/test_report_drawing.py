@@ -1,0 +1,125 @@
+"""The pictures of a report say what the account says, at any length of a run; slow times are those of the training alone."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from ftsupervise.report.account import Spent, account
+from ftsupervise.report.drawing import (
+    HIGH,
+    KINDS,
+    WIDE,
+    Axis,
+    axis_of,
+    bars,
+    buckets,
+    loss_line,
+    marks,
+    nice,
+    readable,
+    strip,
+    time_ticks,
+)
+from ftsupervise.report.slow import paces, paces_of, slow_periods, usual_rate
+from ftsupervise.rundir.steps import StepRecord, added
+from tests.unit.test_time_account import BEGIN, at, crashed, random_history, trained
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bars_and_band_hold_the_whole_account(seed: int) -> None:
+    attempts, launches, now = random_history(Random(seed))
+    of = account(attempts, launches, now)
+    found = buckets(of)
+    if found:
+        sums = [sum(one.seconds[index] for one in found) for index in range(len(KINDS))]
+        assert sums == pytest.approx([of.seconds()[kind] for kind in KINDS], rel=1e-3, abs=0.1 * len(found))
+        assert all(sum(one.seconds) <= one.end - one.begin + 1 for one in found)
+        assert len(found) <= 100
+        tops = [float(y) for shape in bars(found) for y in re.findall(r"M[\d.]+ (-?[\d.]+)h", shape.path)]
+        assert all(-0.6 <= top <= HIGH for top in tops)
+    band = strip(of.stretches, axis_of(of))
+    wide = sum(int(columns) for shape in band for columns in re.findall(r"h(\d+)v", shape.path))
+    assert wide <= WIDE
+    if of.total > 10:
+        assert wide == WIDE, "no gap"
+        assert {shape.kind for shape in band} <= {kind.value for kind in Spent if of.seconds()[kind] > 0}
+    assert all(0 <= row[1] <= row[2] <= of.total + 1 for row in readable(of.stretches, axis_of(of)))
+
+
+@pytest.mark.parametrize("seconds", [1, 59, 3600, 7200, 86_400, 3 * 86_400, 40 * 86_400, 400 * 86_400, 4000 * 86_400])
+def test_ticks_are_few_round_and_in_order(seconds: float) -> None:
+    begin = BEGIN.timestamp() + 1234.5
+    found = time_ticks(Axis(begin, begin + seconds))
+    assert len(found) <= 10
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    assert all(0 <= one.at <= 100 for one in found)
+    assert all(one.text != after.text for one, after in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (2.31, 2.32), (0, 0), (5, 5), (-3, 1e9), (1e-9, 2e-9), (0.0, 517_000.0)]
+)
+def test_scales_have_round_numbers_around_the_values(low: float, high: float) -> None:
+    found = nice(low, high, 4)
+    assert 2 <= len(found) <= 7
+    assert found[0] <= low + 1e-12 and found[-1] >= high - 1e-12 * max(1, abs(high))
+    steps = [later - earlier for earlier, later in pairwise(found)]
+    assert steps == pytest.approx([steps[0]] * len(steps))
+
+
+def test_faults_at_one_place_are_drawn_once() -> None:
+    axis = Axis(0, 86_400)
+    assert marks([100, 100.5, 43_200], axis) == f"M1.4 0V{HIGH}M600 0V{HIGH}"
+
+
+def record_of(*parts: tuple[float, float]) -> StepRecord:
+    """Parts of (seconds, steps a second), a step record of them with a look each 15 s."""
+    found, clock, step, partly = StepRecord(), BEGIN.timestamp(), 0, 0.0
+    for seconds, rate in parts:
+        for _ in range(int(seconds / 15)):
+            clock, partly = clock + 15, partly + 15 * rate
+            made, partly = int(partly), partly % 1
+            if made:
+                step += made
+                found = added(found, clock, step, made, 2.0)
+    return found
+
+
+def test_a_slow_time_is_found_with_what_it_cost() -> None:
+    found = paces(record_of((7200, 2.0), (3600, 1.0), (7200, 2.0)))
+    assert usual_rate(found) == pytest.approx(2.0, rel=0.02)
+    (slow,) = slow_periods(found)
+    assert slow.end - slow.begin == pytest.approx(3600, abs=300)
+    assert slow.lost == pytest.approx(1800, rel=0.1)
+
+
+def test_a_restart_or_a_wait_is_no_slow_time() -> None:
+    found = record_of((7200, 2.0), (600, 0.0), (7200, 2.0), (90, 0.0), (3600, 2.0))
+    starts = [BEGIN.timestamp() + seconds for seconds in (0, 7700, 7200 + 600 + 7200 + 60)]
+    assert slow_periods(paces(found, starts)) == ()
+
+
+def test_steps_of_minutes_are_read_too() -> None:
+    found = paces(record_of((86_400, 1 / 200)))
+    assert usual_rate(found) == pytest.approx(1 / 200, rel=0.05)
+    assert slow_periods(found) == ()
+
+
+def test_attempts_too_short_for_the_record_are_read_from_the_ledger() -> None:
+    one = crashed(1, "7", 0, 700, **trained(1, 60, 100, 690))
+    (found,) = paces_of([one], ())
+    assert found.rate == pytest.approx(59 / 590)
+    assert paces_of([one], (found,)) == (found,), "it has one already"
+
+
+def test_a_line_breaks_where_nothing_was_seen_and_leaves_out_what_is_no_number() -> None:
+    record = added(record_of((3600, 1.0), (7200, 0.0), (3600, 1.0)), BEGIN.timestamp() + 14_500, 9000, 1, float("inf"))
+    line = loss_line(record, Axis(BEGIN.timestamp(), (at(0) + timedelta(hours=5)).timestamp()))
+    assert line is not None and line.path.count("M") == 2
+    assert "inf" not in line.path and "nan" not in line.path
+    assert loss_line(StepRecord(), Axis(0, 1)) is None
