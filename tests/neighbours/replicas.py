@@ -119,7 +119,7 @@ class Groups:
         )
         self.of: dict[str, list[Rank]] = {}
         self._forker, self.rundir = forker, RunDir(folder / "run")
-        for place in (self.rundir.switches, *(self.rundir.group(name).beats for name in self.names)):
+        for place in (self.rundir.switches, self.rundir.state, *(self.rundir.group(name).beats for name in self.names)):
             place.mkdir(parents=True)
         self.lighthouse = self.start_lighthouse()
 
