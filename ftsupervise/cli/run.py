@@ -106,15 +106,20 @@ def _run(run_dir: str | None, name: str | None, command: tuple[str, ...], **valu
     from pathlib import Path
 
     from ftsupervise.config.find_run import find_run
-    from ftsupervise.errors import NotFound
+    from ftsupervise.errors import NotFound, UsageError
     from ftsupervise.run import options_of, supervisor
-    from ftsupervise.rundir.paths import ENV_RUN, RunDir
+    from ftsupervise.rundir.paths import ENV_GROUP, ENV_RUN, RunDir
 
     try:
         rundir = RunDir(Path(run_dir).absolute()) if run_dir else find_run(None, launched=False)
     except NotFound as error:  # what is named after the options is the command
         error.hint = "name its directory: ftsupervise run --run-dir runs/NAME -- COMMAND"
         raise
+    if rundir.whole is not None and os.environ.get(ENV_GROUP) != rundir.root.name:
+        raise UsageError(
+            f"{rundir.root} is the path of a replica group of the run in {rundir.whole}: it would obey the switches there",
+            hint="give the directory another name than groups/g and digits",
+        )
     name = name or os.environ.get(ENV_RUN) or rundir.root.name
     sys.exit(supervisor.run(options_of(rundir, command, name, values), os.environ))
 

@@ -20,6 +20,7 @@ from ftsupervise.errors import ConfigError, from_os_error
 from ftsupervise.host import ownership, processes
 from ftsupervise.hostlist import expand_hostlist
 from ftsupervise.launch.words import in_groups, in_its_job, words_of, words_of_the_whole
+from ftsupervise.rundir.paths import whole_run
 from ftsupervise.scheduler import SLURM
 from ftsupervise.scheduler.ownership import comment
 from ftsupervise.scheduler.parse import is_srun, srun
@@ -123,6 +124,11 @@ def plan(
     """
     launch = run.launch
     assert run.run_dir is not None
+    if (whole := whole_run(run.run_dir)) is not None:
+        raise ConfigError(
+            f"run_dir: {run.run_dir} is the path of a replica group of the run in {whole}: it would obey the switches there",
+            hint="give the directory another name than groups/g and digits",
+        )
     chain: str = launch.chain
     notes = []
     groups = launch.replica_groups
@@ -187,16 +193,10 @@ def plan(
 
 
 _LARGE = (
-    "ntasks",
-    "ntasks-per-node",
-    "cpus-per-task",
-    "gpus-per-node",
-    "gres",
-    "mem",
-    "mem-per-cpu",
-    "mem-per-gpu",
-    "exclusive",
-)
+    "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu",
+    "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclusive",
+    "nodelist", "nodefile",
+)  # fmt: skip
 
 
 def _of_the_lighthouse(options: Sequence[str]) -> list[str]:

@@ -178,7 +178,7 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
     elif live:
         raise Refused(
             f"{plan.name} is in the queue already: {', '.join(job.id for job in live)}",
-            hint=_rest_of_a_daisy_chain(records, live)
+            hint=_after_a_broken_launch(records, live)
             or "attach another chain behind it with --after JOBID, or submit beside it with --again",
         )
     elif last is not None and last.job_id and last.cause is None and kind_of_job(last.job_id) != plan.kind:
@@ -188,10 +188,13 @@ def check_queue(plan: Plan, scheduler: Scheduler, *, again: bool) -> None:
         )
 
 
-def _rest_of_a_daisy_chain(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
+def _after_a_broken_launch(records: tuple[LaunchRecord, ...], live: tuple[Job, ...]) -> str:
     """The command to type after an interrupted launch, whose chain in the queue is too short; "" if there is none."""
     for record in records:
         links = {int(job.comment.rpartition(".")[2]): job.base_id for job in live if f":{record.token}." in job.comment}
+        if record.state == "submitting" and links and record.chain == "groups":
+            ended = " ".join(links[one] for one in sorted(links))
+            return f"that launch broke off after {len(links)} of its chains: scancel {ended}; then launch again"
         if record.state == "submitting" and links and max(links) < record.members:
             return (
                 f"that launch broke off after {max(links)} of {record.members} jobs; in a few minutes, for the rest: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,15 @@ from ftsupervise.config.replicas import ReplicaGroups
 from ftsupervise.config.restarts import HangSettings, Restart
 from ftsupervise.config.schema import Launch, Run
 from ftsupervise.config.supervisor import SETTINGS, Setting
-from ftsupervise.errors import ConfigError
+from ftsupervise.errors import ConfigError, Refused
 from ftsupervise.host.processes import START
 from ftsupervise.launch.plan import plan, render, train_command, warning_lead
+from ftsupervise.launch.submit import check_queue
+from ftsupervise.rundir.launches import LaunchRecord
+from ftsupervise.rundir.paths import RunDir
+from ftsupervise.rundir.records import write_json
+from ftsupervise.scheduler.slurm import Slurm
+from tests.neighbours.queue import Queue
 
 JOBS = ReplicaGroups.model_validate_json('{"count": 3, "in": "jobs"}')
 SLOW = Restart(hang=HangSettings(at_least=timedelta(seconds=40)))
@@ -275,6 +282,13 @@ def test_replica_groups_are_one_job_with_a_node_for_each_and_the_spare_ones() ->
     assert asked[asked.index("groups") :][-1] == "train.py" and list(asked).count("--hang") == 2
 
 
+def test_a_run_in_a_place_where_a_replica_group_would_lie_is_refused() -> None:
+    """It would obey the switches of the folder two levels above it, and write its checkpoints there."""
+    settings = make({}).model_copy(update={"run_dir": Path("/scratch/groups/g100")})
+    with pytest.raises(ConfigError, match="it would obey the switches there"):
+        plan(settings, kind="slurm", token="t0", workdir=Path("/w"), python="/venv/bin/python")
+
+
 def test_groups_with_jobs_of_their_own_have_a_chain_each_and_a_small_one_for_all() -> None:
     found = planned({"replica_groups": JOBS, "gpus_per_node": 8, "mem": "500G", "jobs": 5})
     assert found.submissions == 4
@@ -289,3 +303,17 @@ def test_groups_with_jobs_of_their_own_have_a_chain_each_and_a_small_one_for_all
         planned({"replica_groups": JOBS, "spare_nodes": 1})
     with pytest.raises(ConfigError, match="needs Slurm"):
         planned({"replica_groups": JOBS}, kind="local")
+
+
+def test_a_launch_of_groups_that_broke_off_is_ended_before_another_one(tmp_path: Path) -> None:
+    """Its groups run or wait already: to submit the rest of it would start a second copy of each."""
+    comments = {"88_1": "ftsupervise:tr11:t0.1", "89_1": "ftsupervise:tr11:t0.2"}
+    queue = Queue(tmp_path, [], {one: {"excluded": [], "comment": text} for one, text in comments.items()})
+    run = RunDir(tmp_path / "run")
+    page = run.launches / "0001" / "launch.json"
+    page.parent.mkdir(parents=True)
+    write_json(page, LaunchRecord(1, token="t0", scheduler="slurm", chain="groups", members=5, job_ids=("88",)))
+    again = replace(planned({"replica_groups": JOBS}), run_dir=run.root)
+    with pytest.raises(Refused) as error:
+        check_queue(again, Slurm(env=queue.env), again=False)
+    assert error.value.hint == "that launch broke off after 2 of its chains: scancel 88 89; then launch again"
